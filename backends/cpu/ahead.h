@@ -78,7 +78,7 @@ static int64_t list_keys(prefetch_plan *plan, const panel *pn, span next, const 
                          prefetch_row *rows)
 {
     const fattn_problem *const p = pn->p;
-    const fattn_buffers *const buf = pn->buf;
+    const fattn_buffers *const buf = pn->run->buffers;
     key_copies *const c = &plan->copies;
     *c = (key_copies){.rows = rows, .k = tile->k_copy, .v = tile->v_copy};
     plan->listed = next.live > 0;

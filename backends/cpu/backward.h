@@ -113,7 +113,7 @@ static void load_lse_and_dlse(backward *g)
 {
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
-    const float *const lse = pn->buf->lse, *const dlse = pn->buf->dlse;
+    const float *const lse = pn->run->buffers->lse, *const dlse = pn->run->buffers->dlse;
 
     pn->ragged = pn->rows < pn->width;
     g->some_lone = false;
@@ -188,7 +188,7 @@ static void add_dbias(backward *g, span s)
         for (int64_t j = 0; sloped && j < s.live; j++) { /* x += slope bias */
             ds[j] *= pn->slope[r];
         }
-        float *const to = (float *)pn->buf->dbias + at;
+        float *const to = (float *)pn->run->buffers->dbias + at;
         if (!shared) {
             for (int64_t j = 0; j < s.live; j++) {
                 to[j * stride[3]] += ds[j];

@@ -56,7 +56,8 @@ static void load_delta(backward *g, int64_t r)
         if (pn->row[r + n].dead) {
             fill(o, pn->dv_pad, 0);
         } else {
-            row_load(o, p->dtype_o, element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r + n)),
+            row_load(o, p->dtype_o,
+                     element(pn->run->buffers->o, p->dtype_o, query_index(pn, &p->o, r + n)),
                      p->dim_v);
         }
     }
@@ -77,8 +78,9 @@ static void load_rows(backward *g)
     const fattn_problem *const p = pn->p;
 
     load_lse_and_dlse(g);
-    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, g->q_stride);
-    load_queries(pn, pn->buf->dout, p->dtype_o, &p->dout, p->dim_v, g->dout, g->dout_stride);
+    load_queries(pn, pn->run->buffers->q, p->dtype, &p->q, p->dim, pn->q, g->q_stride);
+    load_queries(pn, pn->run->buffers->dout, p->dtype_o, &p->dout, p->dim_v, g->dout,
+                 g->dout_stride);
     for (int64_t r = 0; r < pn->rows; r++) {
         if (pn->row[r].dead) {
             fill(g->dout + r * g->dout_stride, pn->dv_pad, 0);
@@ -230,7 +232,7 @@ static void backward_tile(backward *g, span s, span next, const fattn_cpu_progre
 {
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
-    const fattn_buffers *const buf = pn->buf;
+    const fattn_buffers *const buf = pn->run->buffers;
     const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
 
     /* 1. S^T and dP^T. */

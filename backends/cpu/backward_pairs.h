@@ -152,9 +152,9 @@ static void load_delta_pairs(backward *g, int64_t r)
     float delta[FV_LANES], lowered[FV_LANES];
     for (int64_t n = 0; n < FV_LANES; n++) {
         float *const to = g->o + n * stride;
-        const bool small =
-            !(load_row_pairs(pn, pn->buf->o, p->dtype_o, &p->o, r + n, p->dim_v, to, stride) &
-              EXPONENT_HIGH);
+        const bool small = !(load_row_pairs(pn, pn->run->buffers->o, p->dtype_o, &p->o, r + n,
+                                            p->dim_v, to, stride) &
+                             EXPONENT_HIGH);
         lowered[n] = small ? 0x1p-64f : 1;
         if (small) {
             raise_pairs(to, 1, stride, stride);
@@ -171,8 +171,9 @@ static void load_rows_pairs(backward *g)
 
     widen(pn);
     load_lse_and_dlse(g);
-    (void)load_both_ways(pn, pn->buf->q, &p->q, p->dim, g->dq, pn->qt, g->q_zipped);
-    lift(g, load_both_ways(pn, pn->buf->dout, &p->dout, p->dim_v, g->o, g->dout_t, g->dout_zipped));
+    (void)load_both_ways(pn, pn->run->buffers->q, &p->q, p->dim, g->dq, pn->qt, g->q_zipped);
+    lift(g, load_both_ways(pn, pn->run->buffers->dout, &p->dout, p->dim_v, g->o, g->dout_t,
+                           g->dout_zipped));
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         load_delta_pairs(g, r);
     }
@@ -286,7 +287,7 @@ static void backward_tile_pairs(backward *g, span s, span next, const fattn_cpu_
     (void)next;
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
-    const fattn_buffers *const buf = pn->buf;
+    const fattn_buffers *const buf = pn->run->buffers;
     const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
     const bool drops = p->features & FATTN_DROPOUT, keeps_ds = wants(p, FATTN_OUT_DBIAS);
 
@@ -349,9 +350,10 @@ static float plain_delta(const backward *g, int64_t r)
     const panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
     const query_row *const row = &pn->row[r];
-    const uint16_t *const o = element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r));
-    const uint16_t *const dout = element(pn->buf->dout, p->dtype_o, query_index(pn, &p->dout, r));
-    const float *const dlse = pn->buf->dlse;
+    const uint16_t *const o = element(pn->run->buffers->o, p->dtype_o, query_index(pn, &p->o, r));
+    const uint16_t *const dout =
+        element(pn->run->buffers->dout, p->dtype_o, query_index(pn, &p->dout, r));
+    const float *const dlse = pn->run->buffers->dlse;
     const int64_t at = fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i;
     float delta = 0;
     for (int64_t c = 0; c < p->dim_v; c++) {

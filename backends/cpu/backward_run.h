@@ -18,10 +18,10 @@ static void store_dq(backward *g, int64_t first, float factor)
         const int64_t at = query_index(pn, &p->dq, r);
         float *const row = g->dq + (r - first) * pn->d_pad;
         if (p->features & FATTN_ACCUMULATE) { /* f32, then */
-            add_row((float *)pn->buf->dq + at, row, p->dim, factor);
+            add_row((float *)pn->run->buffers->dq + at, row, p->dim, factor);
         } else {
-            row_store((char *)pn->buf->dq + at * fattn_dtype_size(dtype), dtype, row, p->dim,
-                      factor);
+            row_store((char *)pn->run->buffers->dq + at * fattn_dtype_size(dtype), dtype, row,
+                      p->dim, factor);
         }
     }
 }
@@ -34,7 +34,7 @@ static void store_dsink(const backward *g, float (*delta)(const backward *g, int
     const panel *const pn = &g->panel;
     for (int64_t n = 0; n < pn->group; n++) {
         const int64_t h = pn->hk * pn->group + n;
-        const fv sink = fv_set1(((const float *)pn->buf->sink)[h]);
+        const fv sink = fv_set1(((const float *)pn->run->buffers->sink)[h]);
         double sum = 0;
         for (int64_t r = 0; r < pn->rows; r++) {
             const query_row *const row = &pn->row[r];

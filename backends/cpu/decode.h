@@ -437,9 +437,11 @@ static void find_rows(const panel *pn, int64_t first, int64_t live, const void *
 static void tile_rows(const panel *pn, decode_tile *tile)
 {
     const fattn_problem *const p = pn->p;
-    find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->k, p->dtype_kv, &p->k, tile->k);
+    find_rows(pn, tile->block * pn->bc, tile->live, pn->run->buffers->k, p->dtype_kv, &p->k,
+              tile->k);
     if (p->outputs & FATTN_OUT_O) {
-        find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->v, p->dtype_v, &p->v, tile->v);
+        find_rows(pn, tile->block * pn->bc, tile->live, pn->run->buffers->v, p->dtype_v, &p->v,
+                  tile->v);
     }
 }
 
@@ -611,7 +613,7 @@ static void decode_begin(forward *f, int64_t split)
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     pn->step = pn->phases;
-    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->d_pad);
+    load_queries(pn, pn->run->buffers->q, p->dtype, &p->q, p->dim, pn->q, pn->d_pad);
     order_queries(pn, pn->qt);
     fill(f->o, pn->br * pn->dv_pad, 0);
     state_begin(f, split, false);

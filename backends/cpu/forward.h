@@ -142,7 +142,7 @@ INLINE void forward_block(forward *strips, int64_t count, int64_t block, int64_t
     const span all = spans_of(strips, count, block, spans);
     const bool pairs = all.live && !loaded && load_tile(strips, kind, count, block, all);
     for (int64_t n = 0; n < count; n++) {
-        if (strips->panel.onto) {
+        if (strips->panel.run->onto) {
             fetch_before(&strips[n].panel, block - first, past - first);
         }
         if (spans[n].kind != FATTN_TILE_EMPTY) {

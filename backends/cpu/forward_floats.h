@@ -10,7 +10,7 @@
 static void load_transposed(const forward *f)
 {
     const panel *const pn = &f->panel;
-    transpose_queries(pn, pn->buf->q, &pn->p->q, pn->q, pn->qt);
+    transpose_queries(pn, pn->run->buffers->q, &pn->p->q, pn->q, pn->qt);
 }
 
 static void multiply_transposed(const forward *f, span s)
@@ -46,12 +46,12 @@ static bool load_floats(const forward *f, span s, cached_tile *cached)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    load_keys(pn, s, cached->keys, pn->buf->k, p->dtype_kv, &p->k, p->dim, pn->k_copy, pn->d_pad,
-              pn->k, NULL);
+    load_keys(pn, s, cached->keys, pn->run->buffers->k, p->dtype_kv, &p->k, p->dim, pn->k_copy,
+              pn->d_pad, pn->k, NULL);
     cached->keys = (int32_t)fattn_max64(cached->keys, s.live);
     if (p->outputs & FATTN_OUT_O) {
-        load_keys(pn, s, cached->values, pn->buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy,
-                  pn->dv_pad, pn->v, NULL);
+        load_keys(pn, s, cached->values, pn->run->buffers->v, p->dtype_v, &p->v, p->dim_v,
+                  pn->v_copy, pn->dv_pad, pn->v, NULL);
         cached->values = (int32_t)fattn_max64(cached->values, s.live);
     }
     return false;

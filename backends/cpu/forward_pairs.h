@@ -12,7 +12,7 @@ static void load_transposed_pairs(const forward *f) { pairs_load_queries(&f->pan
 static void load_rows_of_pairs(const panel *pn, span s, int64_t copied)
 {
     const fattn_problem *const p = pn->p;
-    pairs_load_keys(pn, s, copied, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
+    pairs_load_keys(pn, s, copied, pn->run->buffers->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
 }
 
 static void multiply_pairs(const forward *f, span s) { pairs_scores(&f->panel, s); }
@@ -67,8 +67,8 @@ static bool load_pairs(const forward *f, span s, cached_tile *cached)
     f->form->load_keys(pn, s, cached->keys);
     const bool pairs = values && pairs_load_values(pn, s, cached->values == s.live);
     if (values && !pairs) {
-        load_keys(pn, s, 0, pn->buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,
-                  NULL);
+        load_keys(pn, s, 0, pn->run->buffers->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy,
+                  pn->dv_pad, pn->v, NULL);
     }
     cached->keys = (int32_t)fattn_max64(cached->keys, s.live);
     cached->values = (int32_t)(pairs ? s.live : 0);

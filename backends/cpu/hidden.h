@@ -19,7 +19,7 @@
 
 static bool bias_is(const panel *pn, int64_t index, float value)
 {
-    return fattn_dtype_load(pn->p->dtype_bias, pn->buf->bias, index) == value;
+    return fattn_dtype_load(pn->p->dtype_bias, pn->run->buffers->bias, index) == value;
 }
 
 /* Whether n neighbours, whole vectors, are `value`. */
@@ -64,7 +64,7 @@ static int64_t run_of(const panel *pn, int64_t row, int64_t first, int64_t past,
     }
     int64_t run = 1;
     if (step == 1) {
-        const char *const from = element(pn->buf->bias, dtype, row + first);
+        const char *const from = element(pn->run->buffers->bias, dtype, row + first);
         const fv same = fv_set1(value);
         const int64_t equal =
             dtype == FATTN_F32   ? equal_numbers(FATTN_F32, from, n, same, backwards)
@@ -173,7 +173,7 @@ static int64_t seen_keys(const panel *pn, int64_t first, int64_t past)
     const bias_rows rows = bias_rows_of(pn);
     const int64_t next = fattn_min64(past + pn->bc, pn->bias_ranges.seen.past) - 1;
     int64_t seen = first;
-    __builtin_prefetch(element(pn->buf->bias, pn->p->dtype_bias,
+    __builtin_prefetch(element(pn->run->buffers->bias, pn->p->dtype_bias,
                                bias_row(pn, rows, 0) + next * pn->p->bias_stride[3]));
     for (int64_t n = 0; n < rows.count && seen < past; n++) {
         seen = past - run_of(pn, bias_row(pn, rows, n), seen, past, -INFINITY, true);

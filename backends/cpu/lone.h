@@ -34,8 +34,8 @@ static int64_t next_block(const panel *pn, int64_t r, int64_t j, int64_t past)
 {
     const fattn_problem *const p = pn->p;
     const int64_t *const stride = p->block_mask_stride;
-    const uint8_t *const mask = pn->buf->block_mask + pn->b * stride[0] + pn->row[r].h * stride[1] +
-                                pn->row[r].i / p->block_m * stride[2];
+    const uint8_t *const mask = pn->run->buffers->block_mask + pn->b * stride[0] +
+                                pn->row[r].h * stride[1] + pn->row[r].i / p->block_m * stride[2];
     while (j < past && !mask[j / p->block_n * stride[3]]) {
         j = (j / p->block_n + 1) * p->block_n;
     }
@@ -52,7 +52,7 @@ static int64_t next_key(const panel *pn, int64_t r, int64_t j, int64_t past)
             j += run_of(pn, term_index(pn, p->bias_stride, r, 0), j, past, -INFINITY, false);
         }
         if (p->features & FATTN_MASK) {
-            const uint8_t *const mask = pn->buf->mask;
+            const uint8_t *const mask = pn->run->buffers->mask;
             j = next_kept(mask + term_index(pn, p->mask_stride, r, 0), p->mask_stride[3], j, past);
         }
         if (p->features & FATTN_BLOCK_MASK) {
@@ -72,7 +72,7 @@ static bool sees_both(const panel *pn, int64_t r, int64_t j)
         return false;
     }
     if (p->dtype_bias == FATTN_F32) {
-        const float *const bias = pn->buf->bias;
+        const float *const bias = pn->run->buffers->bias;
         return bias[at] != -INFINITY && bias[next] != -INFINITY;
     }
     return !bias_is(pn, at, -INFINITY) && !bias_is(pn, next, -INFINITY);
@@ -102,8 +102,8 @@ static float size_of_products(const panel *pn, int64_t r, int64_t j)
 {
     const fattn_problem *const p = pn->p;
     const fattn_dtype dtype = p->dtype;
-    const char *const q = element(pn->buf->q, dtype, query_index(pn, &p->q, r));
-    const char *const k = element(pn->buf->k, dtype, key_index(pn, &p->k, j));
+    const char *const q = element(pn->run->buffers->q, dtype, query_index(pn, &p->q, r));
+    const char *const k = element(pn->run->buffers->k, dtype, key_index(pn, &p->k, j));
     const int64_t size = fattn_dtype_size(dtype);
     fv sum = fv_set1(0);
     for (int64_t c = 0; c < p->dim; c += FV_LANES) {
@@ -133,7 +133,7 @@ static float lone_tolerance(const panel *pn, int64_t r, int64_t j, float x)
                  share * fabsf(pn->rule.scale) * size_of_products(pn, r, j);
     if (p->features & FATTN_BIAS) {
         const int64_t at = term_index(pn, p->bias_stride, r, j);
-        const double bias = fabs(fattn_dtype_load(p->dtype_bias, pn->buf->bias, at));
+        const double bias = fabs(fattn_dtype_load(p->dtype_bias, pn->run->buffers->bias, at));
         size += share * (float)fmin(bias, 0x1p126);
     }
     if (p->features & FATTN_ALIBI) {

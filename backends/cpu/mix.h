@@ -32,7 +32,7 @@ static bool is_narrow(const panel *pn) { return pn->width <= TILE_GROUP - FV_LAN
 static bool fits_tensor(const forward *f)
 {
     const panel *const pn = &f->panel;
-    return f->only && !pn->onto && pn->p->dim_v % FV_LANES == 0 && pn->group == 1 &&
+    return f->only && !pn->run->onto && pn->p->dim_v % FV_LANES == 0 && pn->group == 1 &&
            pn->rows >= FV_NK && f->lowered == 1;
 }
 

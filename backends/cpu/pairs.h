@@ -57,12 +57,13 @@ static const void *pairs_of_queries(const panel *pn, int64_t r, bool usable, int
     const fattn_problem *const p = pn->p;
     if (usable && p->q.seq % 2 == 0 && rows_in_place(pn, p->dim, r)) {
         *stride = p->q.seq / 2;
-        return element(pn->buf->q, p->dtype, query_index(pn, &p->q, r));
+        return element(pn->run->buffers->q, p->dtype, query_index(pn, &p->q, r));
     }
     for (int64_t n = 0; n < FV_LANES; n++) {
         float *const to = pn->q + n * pn->d_pad;
         if (r + n < pn->rows) {
-            row_copy(to, element(pn->buf->q, p->dtype, query_index(pn, &p->q, r + n)), p->dim);
+            row_copy(to, element(pn->run->buffers->q, p->dtype, query_index(pn, &p->q, r + n)),
+                     p->dim);
         } else {
             fill(to, pn->d_pad, 0);
         }
@@ -174,8 +175,8 @@ static bool pairs_load_values(const panel *pn, span s, bool copied)
 {
     const fattn_problem *const p = pn->p;
     uint16_t bits = 0;
-    pairs_zip_keys(pn, s, copied, pn->buf->v, &p->v, p->dim_v, pn->v_copy, values_transposed(pn),
-                   pn->v_pairs);
+    pairs_zip_keys(pn, s, copied, pn->run->buffers->v, &p->v, p->dim_v, pn->v_copy,
+                   values_transposed(pn), pn->v_pairs);
     for (int64_t j = 0; j < s.padded / 2 && !(bits & EXPONENT_HIGH); j++) {
         for (int64_t c = 0; c < p->dim_v; c++) {
             bits |= pn->v_pairs[j][c].first | pn->v_pairs[j][c].second;

@@ -51,9 +51,8 @@ typedef struct bias_ranges {
 
 typedef struct panel {
     const fattn_problem *p;
-    const fattn_buffers *buf;
-    const fattn_merge_job *onto; /* of the run */
-    int64_t br, bc;              /* tile, and the stride between its keys */
+    const fattn_cpu_run *run;
+    int64_t br, bc; /* tile, and the stride between its keys */
     int64_t b, hk, group;
     int64_t first, rows; /* numbers of the rows */
     int64_t width;
@@ -239,7 +238,7 @@ static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bo
         }
     }
     if (p->features & FATTN_ALIBI) {
-        const float *const slopes = pn->buf->alibi_slopes;
+        const float *const slopes = pn->run->buffers->alibi_slopes;
         for (int64_t r = first; r < past; r++) {
             pn->slope[r] = dead ? 0 : slopes[pn->b * p->alibi_batch_stride + row[r].h];
         }
@@ -255,8 +254,7 @@ static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bo
 /* Finds sequence b of the run: where it lies, and its first key. */
 static void panel_enter(panel *pn, const fattn_cpu_run *run, int64_t b)
 {
-    pn->buf = run->buffers;
-    pn->onto = run->onto;
+    pn->run = run;
     pn->b = b;
     pn->seq = fattn_sequence_of(run->problem, run->buffers, b);
     pn->start_k = fattn_start_k(run->problem, run->buffers, b);
@@ -301,7 +299,7 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
     }
     pn->rule = rule_of(p);
     if (p->features & FATTN_DROPOUT) {
-        pn->dropout = dropout_of(p, pn->buf);
+        pn->dropout = dropout_of(p, pn->run->buffers);
     }
     for (int64_t r = 0, phase = 0; r < pn->width; r += pn->pitch, phase++) {
         const int64_t past = fattn_min64(r + pn->pitch, pn->width);
@@ -331,7 +329,7 @@ static int64_t key_index(const panel *pn, const fattn_strides *s, int64_t j)
 {
     const fattn_problem *const p = pn->p;
     if (p->features & FATTN_PAGED) {
-        const int32_t *const table = pn->buf->block_table + pn->b * p->block_table_stride;
+        const int32_t *const table = pn->run->buffers->block_table + pn->b * p->block_table_stride;
         j += pn->start_k;
         return table[j / p->page_size] * s->batch + j % p->page_size * s->seq + pn->hk * s->head;
     }
@@ -381,8 +379,8 @@ static span span_of(const panel *pn, int64_t block)
         bool kept = false;
         for (int64_t h = pn->hk * pn->group; h < (pn->hk + 1) * pn->group && !(kept && masked);
              h++) {
-            const fattn_block_mask mask = {.mask = pn->buf->block_mask + pn->b * stride[0] +
-                                                   h * stride[1],
+            const fattn_block_mask mask = {.mask = pn->run->buffers->block_mask +
+                                                   pn->b * stride[0] + h * stride[1],
                                            .stride_i = stride[2],
                                            .stride_j = stride[3],
                                            .rows = p->block_m,

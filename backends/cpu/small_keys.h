@@ -108,10 +108,10 @@ static even_rows even_queries(const panel *pn, int64_t r, bool floats)
     const int64_t step = p->q.seq * fattn_dtype_size(p->dtype);
     const bool usable = p->dtype == FATTN_F32 || !floats;
     if (usable && rows_in_place(pn, p->dim, r) && step % 4096 != 0) {
-        return (even_rows){p->dtype, element(pn->buf->q, p->dtype, query_index(pn, &p->q, r)),
-                           step};
+        return (even_rows){p->dtype,
+                           element(pn->run->buffers->q, p->dtype, query_index(pn, &p->q, r)), step};
     }
-    load_some_queries(pn, pn->buf->q, &p->q, r, pn->q);
+    load_some_queries(pn, pn->run->buffers->q, &p->q, r, pn->q);
     return (even_rows){FATTN_F32, (const char *)pn->q, pn->d_pad * (int64_t)sizeof(float)};
 }
 

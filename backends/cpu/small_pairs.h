@@ -27,7 +27,7 @@ static void load_blocked_keys(const panel *pn, span s, int64_t copied)
         const char *from = (const char *)pn->zeros;
         char *to = (char *)(pn->k_copy + j / VECTOR_KEYS * steps * FV_LANES);
         if (j < s.live) {
-            from = element(pn->buf->k, p->dtype, key_index(pn, &p->k, s.first + j));
+            from = element(pn->run->buffers->k, p->dtype, key_index(pn, &p->k, s.first + j));
         }
         to += j % VECTOR_KEYS * (int64_t)BLOCK_BYTES;
         for (int64_t c = 0; c < steps; c++, from += BLOCK_BYTES, to += sizeof(pv)) {

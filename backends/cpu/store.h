@@ -14,7 +14,7 @@ static void store_lse(const forward *f)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    float *const to = pn->buf->lse;
+    float *const to = pn->run->buffers->lse;
     int64_t head = 0; /* where lse of a row's head begins */
     if (!(p->outputs & FATTN_OUT_LSE)) {
         return;
@@ -179,7 +179,7 @@ static void forward_store_columns(forward *f)
 /* Row r in the results so far. */
 static const float *row_before(const panel *pn, int64_t r)
 {
-    const fattn_state *const from = &pn->onto->first;
+    const fattn_state *const from = &pn->run->onto->first;
     return (const float *)from->o + fattn_state_row(from, pn->b, pn->row[r].h, pn->row[r].i);
 }
 
@@ -207,7 +207,7 @@ static fattn_softmax state_of_lse(fv lse)
 static float *weigh_rows_before(forward *f)
 {
     const panel *const pn = &f->panel;
-    const fattn_merge_job *const job = pn->onto;
+    const fattn_merge_job *const job = pn->run->onto;
     float *const first = pn->at, *const lse = pn->lo; /* scratch of scores, which are over */
     const fv log2e = fv_set1((float)FATTN_LOG2E), one = fv_set1(1);
     for (int64_t r = 0; r < pn->width; r++) {
@@ -235,7 +235,7 @@ static float *weigh_rows_before(forward *f)
 /* own: row r of o, [dv_pad], already multiplied. A state without keys is not read: 0 * inf. */
 static void merge_row(const panel *pn, int64_t r, float *own, bool empty, float first)
 {
-    const fattn_merge_job *const job = pn->onto;
+    const fattn_merge_job *const job = pn->run->onto;
     const int64_t n = pn->p->dim_v, whole = in_whole_vectors(n);
     const float *const before = row_before(pn, r);
     char *const to =

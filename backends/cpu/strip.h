@@ -258,7 +258,7 @@ static void state_store(forward *f, int64_t r, fattn_softmax state)
 /* The sinks of the rows at r. */
 static fv sinks_at(const panel *pn, int64_t r)
 {
-    const float *const sink = pn->buf->sink;
+    const float *const sink = pn->run->buffers->sink;
     float sinks[FV_LANES];
     for (int64_t n = 0; n < FV_LANES; n++) {
         sinks[n] = sink[pn->row[r + n].h];
@@ -314,7 +314,7 @@ static void join_sinks(forward *f)
 static void *row_of_o(const panel *pn, int64_t r)
 {
     const fattn_problem *const p = pn->p;
-    return (char *)pn->buf->o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o);
+    return (char *)pn->run->buffers->o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o);
 }
 
 #endif

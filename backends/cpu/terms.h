@@ -52,7 +52,7 @@ static void load_bias(const panel *pn, span s)
     const bool sloped = p->features & FATTN_ALIBI_BIAS;
     if (!sloped && p->dtype_bias == FATTN_F32 && step == 1 && pn->group == 1 && pn->phases == 1 &&
         pn->rows == pn->width && s.live % FV_LANES == 0) {
-        const float *const bias = pn->buf->bias;
+        const float *const bias = pn->run->buffers->bias;
         transpose(bias + term_index(pn, p->bias_stride, 0, s.first), p->bias_stride[2], pn->width,
                   s.live, pn->bias, pn->br);
         return;
@@ -62,10 +62,12 @@ static void load_bias(const panel *pn, span s)
         const int64_t index = term_index(pn, p->bias_stride, r, s.first);
         fill(to + s.live, s.padded - s.live, 0);
         if (step == 1) {
-            row_load(to, p->dtype_bias, element(pn->buf->bias, p->dtype_bias, index), s.live);
+            row_load(to, p->dtype_bias, element(pn->run->buffers->bias, p->dtype_bias, index),
+                     s.live);
         }
         for (int64_t j = 0; j < s.live && step != 1; j++) {
-            to[j] = (float)fattn_dtype_load(p->dtype_bias, pn->buf->bias, index + j * step);
+            to[j] =
+                (float)fattn_dtype_load(p->dtype_bias, pn->run->buffers->bias, index + j * step);
         }
         if (sloped) {
             scale_bias(to, pn->slope[r], s.live);
@@ -87,7 +89,7 @@ INLINE void load_bytes(float *restrict to, const uint8_t *restrict mask, int64_t
 static void load_mask(const panel *pn, span s, int64_t r, float *to)
 {
     const int64_t *const stride = pn->p->mask_stride;
-    const uint8_t *const mask = pn->buf->mask;
+    const uint8_t *const mask = pn->run->buffers->mask;
     const uint8_t *const from = mask + term_index(pn, stride, r, s.first);
     if (stride[3] != 1) {
         load_bytes(to, from, stride[3], s.live);
@@ -105,8 +107,8 @@ static void drop_blocks(const panel *pn, span s, int64_t r, float *to)
 {
     const fattn_problem *const p = pn->p;
     const int64_t *const stride = p->block_mask_stride;
-    const uint8_t *const mask = pn->buf->block_mask + pn->b * stride[0] + pn->row[r].h * stride[1] +
-                                pn->row[r].i / p->block_m * stride[2];
+    const uint8_t *const mask = pn->run->buffers->block_mask + pn->b * stride[0] +
+                                pn->row[r].h * stride[1] + pn->row[r].i / p->block_m * stride[2];
     const int64_t first = pn->start_k + s.first;
     int64_t past, block = first / p->block_n;
     for (int64_t j = 0; j < s.live; j = past, block++) {

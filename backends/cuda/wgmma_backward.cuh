@@ -27,6 +27,9 @@
  *     dP^T           while S^T becomes P^T
  *     dV             while dP^T becomes dS^T
  *     dQ^T, dK       when both warpgroups have dS
+ *
+ * Where dQ is deferred (DEFERS), dQ^T is that of the tile before. Then a warpgroup does not wait
+ * for the other's dS of the same tile, and one multiplies while the other exponentiates.
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_CUH
@@ -517,21 +520,22 @@ GPU_DEVICE void wgmma_differentiate_any(const fattn_gpu_args &g, const wgmma_bac
 
 /* --- Products of a tile ----------------------------------------------------------------------- */
 
-/* Begins the warpgroup's half of dQ^T: 64 channels, of PART queries. */
+/* Begins the warpgroup's half of dQ^T: 64 channels, of PART queries. from: where dS is, 0 or
+ * DS_BYTES. */
 template <class S>
 GPU_DEVICE void wgmma_begin_dq(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
-                               float dq[S::PART / 8][4])
+                               uint32_t from, float dq[S::PART / 8][4])
 {
     const int part = walk.group * S::PART;
     const uint32_t k = b.k + part / S::QUERIES * S::KEYS * 128;
-    const uint32_t ds = b.ds + walk.ds + part % S::QUERIES * 128;
-    const uint64_t a = wgmma_descriptor(k, 0), from = wgmma_descriptor(ds, 0);
+    const uint64_t a = wgmma_descriptor(k, 0);
+    const uint64_t ds = wgmma_descriptor(b.ds + from + part % S::QUERIES * 128, 0);
     wgmma_fence();
     GPU_UNROLL
     for (int i = 0; i < S::KEYS / 16; i++) {
         const int panel = i / 4, step = i % 4 * WGMMA_CHANNELS;
         const uint64_t k_step = a + i * WGMMA_ROWS;
-        const uint64_t ds_step = from + (panel * S::QUERIES * 128 >> 4) + step;
+        const uint64_t ds_step = ds + (panel * S::QUERIES * 128 >> 4) + step;
         if (i == 0) {
             wgmma_product<typename S::type, S::PART>::new_transposed_a(dq, k_step, ds_step);
         } else {
@@ -539,6 +543,29 @@ GPU_DEVICE void wgmma_begin_dq(const wgmma_backward_block<S> &b, const wgmma_bac
         }
     }
     wgmma_commit();
+}
+
+/* Where dQ is deferred: waits until both warpgroups have put dS of this tile, or of the one before,
+ * into shared memory. */
+template <class S>
+GPU_DEVICE void wgmma_await_ds(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk)
+{
+    wgmma_await(&b.control->ds_full[walk.ds != 0], walk.ds_phase);
+}
+
+template <class S>
+GPU_DEVICE void wgmma_await_ds_before(const wgmma_backward_block<S> &b,
+                                      const wgmma_backward_walk<S> &walk)
+{
+    wgmma_await(&b.control->ds_full[walk.ds == 0], walk.ds_phase ^ (walk.ds == 0));
+}
+
+/* The other warpgroup's turn. */
+template <class S> GPU_DEVICE void wgmma_pass_turn(const wgmma_backward_walk<S> &walk)
+{
+    if (S::TAKES_TURNS) {
+        wgmma_named_arrive(WGMMA_TURN + (walk.group ^ 1), 256);
+    }
 }
 
 /* Hands it over to an adder. */
@@ -565,6 +592,7 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
 {
     if constexpr (MORE) {
         wgmma_begin_scores<S>(b, walk, x);
+        wgmma_pass_turn<S>(walk);
         if (S::KNOWN == FATTN_MASK) {
             wgmma_look_ahead<S>(g, b, walk, next_head, next);
         } else {
@@ -585,7 +613,9 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
         wgmma_wait<0>(); /* the compiler does not follow products from one round to the next */
         wgmma_join_ahead<S>(g, b, walk);
     }
+    walk.ds_phase ^= walk.ds != 0;
     walk.ds ^= S::DS_BYTES;
+    walk.owes = true;
     walk.tile = next;
     if constexpr (!S::IS_LEAN && MORE) {
         if (next_head != walk.head) {
@@ -611,7 +641,9 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     const uint64_t q = wgmma_descriptor(b.q + walk.q_used.stage * S::QUERY_BYTES, S::QUERIES * 128);
     const uint64_t dout =
         wgmma_descriptor(b.dout + walk.dout.stage * S::QUERY_BYTES, S::QUERIES * 128);
-    float dp[S::QUERIES / 8][4], dq[S::PART / 8][4];
+    /* Deferred dQ of the last tile is made beside dK where there are registers for it. */
+    constexpr bool LAST_BESIDE = S::DEFERS && !MORE && S::WIDTH == 64;
+    float dp[S::QUERIES / 8][4], dq[S::PART / 8][4], last[S::PART / 8][4];
     float lse[S::QUERIES / 8][2], delta[S::QUERIES / 8][2];
     uint32_t p[STEPS][4], ds[STEPS][4];
     wgmma_read_columns<S, 0, S::LSE_EARLY>(lse_from, lse);
@@ -634,13 +666,28 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     wgmma_read_columns<S, S::DELTA_EARLY, COLUMNS>(delta_from, delta);
     wgmma_differentiate_any<S>(g, b, walk, delta, x, dp);
     wgmma_pack<T, S::QUERIES>(dp, ds);
+    if constexpr (S::DEFERS) {
+        wgmma_await(&control.ds_empty[walk.ds != 0], walk.ds_phase ^ 1);
+    }
     GPU_UNROLL
     for (int n = 0; n < STEPS; n++) {
         wgmma_put_transposed(walk.ds_put + walk.ds + n * 16 * 128, ds[n]);
     }
     wgmma_publish();
-    wgmma_named_sync(WGMMA_DS_MADE, 256);
-    wgmma_begin_dq<S>(b, walk, dq);
+    if constexpr (S::DEFERS) {
+        __syncwarp();
+        wgmma_release(&control.ds_full[walk.ds != 0]);
+        if (S::TAKES_TURNS) {
+            wgmma_named_sync(WGMMA_TURN + walk.group, 256);
+        }
+        if (walk.owes) {
+            wgmma_await_ds_before<S>(b, walk);
+        }
+        wgmma_begin_dq<S>(b, walk, walk.ds ^ S::DS_BYTES, dq); /* not used where none is owed */
+    } else {
+        wgmma_named_sync(WGMMA_DS_MADE, 256);
+        wgmma_begin_dq<S>(b, walk, walk.ds, dq);
+    }
     wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
     if constexpr (MORE) {
         wgmma_drop_early<S>(g, walk, next_head, next);
@@ -649,13 +696,36 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
         if (S::KNOWN == FATTN_MASK) { /* there are no registers for a bias yet */
             wgmma_read_term<S>(g, b, walk, next_head, next);
         }
+    } else {
+        wgmma_pass_turn<S>(walk);
     }
-    wgmma_wait<1>();
+    if constexpr (LAST_BESIDE) {
+        wgmma_await_ds<S>(b, walk);
+        wgmma_begin_dq<S>(b, walk, walk.ds, last);
+        wgmma_wait<2>();
+    } else {
+        wgmma_wait<1>();
+    }
     wgmma_settle<S::PART / 8>(dq);
+    if (S::DEFERS && walk.owes) {
+        wgmma_release(&control.ds_empty[walk.ds == 0]);
+    }
     wgmma_release(&control.dout_empty[walk.dout.stage]);
     wgmma_step(walk.dout);
-    wgmma_put_dq<S>(walk, dq);
+    if (!S::DEFERS || walk.owes) {
+        wgmma_put_dq<S>(walk, dq);
+    }
     wgmma_end_tile<S, MORE>(g, b, walk, next, next_head, x);
+    if constexpr (S::DEFERS && !MORE) {
+        if constexpr (!LAST_BESIDE) {
+            wgmma_await_ds_before<S>(b, walk);
+            wgmma_begin_dq<S>(b, walk, walk.ds ^ S::DS_BYTES, last);
+            wgmma_wait<0>();
+        }
+        wgmma_settle<S::PART / 8>(last);
+        wgmma_release(&control.ds_empty[walk.ds == 0]);
+        wgmma_put_dq<S>(walk, last);
+    }
 }
 
 /* --- A tile of wide rows ---------------------------------------------------------------------- */
@@ -786,6 +856,7 @@ GPU_DEVICE void wgmma_walk_begin(const fattn_problem &p, const wgmma_backward_it
     walk.item = item;
     walk.tile = w.start;
     walk.head = 0;
+    walk.owes = false;
     walk.full = w.full;
     walk.full_past = w.full_past;
     walk.tail = shared && w.queries % S::QUERIES ? w.queries / S::QUERIES : -1;
@@ -801,6 +872,7 @@ GPU_DEVICE void wgmma_walk_set(const fattn_gpu_args &g, const wgmma_backward_blo
     walk.dout = {0, 0};
     walk.term = {0, 0};
     walk.ds = 0;
+    walk.ds_phase = 0;
     /* Matrices of 8 keys by 8 queries: keys first. */
     const int query = lane % 8 + lane / 16 * 8, key = 16 * warp + lane / 8 % 2 * 8;
     const int first_query = S::IS_WIDE ? group * S::OWN_QUERIES : 0;
@@ -995,6 +1067,9 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
     wgmma_backward_walk<S> walk;
     int used = 0; /* items that had tiles */
     wgmma_walk_set<S>(g, b, group, walk);
+    if (group == 1) {
+        wgmma_pass_turn<S>(walk); /* the first */
+    }
     for (int n = 0;; n++) {
         float dk[N / 8][4], dv[N / 8][4];
         wgmma_await(&control.item_full[n % 2], n / 2 % 2);
@@ -1070,6 +1145,8 @@ template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &
     for (int n = 0; n < 2; n++) {
         wgmma_barrier_make(&control.dout_full[n], 1);
         wgmma_barrier_make(&control.dout_empty[n], S::WARPS);
+        wgmma_barrier_make(&control.ds_full[n], S::WARPS);
+        wgmma_barrier_make(&control.ds_empty[n], S::WARPS);
         if (S::IS_STAGED) {
             wgmma_barrier_make(&control.term_full[n], 1);
             wgmma_barrier_make(&control.term_empty[n], S::WARPS);

@@ -33,6 +33,8 @@ template <class S> struct wgmma_backward_walk {
     wgmma_dropout drop;
     uint32_t term_offset; /* where the lane reads a staged tile */
     uint32_t ds;          /* of dS: 0, or DS_BYTES */
+    int ds_phase;         /* of its barriers */
+    bool owes;            /* dQ of the tile before is still to be made */
     uint32_t ds_put;      /* where the lane's first matrix of dS goes, with ds 0 */
     uint32_t dq_put;      /* where the lane's first sum of dQ goes */
 };

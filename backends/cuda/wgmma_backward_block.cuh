@@ -13,6 +13,7 @@ template <class S> struct wgmma_backward_control {
     uint64_t item_full[2], item_empty[2], item_wanted;
     uint64_t k_full, v_full, keys_empty;
     uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[2], dout_empty[2];
+    uint64_t ds_full[2], ds_empty[2];     /* where dQ is deferred */
     uint64_t term_full[2], term_empty[2]; /* of a bias or mask in shared memory */
     wgmma_backward_item item[2];
     fattn_dropout dropout;
@@ -69,7 +70,8 @@ enum {
     WGMMA_DQ_ADDED = 4, /* .. 5: of a warpgroup and the adder of its last sums */
     WGMMA_CLEARED = 6,  /* .. 7: of a warpgroup */
     WGMMA_P_MADE = 8,   /* of all that multiply */
-    WGMMA_NEXT_DUE = 9  /* .. 10: of both adders, by whose tile is next */
+    WGMMA_NEXT_DUE = 9, /* .. 10: of both adders, by whose tile is next */
+    WGMMA_TURN = 11     /* .. 12: of both warpgroups, by whose turn it is */
 };
 enum { WGMMA_WITH_ADDER = 128 + 32 };
 

@@ -51,6 +51,10 @@ struct wgmma_backward_shape {
         P_BYTES = IS_WIDE ? 2 * DS_BYTES : 0,
         IS_LEAN = FEATURES == 0,
         HAS_DBIAS = DBIAS,
+        /* dQ of a tile is made during the next one, so that no warpgroup waits for the other's dS
+         * of the same tile; where turns are faster, too, they begin its products in turn. */
+        DEFERS = !IS_WIDE && (IS_LEAN ? W == 64 : FEATURES == FATTN_SOFTCAP),
+        TAKES_TURNS = DEFERS && IS_LEAN,
         TERM_RING = TERM_STAGES,
         TERM_PLACES = TERM_STAGES > 1 ? TERM_STAGES : 1,
         IS_STAGED = TERM_STAGES > 0,

@@ -243,8 +243,6 @@ static void merge_row(const panel *pn, int64_t r, float *own, bool empty, float 
                                     fattn_dtype_size(job->dtype);
     if (empty) {
         memcpy(own, before, (size_t)n * sizeof *own);
-    }
-    if (empty) {
         row_store(to, job->dtype, own, n, 1);
         return;
     }

@@ -11,9 +11,9 @@
  * strips of a block take turns with a tile of keys and values that is loaded once and stays in the
  * second. (Where keys are few, strips are wider: only their scores stay in the first.)
  *
- * With one part a strip ends in o and lse, or merges them with those of other keys
- * (fattn_cpu_run.onto); with several, each leaves {m, l, o} in the workspace and
- * a second phase merges them in ascending order (parts.h). Here is what a strip does whatever it
+ * If an item is not divided into parts, a strip writes o and lse, or merges them with results for
+ * other keys (fattn_cpu_run.onto). If it is, each part leaves {m, l, o} in the workspace, and a
+ * second phase merges the parts in ascending order (parts.h). Here is what a strip does whatever it
  * multiplies; forward_floats.h and forward_pairs.h have the products. Decoding (decode.h) is the
  * same walk with other products.
  */

@@ -51,8 +51,9 @@ struct wgmma_backward_shape {
         P_BYTES = IS_WIDE ? 2 * DS_BYTES : 0,
         IS_LEAN = FEATURES == 0,
         HAS_DBIAS = DBIAS,
-        /* dQ of a tile is made during the next one, so that no warpgroup waits for the other's dS
-         * of the same tile; where turns are faster, too, they begin its products in turn. */
+        /* The product that gives dQ of a tile needs dS of both warpgroups. It is issued while the
+         * next tile is computed, so that neither waits for the other. Where that was measured to
+         * be faster, the warpgroups also take turns in issuing their products. */
         DEFERS = !IS_WIDE && (IS_LEAN ? W == 64 : FEATURES == FATTN_SOFTCAP),
         TAKES_TURNS = DEFERS && IS_LEAN,
         TERM_RING = TERM_STAGES,

@@ -431,7 +431,7 @@ int64_t sweep_block_count(const fattn_problem *p)
     return blocks(p->seqlen_q, p->block_m) * blocks(p->seqlen_k, p->block_n);
 }
 
-/* Queries and keys that sequence b uses, with those before its first key. */
+/* How many queries and keys sequence b has. Padding before its first key counts as keys. */
 static void lengths(const sweep_case *c, int64_t b, int64_t *sq, int64_t *sk)
 {
     const fattn_problem *const p = &c->problem;

@@ -16,11 +16,11 @@
 /* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. BN: keys of a tile. N: warps. STAGES:
  * tiles in a warp's ring. FEATURES: 0 or MMA_ANY. BLOCKS: that a multiprocessor has.
  *
- * A round is a tile for each warp. Memory is read fastest where what is asked for at a time lies
- * close together and is not more than it takes, so in parts of more than FREE_ROUNDS rounds warps
- * go in step, with one tile on its way while another is worked on. Where a block is alone, a short
- * part is over sooner with all of the ring on its way, because in the end few blocks are left; and
- * always where one tile of each warp's is less than memory takes, 64 KiB a multiprocessor. */
+ * A round is a tile for each warp. Memory is read fastest if the bytes in flight lie close together
+ * and are not more than it can serve. So in parts of more than FREE_ROUNDS rounds warps go in step,
+ * with one tile in flight while another is used. The whole ring is kept in flight in short parts
+ * if a multiprocessor has one block, because few blocks are left at the end; and in all parts if
+ * one tile of each warp is less than memory can serve, 64 KiB a multiprocessor. */
 template <class T, int W, int BN, int N, int STAGES, uint64_t FEATURES, int BLOCKS>
 struct mma_decode_shape {
     typedef T type;

@@ -224,7 +224,8 @@ GPU_DEVICE void mma_add_four(float *to, const float x[4])
 #endif
 }
 
-/* A word that other blocks write: read and written at once, in no order with anything else. */
+/* Reads a word that other blocks write, and writes one that they read: each access is atomic, but
+ * not ordered with any other access. */
 GPU_DEVICE int32_t mma_peek(const int32_t *from)
 {
     int32_t x;

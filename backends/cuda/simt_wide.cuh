@@ -61,8 +61,8 @@ template <class S> struct wide_rows {
     float o[8][8];
 };
 
-/* Number of a thread among those of its rows, and its first row. Neighbours share columns, threads
- * two apart rows, as in tile.cuh. */
+/* The number of a thread among those that have the same rows, and the first of these rows. Adjacent
+ * threads have the same columns, threads two apart the same rows, as in tile.cuh. */
 template <class S> GPU_DEVICE int wide_tx(void)
 {
     return (int)((unsigned)gpu_thread_anew() / 2 % S::TX);
@@ -72,7 +72,8 @@ template <class S> GPU_DEVICE int wide_row(void)
     const unsigned thread = (unsigned)gpu_thread_anew();
     return (int)((thread / (2 * S::TX) * 2 + thread % 2) * 8);
 }
-/* Column n of 8. Four of each half: a wave's reads of four are next to one another. */
+/* The n-th of this thread's 8 columns: four adjacent ones in each half of the tile, so that the
+ * 16-byte reads of a warp are adjacent. */
 template <class S> GPU_DEVICE int wide_column(int n)
 {
     return n / 4 * (S::KEYS / 2) + wide_tx<S>() * 4 + n % 4;

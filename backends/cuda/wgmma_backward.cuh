@@ -583,8 +583,8 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
     wgmma_named_arrive(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
 }
 
-/* The end of a tile, once dK is begun: S^T of the next one begins, and the place of the queries is
- * given back when dK is made. */
+/* The end of a tile, after the product for dK has been issued. With MORE it issues S^T of the next
+ * tile and prepares that tile's terms. The buffer of the queries is released when dK is done. */
 template <class S, bool MORE>
 GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                wgmma_backward_walk<S> &walk, int next, int next_head,

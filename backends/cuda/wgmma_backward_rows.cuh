@@ -238,7 +238,8 @@ template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
 
 /* --- Rows ------------------------------------------------------------------------------------- */
 
-/* lse and delta of a row of a sequence's tiles, and zeros for as much of their dQ. */
+/* Writes lse and delta of one row to the workspace, and zeros to its row of dQ there. Rows past the
+ * sequence, up to the end of its last tile, get an lse of +inf, which makes their weights 0. */
 template <class S>
 GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row &row)
 {

@@ -232,19 +232,19 @@ GPU_DEVICE void gpu_store_row(const fattn_gpu_args &g, const fattn_sequence &seq
 /* --- Merging by the last block ---------------------------------------------------------------- */
 
 /*
- * Blocks that take parts of the same rows count in a word of the workspace who is done, and the
- * last of them merges what all have left: a kernel after them would cost more than that. Which one
- * is last changes from run to run, what it does does not.
+ * Blocks with parts of the same rows count in a word of the workspace how many are done. The last
+ * of them merges all parts, which costs less than another kernel. Which block is last varies from
+ * run to run; the result does not depend on it.
  *
  * A workspace may hold anything when a run begins. A count begins at g.mark, a number that memory
- * does not hold by chance, and the last block leaves it so. A block that finds a word which is no
- * count yet, when it begins, puts the mark there; whoever counts has done that or seen it done.
+ * is unlikely to hold by chance, and the last block restores it. A block that finds a word which is
+ * no count writes the mark when it begins. So every block has written or seen it before it counts.
  *
- * So a word is read that nobody may have written, of which tools that follow what memory holds
- * complain (initcheck of compute-sanitizer). There is no way around it without more: which block is
- * last can be told only by a word that all of them read, each may be the first to do so, and what
- * would clear it earlier is a launch of its own. A program that wants such a tool to be silent
- * clears its workspace once: the last block leaves a count that the next run recognises.
+ * The word may therefore be read before anything has written it, which tools such as initcheck of
+ * compute-sanitizer report. This cannot be avoided without another launch: only a word that all
+ * blocks read shows which one is last, any block may be the first to read it, and clearing it
+ * earlier takes a launch. A program that wants no such report clears its workspace once: the last
+ * block leaves a count that the next run recognises.
  */
 GPU_DEVICE uint64_t *gpu_counter_of(const fattn_gpu_args &g, int64_t b, int64_t hk)
 {

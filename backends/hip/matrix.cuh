@@ -376,8 +376,9 @@ GPU_DEVICE matrix_operand matrix_as_operand(const uint32_t pair[4])
 #define MATRIX_LINE 8
 #endif
 
-/* Element at which a chunk lies of a tile of rows, of WIDTH k each, a multiple of 64. It is filled
- * a row at a time by 16 bytes a thread, and read rows at a time. */
+/* Index of the first element of a chunk (8 elements) in a swizzled tile in local memory. A row has
+ * WIDTH elements of k, a multiple of 64. Threads write 16 bytes each, row by row, and read several
+ * rows at a time. */
 template <int WIDTH> GPU_DEVICE int matrix_row_at(int row, int chunk)
 {
     enum { CHUNKS = WIDTH / 8, ROWS = CHUNKS < MATRIX_LINE ? MATRIX_LINE / CHUNKS : 1 };

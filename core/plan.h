@@ -13,8 +13,8 @@ fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *p
 /* Reference counting, for the one-shot cache. fattn_plan_destroy() gives a reference up. */
 fattn_plan *fattn_plan_retain(fattn_plan *plan);
 
-/* Checks the buffers of a run; *checked is the caller's struct, or *copy where that is of another
- * size or its addresses alone do not show that all is well. */
+/* Checks the buffers of a run. *checked becomes the caller's struct, or *copy, a normalised
+ * copy, if the struct has another size or its addresses alone do not show that all is valid. */
 fattn_status fattn_plan_check(const fattn_plan *plan, const fattn_buffers *given,
                               fattn_buffers *copy, const fattn_buffers **checked);
 

@@ -383,7 +383,7 @@ static void check_ceiling(bench *b, const char *device_word, ceiling *ceil)
     snprintf(b->checked + used, sizeof b->checked - used, "%s", line);
 }
 
-/* A row of its own for each matrix that fattn_inspect() is asked for. */
+/* Times fattn_inspect() for each matrix that the case asks for, and prints a row for each. */
 static fattn_status time_inspection(bench *b, fattn_device *device, const char *device_word,
                                     const sweep_case *c, const workload *w)
 {

@@ -69,6 +69,8 @@ static int64_t cut_state(machine *c, double *memory)
     return cut(pieces, sizeof pieces / sizeof pieces[0], memory);
 }
 
+/* Cuts fast memory into the tiles of a machine, as cut_state() cuts its state. Both return the
+ * number of doubles, and with memory NULL do nothing else. */
 static int64_t cut_fast(machine *c, double *memory)
 {
     const int64_t d = c->p->dim, dv = c->p->dim_v, br = c->br, bc = c->bc;

@@ -246,7 +246,7 @@ int64_t sweep_count(const sweep *s)
     return product;
 }
 
-/* The value of a list at this index, or the default of an empty list. */
+/* The value of a list at this index; for an empty list the default, here and in the next two. */
 static int64_t integer(const option_integers *list, int64_t index, int64_t preset)
 {
     return list->count ? list->at[index] : preset;

@@ -106,7 +106,8 @@ static fattn_status run_divided(divided_case *c, void *plan)
     return fattn_group_execute(plan, &c->work.buffers);
 }
 
-/* Of the slowest rank: for blocks as large as those that travel, and for shares of these rows. */
+/* The speed of the link and of one rank's attention, as the slowest rank sees them. The link is
+ * timed with blocks as large as those of this problem, attention with a rank's own share. */
 static fattn_status measure_speed(divided_case *c, fattn_speed *speed)
 {
     const fattn_problem *const p = &c->local.problem;

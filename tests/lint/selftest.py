@@ -23,6 +23,7 @@ import hardening
 import headers
 import hopper_code
 import instructions
+import links
 import rooms
 import shared_object
 import spdx
@@ -174,6 +175,28 @@ TREES = [
     ("the SPDX line is another's", spdx.missing,
      {"core/meson.build": "# SPDX-License-Identifier: Apache-2.0\n"},
      {"core/meson.build": "# SPDX-License-Identifier: MIT\n"}),
+    ("a link to a file that is not there", links.broken_links,
+     {"README.md": "[a](docs/a.md#one-two) `[b](no.md)` [c](https://a.org/no.md)\n", "docs/a.md": "# One `two`\n[r](../README.md)\n"},
+     {"README.md": "[a](docs/b.md)\n", "docs/a.md": "# One\n"}),
+    ("a picture that is not there", links.broken_links,
+     {"README.md": "![a](a.svg)\n", "a.svg": ""}, {"README.md": "![a](a.svg)\n"}),
+    ("a link out of the tree", links.broken_links,
+     {"docs/a.md": "[r](..)\n"}, {"docs/a.md": "[r](../../a.md)\n"}),
+    ("a link to a heading that is not there", links.broken_links,
+     {"docs/a.md": "[x](#b-1) [y](b.md#2-x-y)\n# B\n# B\n", "docs/b.md": "## 2 X, y\n"},
+     {"docs/a.md": "[y](b.md#2-x-y)\n", "docs/b.md": "```\n## 2 X, y\n```\n"}),
+    ("a link to a second heading of the same name", links.broken_links,
+     {"a.md": "[x](#b-1)\n# B\n# B\n"}, {"a.md": "[x](#b-1)\n# B\n"}),
+    ("a row with a cell too many", links.broken_tables,
+     {"a.md": "| a | b |\n|---|:-:|\n| `c \\| d` | |\n"}, {"a.md": "| a | b |\n|---|---|\n| `c | d` | |\n"}),
+    ("a row with a cell too few", links.broken_tables,
+     {"a.md": "| a | b |\n|---|---|\n| c | d |\n"}, {"a.md": "| a | b |\n|---|---|\n| c |\n"}),
+    ("a head with other columns than its rule", links.broken_tables,
+     {"a.md": "| a |\n|---|\n"}, {"a.md": "| a |\n|---|---|\n"}),
+    ("a table without a rule", links.broken_tables,
+     {"a.md": "```\n| a |\n| b |\n```\n"}, {"a.md": "| a |\n| b |\n"}),
+    ("a table that a line divides", links.broken_tables,
+     {"a.md": "| a |\n|---|\n| b |\n"}, {"a.md": "| a |\n|---|\ntext\n| b |\n\n"}),
     ("a space at the end of a line", formatting.plain_text,
      {"docs/a.md": "a\n"}, {"docs/a.md": "a \n"}),
     ("a tab", formatting.plain_text, {"core/a.c": "int x;\n"}, {"core/a.c": "\tint x;\n"}),

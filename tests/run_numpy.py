@@ -220,7 +220,8 @@ class Case:
         words += ["--" + name.replace("_", "-") for name in ("deterministic", "batch_invariant", "checked", "alibi_bias")
                   if f.get(name)]
         for name in ("anchor", "scale", "softcap", "dropout", "seed", "offset", "q_offset", "k_offset", "whole_q",
-                     "whole_k", "batch_offset", "head_offset", "dtype_o", "dtype_kv", "dtype_v", "dtype_bias"):
+                     "whole_k", "batch_offset", "head_offset", "dtype_o", "dtype_kv", "dtype_v", "dtype_bias",
+                     "pointer_alignment"):
             if name in f:
                 words += ["--" + name.replace("_", "-"), str(f[name])]
         for name in ("window", "block_size"):
@@ -400,6 +401,7 @@ def cases():
                                      wholes_q=np.array([60, 48], np.uint8), wholes_k=np.array([70, 66]))),
         ("dropout of a shard", dict(dropout=0.4, seed=7, batch_offset=3, head_offset=2)),
         ("checked lengths", dict(used_k=[9, 53], checked=True)),
+        ("pointers of little alignment", dict(pointer_alignment=4, causal=True)),
         ("bhsd", dict(layout="bhsd", hq=6, hk=3, dv=8)),
         ("everything", dict(causal=True, window=(30, -1), softcap=2.0, bias=real(4, 1, 53), mask=some(2, 1, 37, 53),
                             sink=real(4), alibi=abs(real(4)), dropout=0.25, hk=2, dv=17)),

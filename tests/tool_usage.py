@@ -99,6 +99,8 @@ REFUSED = [
     (f"run {QKV} --device quantum", 3, "fattn: FATTN_UNKNOWN_DEVICE: "),
     (f"run {QKV} --softcap -2", 3, "fattn: FATTN_INVALID_ARGUMENT: "),
     (f"run {QKV} --scale nan", 3, "fattn: FATTN_INVALID_ARGUMENT: "),
+    (f"run {QKV} --pointer-alignment 3", 3, "pointer_alignment is 3, not a power of two"),
+    (f"run {QKV} --pointer-alignment 512", 2, '--pointer-alignment: "512" is not between 1 and 256'),
     (f"run {QKV} --seqused-k used.npy", 3, "fattn: FATTN_INVALID_DATA: "),
     (f"run {QKV} --dtype f64 --device cpu", 3, "fattn: FATTN_UNSUPPORTED: "),
     ("run --q f8.npy --k k.npy --v v.npy --o out.npy --device cpu", 3, "(f8.npy holds f64; --dtype f32 converts)"),
@@ -155,6 +157,8 @@ REFUSED = [
     ("explain --ranks 4 --link 4e9 --rate 1 --causal --whole-q 9", 3, "not divided over ranks"),
     ("explain --anchor top-left", 2, "--anchor needs --causal, --window"),
     ("explain --seqused-k -1", 2, '--seqused-k: "-1" is not between 0'),
+    ("explain --pointer-alignment 24", 3, "pointer_alignment is 24, not a power of two"),
+    ("bench --pointer-alignment 24", 3, "pointer_alignment is 24, not a power of two"),
     ("bench --reps 0", 2, '--reps: "0" is not between 1'),
     ("bench --hq 3 --hk 2", 3, "fattn: FATTN_INVALID_SHAPE: "),
     ("bench --kernel fast", 3, 'kernel is "fast"'),
@@ -254,6 +258,7 @@ FEATURES = [
      "positions(8,2)+q_offsets+k_offsets+wholes_q+wholes_k", "fwd,bwd"),
     ("--deterministic --accumulate --mask", "accumulate+deterministic", "bwd"),
     ("--checked", "checked", "fwd,bwd"),
+    ("--pointer-alignment 4", "aligned(4)", "fwd,bwd"),
 ]
 
 
@@ -335,7 +340,7 @@ def test_features(tool, folder):
         mixed = [word for word in words.split("+") if re.match("kv_|v_", word)]
         plain = [re.sub(r"\(.*|_bf16", "", word) for word in words.split("+") if word not in mixed]
         plain = [word for word in plain if not re.match("[qk]_offsets|wholes_[qk]", word)]  # nor the plan's
-        own = {"top_left", "bhsd", "lse", "dbias", "dsink", "o_f32"}  # no feature, but the problem's shape
+        own = {"top_left", "bhsd", "lse", "dbias", "dsink", "o_f32", "aligned"}  # no feature, but the problem's shape
         ok(ran.returncode == 0 and all(word in ran.stdout for word in plain if word not in own)
            and (not mixed or re.search(r"in \w+ \(k in \w+, v in \w+\) on", ran.stdout)), "explain " + options)
     ran = start(tool, folder, "bench --device reference --hq 2 --sq 8 --d 4 --window 0,0,1,0,-1,-1 --reps 1 --json")

@@ -1095,10 +1095,81 @@ static void narrow(const npy_array *part, int64_t stride[4])
     }
 }
 
+/* The buffers of a plan, in memory of its device. */
+typedef struct placed {
+    fattn_buffers buffers;
+    fattn_operand_info info[INPUTS + OUTPUTS];
+    void *memory[INPUTS + OUTPUTS];
+    int count;
+} placed;
+
+/* The job's pointer to an operand. */
+static void *pointer_at(const fattn_buffers *buffers, int64_t offset)
+{
+    void *at;
+    memcpy(&at, (const char *)buffers + offset, sizeof at);
+    return at;
+}
+
+/* Outputs are copied too: some are added to, and not every row is written. */
+static fattn_status place(const job *j, fattn_device *device, const fattn_problem *problem,
+                          placed *to)
+{
+    int count = 0;
+    fattn_status status = fattn_operand_count(problem, &count);
+    assert(count <= INPUTS + OUTPUTS);
+    for (; status == FATTN_OK && to->count < count; to->count++) {
+        fattn_operand_info *const info = &to->info[to->count];
+        void **const memory = &to->memory[to->count];
+        fattn_operand_info_init(info);
+        status = fattn_operand_get_info(problem, to->count, info);
+        const void *const from = status ? NULL : pointer_at(&j->buffers, info->offset);
+        if (!from || info->bytes == 0) {
+            continue;
+        }
+        const size_t bytes = (size_t)info->bytes;
+        status = fattn_device_malloc(device, bytes, memory);
+        status = status ? status : fattn_device_copy(device, *memory, from, bytes, NULL);
+        memcpy((char *)&to->buffers + info->offset, memory, sizeof *memory);
+    }
+    return status;
+}
+
+static fattn_status take_outputs(const job *j, fattn_device *device, const placed *from)
+{
+    fattn_status status = FATTN_OK;
+    for (int i = 0; status == FATTN_OK && i < from->count; i++) {
+        const fattn_operand_info *const info = &from->info[i];
+        if (info->written && from->memory[i]) {
+            status = fattn_device_copy(device, pointer_at(&j->buffers, info->offset),
+                                       from->memory[i], (size_t)info->bytes, NULL);
+        }
+    }
+    return status ? status : fattn_stream_synchronize(device, NULL);
+}
+
+/* With --pointer-alignment: fattn_attention() would look at the pointers instead. */
+static fattn_status run_plan(const job *j, fattn_device *device, const fattn_problem *problem)
+{
+    placed p = {.buffers = j->buffers};
+    fattn_plan *plan = NULL;
+    fattn_status status = fattn_plan_create(device, problem, &plan);
+    status = status ? status : place(j, device, problem, &p);
+    status = status ? status : fattn_execute(plan, &p.buffers, NULL, NULL);
+    status = status ? status : take_outputs(j, device, &p);
+    fattn_plan_destroy(plan);
+    for (int i = 0; i < p.count; i++) {
+        (void)fattn_device_free(device, p.memory[i]);
+    }
+    return status;
+}
+
 static fattn_status attend(const job *j, fattn_device *device, const fattn_problem *problem)
 {
     if (!j->divided.wanted) {
-        return fattn_attention(device, problem, &j->buffers, NULL);
+        return given(j, PROBLEM_POINTER_ALIGNMENT)
+                   ? run_plan(j, device, problem)
+                   : fattn_attention(device, problem, &j->buffers, NULL);
     }
     fattn_group group;
     fattn_group_plan *plan;

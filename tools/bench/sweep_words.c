@@ -85,6 +85,9 @@ void sweep_words(const sweep_case *c, char *text, size_t size)
             say(&s, "%s%s", s.used ? "+" : "", others[i].word);
         }
     }
+    if (p->pointer_alignment != 16) {
+        say(&s, "%saligned(%" PRId64 ")", s.used ? "+" : "", p->pointer_alignment);
+    }
     const fattn_dtype k = sweep_dtype_k(p), v = sweep_dtype_v(p);
     if (k != p->dtype) {
         say(&s, "%skv_%s", s.used ? "+" : "", fattn_dtype_name(k));

@@ -69,6 +69,10 @@ static const problem_option table[PROBLEM_OPTIONS] = {
     [PROBLEM_BLOCK_SIZE] = {"block-size M,N", "queries and keys of a block of --block-mask",
                             OPTION_PAIRS, .min = 1, .max = INT64_MAX, .needs = FATTN_BLOCK_MASK,
                             FIELD(block_m)},
+    [PROBLEM_POINTER_ALIGNMENT] = {"pointer-alignment N",
+                                   "what the plan may rely on: tensors begin at multiples\n"
+                                   "of N bytes, a power of two up to 256; default 16",
+                                   OPTION_INTEGERS, .min = 1, .max = 256, FIELD(pointer_alignment)},
 #undef FIELD
 #undef SCALAR
 };

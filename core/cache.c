@@ -523,6 +523,11 @@ fattn_status fattn_cache_set_options(const fattn_cache_options *options)
     return FATTN_OK;
 }
 
+void fattn_cache_info_init(fattn_cache_info *info)
+{
+    *info = (fattn_cache_info){.struct_size = sizeof *info};
+}
+
 fattn_status fattn_cache_get_info(fattn_cache_info *info)
 {
     lock();

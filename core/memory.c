@@ -83,6 +83,11 @@ int fattn_memory_fail_at(int64_t n)
 
 int64_t fattn_memory_alive(void) { return atomic_load(&alive); }
 
+void fattn_host_allocator_init(fattn_host_allocator *to)
+{
+    *to = (fattn_host_allocator){.struct_size = sizeof *to};
+}
+
 fattn_status fattn_set_host_allocator(const fattn_host_allocator *given)
 {
     fattn_host_allocator wanted;

@@ -10,6 +10,7 @@
 #include "core/dtype.h"
 #include "core/operands.h"
 #include "core/problem.h"
+#include "fattn/distributed.h"
 #include "tests/strip.h"
 #include "tools/judge/random_case.h"
 
@@ -136,18 +137,30 @@ Test(problem, every_struct_has_an_init)
     fattn_plan_info plan;
     fattn_merge_args merge;
     fattn_dropout_args dropout;
+    fattn_host_allocator allocator;
+    fattn_cache_info cache;
+    fattn_transport transport;
     memset(&device, 0x5a, sizeof device);
     memset(&plan, 0x5a, sizeof plan);
     memset(&merge, 0x5a, sizeof merge);
     memset(&dropout, 0x5a, sizeof dropout);
+    memset(&allocator, 0x5a, sizeof allocator);
+    memset(&cache, 0x5a, sizeof cache);
+    memset(&transport, 0x5a, sizeof transport);
     fattn_device_info_init(&device);
     fattn_plan_info_init(&plan);
     fattn_merge_args_init(&merge);
     fattn_dropout_args_init(&dropout);
+    fattn_host_allocator_init(&allocator);
+    fattn_cache_info_init(&cache);
+    fattn_transport_init(&transport);
     cr_assert(device.struct_size == sizeof device && !device.name[0] && !device.total_memory);
     cr_assert(plan.struct_size == sizeof plan && !plan.kernel[0] && plan.effective_dropout == 0);
     cr_assert(merge.struct_size == sizeof merge && !merge.o && !merge.o_stride.head);
     cr_assert(dropout.struct_size == sizeof dropout && !dropout.keep && dropout.p == 0);
+    cr_assert(allocator.struct_size == sizeof allocator && !allocator.allocate && !allocator.user);
+    cr_assert(cache.struct_size == sizeof cache && !cache.entries && !cache.allocations);
+    cr_assert(transport.struct_size == sizeof transport && !transport.start && !transport.stream);
 }
 
 Test(problem, enums)

@@ -18,6 +18,12 @@
      FATTN_BIAS | FATTN_ALIBI_BIAS | FATTN_MASK | FATTN_DROPOUT | FATTN_CU_SEQLENS_Q |      \
      FATTN_CU_SEQLENS_K | FATTN_DLSE | FATTN_DETERMINISTIC)
 
+void fattn_transport_init(fattn_transport *transport)
+{
+    memset(transport, 0, sizeof *transport);
+    transport->struct_size = sizeof *transport;
+}
+
 fattn_status fattn_transport_fail(fattn_status status, const char *reason)
 {
     return fattn_fail(status, "%s", reason ? reason : "a transport failed");

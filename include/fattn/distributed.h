@@ -86,7 +86,7 @@ typedef struct fattn_message {
  * group.
  */
 typedef struct fattn_transport {
-    size_t struct_size;  /* sizeof(fattn_transport) */
+    size_t struct_size;  /* sizeof(fattn_transport); set by fattn_transport_init */
     int32_t rank, ranks; /* this rank, 0..ranks - 1, and how many there are */
     void *user;          /* first argument of the functions */
 
@@ -111,6 +111,9 @@ typedef struct fattn_transport {
     int32_t reserved;      /* 0 */
     fattn_stream stream;   /* of the group's device */
 } fattn_transport;
+
+/* Fills *transport with its size and zeros. */
+FATTN_API void fattn_transport_init(fattn_transport *transport);
 
 /* Stores a reason for fattn_last_reason() and returns status, for transports. */
 FATTN_API fattn_status fattn_transport_fail(fattn_status status, const char *reason);

@@ -394,11 +394,14 @@ FATTN_API fattn_status fattn_operand_find(const fattn_problem *problem, const ch
 /* Where the library gets the host's memory for its own objects, and tensors of backends in host
  * memory that have no allocator of their own. Threads' stacks and other libraries are apart. */
 typedef struct fattn_host_allocator {
-    size_t struct_size; /* sizeof(fattn_host_allocator); set by the caller */
+    size_t struct_size; /* sizeof(fattn_host_allocator); set by fattn_host_allocator_init */
     void *(*allocate)(void *user, size_t bytes); /* aligned for any type; NULL when there is none */
     void (*release)(void *user, void *memory);   /* of allocate; never NULL */
     void *user;                                  /* their first argument */
 } fattn_host_allocator;
+
+/* Fills *allocator with its size and NULL pointers. */
+FATTN_API void fattn_host_allocator_init(fattn_host_allocator *allocator);
 
 /*
  * Sets the allocator of the process, which is copied; NULL means malloc() and free(). The functions
@@ -671,7 +674,7 @@ FATTN_API fattn_status fattn_cache_set_options(const fattn_cache_options *option
 
 /* What fattn_attention() keeps now, and how it went since the process began. */
 typedef struct fattn_cache_info {
-    size_t struct_size;  /* sizeof(fattn_cache_info); set by the caller */
+    size_t struct_size;  /* sizeof(fattn_cache_info); set by fattn_cache_info_init */
     int64_t entries;     /* plans */
     int64_t bytes;       /* of their workspaces */
     int64_t graph_bytes; /* of workspaces that belong to captured graphs, not among bytes */
@@ -680,6 +683,9 @@ typedef struct fattn_cache_info {
     int64_t evictions;   /* plans that were given up for others */
     int64_t allocations; /* workspaces that were allocated */
 } fattn_cache_info;
+
+/* Fills *info with its size and zeros. */
+FATTN_API void fattn_cache_info_init(fattn_cache_info *info);
 
 /* Describes the cache. */
 FATTN_API fattn_status fattn_cache_get_info(fattn_cache_info *info);

@@ -109,6 +109,10 @@ REFUSED = [
      "output ./soft.npy is the file of an input, copy.npy"),
     ("run --q copy.npy --k k.npy --v v.npy --o hard.npy", 2, "output hard.npy is the file of an input, copy.npy"),
     ("run --q q.npy --k k.npy --v v.npy --o soft.npy --lse hard.npy", 2, "outputs soft.npy and hard.npy are one file"),
+    (f"run {QKV} --device reference --threads 2", 3, "threads"),
+    (f"run {QKV} --threads 1025", 2, '--threads: "1025" is not between 1 and 1024'),
+    ("bench --device reference --threads 2", 3, "threads"),
+    ("explain --device reference --threads 2", 3, "threads"),
     ("info --jso", 2, 'unknown option "--jso"'),
     ("bench --sq 12,x", 2, '--sq: "x" is not an integer'),
     ("bench --sq 12,,13", 2, '--sq: "" is not an integer'),
@@ -379,8 +383,16 @@ def test_matrices(tool):
        ["scores: 1 x 2 x 6 x 9"] * 2 + ["probabilities: 1 x 2 x 6 x 9"], "explain speaks of them")
 
 
-def test_threads(tool):
+def test_threads(tool, folder):
     """A plan's workspace is for as many threads as the device has."""
+    rng = np.random.default_rng(1)
+    for name, rows in (("one", 1), ("long", 16384)):
+        np.save(os.path.join(folder, name + ".npy"), rng.standard_normal((1, rows, 1, 64)).astype(np.float32))
+    words = "run --q one.npy --k long.npy --v long.npy --o out.npy --device cpu --threads".split()
+    plans = [subprocess.run([tool, *words, threads], cwd=folder, capture_output=True, text=True, check=True,
+                            env={**os.environ, "FATTN_VERBOSE": "1", "FATTN_NUM_THREADS": "2"}).stderr
+             for threads in ("1", "8")]
+    ok("fattn: plan " in plans[0] and plans[0] != plans[1], f"run --threads: {plans}")
     said = start(tool, None, "explain --device cpu --threads 1,8 --dir decode").stdout
     one, eight = [int(n) for n in re.findall(r"workspace +(\d+) bytes", said)]
     ok(0 < one < eight, f"explain --threads: {one} and {eight} bytes of workspace")
@@ -455,7 +467,7 @@ def main():
         test_features(tool, folder)
         test_places(tool)
         test_matrices(tool)
-        test_threads(tool)
+        test_threads(tool, folder)
         test_crowd(tool, folder)
         test_peer(tool, folder)
         test_table(tool)

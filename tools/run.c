@@ -5,10 +5,13 @@
  *
  * Start at the end: fattn_tool_run() is the list of steps.
  */
+#define _POSIX_C_SOURCE 200809L /* unsetenv */
+
 #include <assert.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -127,6 +130,7 @@ typedef struct job {
     const char *device;
     bool backward, has_seed, has_offset, alibi_bias;
     uint64_t seed, offset;
+    int64_t threads; /* 0: the device's default */
     problem_options options;
     divided divided;
 
@@ -205,6 +209,8 @@ static int parse(int argc, char **argv, job *j)
          .given = &j->has_offset},
         {"device NAME", "cpu, cuda:1, reference ...; default: FATTN_BACKEND", OPTION_TEXT,
          .value = &j->device},
+        {"threads N", "threads of a CPU device; default: FATTN_NUM_THREADS", OPTION_INTEGER,
+         .value = &j->threads, .min = 1, .max = 1024},
         {"backward", "compute gradients, after a forward", OPTION_SWITCH, .value = &j->backward},
         {"do FILE.npy", "gradient of o", OPTION_TEXT, .value = &in[IN_DO]},
         {"dlse FILE.npy", "gradient of lse", OPTION_TEXT, .value = &in[IN_DLSE]},
@@ -1192,6 +1198,14 @@ static fattn_status attend(const job *j, fattn_device *device, const fattn_probl
     return status;
 }
 
+static fattn_status open_device(const job *j, fattn_device **device)
+{
+    fattn_device_options options;
+    fattn_device_options_init(&options);
+    options.threads = j->threads;
+    return fattn_device_open_with(j->device, &options, device);
+}
+
 static fattn_status compute(job *j)
 {
     fattn_problem forward = j->problem, backward = j->problem;
@@ -1208,7 +1222,7 @@ static fattn_status compute(job *j)
     backward.outputs = wanted & ~state;
 
     fattn_device *device;
-    fattn_status status = fattn_device_open(j->device, &device);
+    fattn_status status = open_device(j, &device);
     if (status == FATTN_OK) {
         status = attend(j, device, &forward);
     }
@@ -1388,6 +1402,9 @@ int fattn_tool_run(int argc, char **argv)
     const int parsed = parse(argc, argv, &j);
     if (parsed != 0) {
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
+    }
+    if (j.threads) {
+        unsetenv("FATTN_NUM_THREADS"); /* which would override it, and has not been read yet */
     }
     apply_options(&j);
     const int code = !consistent(&j)    ? TOOL_USAGE

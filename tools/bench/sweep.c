@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The options of a sweep and the combinations of their values; see sweep.h. */
-#define _POSIX_C_SOURCE 200809L /* setenv */
+#define _POSIX_C_SOURCE 200809L /* unsetenv */
 
 #include "tools/bench/sweep.h"
 
@@ -127,8 +127,8 @@ void sweep_options(sweep *s)
         [DSINK] = {"dsink", "backward also writes dsink", OPTION_SWITCHES, .value = &s->dsink},
         [KERNEL] = {"kernel NAME", "a row of the device's table; all: each that takes\nthe problem",
                     OPTION_WORDS, .value = &s->kernel},
-        [THREADS] = {"threads N", "threads of the device", OPTION_INTEGERS, .value = &s->threads,
-                     .min = 1, .max = 1 << 20},
+        [THREADS] = {"threads N", "threads of a CPU device", OPTION_INTEGERS, .value = &s->threads,
+                     .min = 1, .max = 1024},
     };
     memcpy(s->rows, own, sizeof own);
     problem_options_rows(&s->problem, false, s->rows + PROBLEM);
@@ -399,21 +399,16 @@ void sweep_at(const sweep *s, int64_t n, sweep_case *c)
  * What a case holds
  * ---------------------------------------------------------------------------------------------- */
 
-static fattn_status set_threads(int64_t threads)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%" PRId64, threads);
-    if (setenv("FATTN_NUM_THREADS", text, 1) != 0) {
-        return fattn_fail_memory((int64_t)strlen(text), "FATTN_NUM_THREADS");
-    }
-    fattn_env_reload();
-    return FATTN_OK;
-}
-
 fattn_status sweep_open(const sweep_case *c, fattn_device **device)
 {
-    const fattn_status status = c->threads ? set_threads(c->threads) : FATTN_OK;
-    return status ? status : fattn_device_open(c->device, device);
+    fattn_device_options options;
+    fattn_device_options_init(&options);
+    if (c->threads) {
+        unsetenv("FATTN_NUM_THREADS"); /* which would override it */
+        fattn_env_reload();
+        options.threads = c->threads;
+    }
+    return fattn_device_open_with(c->device, &options, device);
 }
 
 int64_t sweep_place(const sweep_case *c, int which, int64_t b)

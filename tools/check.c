@@ -36,12 +36,12 @@ int fattn_tool_check(int argc, char **argv)
     const char *device = NULL, *kernel = NULL;
     int64_t cases = 1000, single = -1, jobs = 0;
     uint64_t seed = 1;
-    bool listing = false, verbose = false, one = false, insist = false;
+    bool listing = false, verbose = false, one = false, insist = false, counted = false;
     const option table[] = {
         {"device SPEC", "cpu, reference, cuda:1 ...; default FATTN_BACKEND, else the best present",
          OPTION_TEXT, .value = &device},
         {"cases N", "how many problems; default 1000", OPTION_INTEGER, .value = &cases, .min = 1,
-         .max = INT64_C(1) << 40},
+         .max = INT64_C(1) << 40, .given = &counted},
         {"seed S", "which problems; default 1", OPTION_UNSIGNED, .value = &seed},
         {"case I", "only the I-th problem, in detail", OPTION_INTEGER, .value = &single, .min = 0,
          .max = INT64_C(1) << 40, .given = &one},
@@ -68,6 +68,17 @@ int fattn_tool_check(int argc, char **argv)
     const int parsed = options_parse(&set, argc, argv);
     if (parsed) {
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
+    }
+    if (one && counted) {
+        return tool_usage("check", "--case is one problem and takes no --cases");
+    }
+    if (listing && (device || kernel || jobs || insist || verbose)) {
+        return tool_usage("check", "--list runs nothing and takes no --%s",
+                          device   ? "device"
+                          : kernel ? "kernel"
+                          : jobs   ? "jobs"
+                          : insist ? "insist"
+                                   : "verbose");
     }
     const int64_t first = one ? single : 0, count = one ? 1 : cases;
     if (listing) {

@@ -390,6 +390,11 @@ Test(device, null_is_the_default_one)
     fattn_merge_args_init(&merge);
     merge.dim_v = 1; /* of nothing */
     ANSWERS(fattn_merge(NULL, &merge, NULL), FATTN_OK);
+    float scores[2 * 3 * 4];
+    fattn_inspect_args inspect;
+    fattn_inspect_args_init(&inspect);
+    inspect.to = scores;
+    ANSWERS(fattn_inspect(NULL, &p, &b, &inspect), FATTN_OK);
 
     fattn_cache_clear(); /* plan and event hold the device */
     ANSWERS(fattn_event_record(event, NULL), FATTN_OK);
@@ -411,6 +416,7 @@ Test(device, null_is_the_default_one)
     ANSWERS(fattn_support(NULL, &p), FATTN_UNKNOWN_DEVICE);
     ANSWERS(fattn_merge(NULL, &merge, NULL), FATTN_UNKNOWN_DEVICE);
     ANSWERS(fattn_dropout_mask(NULL, &dropout, NULL), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_inspect(NULL, &p, &b, &inspect), FATTN_UNKNOWN_DEVICE);
     set_environment("FATTN_BACKEND", NULL);
     cr_assert_eq(fattn_memory_alive(), 0);
 }

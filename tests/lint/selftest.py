@@ -317,7 +317,7 @@ def library_case(folder):
     less = compiled(folder, "less.so", "int a(void) { return 0; }\n", "-shared", "-fPIC",
                     "-Wl,--no-as-needed", "-lutil", "-Wl,-soname,libfattn.so.1")
     def says(library):
-        return [list(findings) for _, findings in shared_object.results(folder, "0", library)]
+        return [list(findings) for _, findings in list(shared_object.results(folder, "0", library))[:4]]
     tidy = says(good)
     yield "a symbol that leaks", judge(tidy[1], says(more)[1])
     yield "a function that is not exported", judge(tidy[1], says(less)[1])
@@ -326,6 +326,10 @@ def library_case(folder):
     other = compiled(folder, "other.so", "int x;\n", "-shared", "-fPIC", "-Wl,-soname,libother.so.1")
     needy = compiled(folder, "needy.so", "int y;\n", "-shared", "-fPIC", "-Wl,--no-as-needed", other)
     yield "a library that needs another", judge(tidy[3], says(needy)[3])
+    large = compiled(folder, "large.so", "const char a[1 << 20] = {1};\n", "-shared", "-fPIC", "-g")
+    def sized(library):
+        return list(list(shared_object.results(folder, "0", library, 1 << 20))[4][1])
+    yield "a library that is too large", judge(sized(good), sized(large))
 
 
 def instruction_case(folder):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """libfattn.so exports the functions that fattn.h and distributed.h declare and nothing else, is named as
-promised, and needs only the C library and OpenMP.
+promised, needs only the C library and OpenMP, and is no larger than packages of it may be.
 
-usage: shared_object.py ROOT SOVERSION [LIBRARY]
+usage: shared_object.py ROOT SOVERSION [LIBRARY [BYTES]]
 """
 
 import re
@@ -36,12 +36,18 @@ def dynamic(library, tag):
     return re.findall(rf"\({tag}\).*\[(.*)\]", run("readelf", "-d", library))
 
 
+def loaded(library):
+    """Bytes of the file that are loaded: all but the information for debuggers."""
+    return sum(int(size, 16) for size in re.findall(r"^\s*LOAD(?:\s+0x\w+){3}\s+(0x\w+)",
+                                                     run("readelf", "-lW", library), re.M))
+
+
 def compare(names, found):
     return ([f"{name} is declared in a public header and not exported" for name in sorted(names - found)] +
             [f"{name} is exported and not declared in a public header" for name in sorted(found - names)])
 
 
-def results(root, soversion, library=None):
+def results(root, soversion, library=None, most=None):
     names = declared(root)
     yield "public headers declare functions", [] if names else [f"{HEADERS}: no FATTN_API function"]
     if library is None:
@@ -52,6 +58,12 @@ def results(root, soversion, library=None):
     yield "SONAME", [] if soname == [f"libfattn.so.{soversion}"] else [f"{library}: SONAME is {soname}"]
     yield "needs only libc, libm and OpenMP", [
         f"{library}: needs {name}" for name in dynamic(library, "NEEDED") if not re.fullmatch(NEEDED, name)]
+    if most is None:
+        yield "size", tap.Skip("this build has more devices than the default")
+        return
+    size = loaded(library)
+    yield f"{size / 1e6:.1f} MB, at most {int(most) / 1e6:.0f}", [] if 0 < size <= int(most) else [
+        f"{library}: {size} bytes are loaded, more than {most}"]
 
 
 if __name__ == "__main__":

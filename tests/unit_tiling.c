@@ -201,6 +201,31 @@ Test(tiling, causal_is_a_window)
     }
 }
 
+/* A mask or bias may be causal, which a plan cannot know. Its blocks are those of a causal mask. */
+Test(tiling, a_mask_or_bias_may_be_causal)
+{
+    fattn_kernel k = imaginary();
+    const fattn_wish none = {.splits = 0};
+    const fattn_limits limits = {1 << 30, 1, 1 << 22, 16};
+    const uint64_t features[] = {FATTN_MASK, FATTN_BIAS};
+    k.cost = hundred;
+    for (int64_t sq = 100; sq < 5000; sq += 100) {
+        fattn_problem causal = normal(sq, 3000, 64);
+        fattn_tiling a, b;
+        causal.features = FATTN_CAUSAL;
+        ANSWERS(fattn_problem_normalise(&causal, &causal), FATTN_OK);
+        ANSWERS(fattn_tiling_choose(&causal, &limits, &k, &none, &a), FATTN_OK);
+        for (size_t i = 0; i < sizeof features / sizeof features[0]; i++) {
+            fattn_problem masked = normal(sq, 3000, 64);
+            masked.features = features[i];
+            ANSWERS(fattn_problem_normalise(&masked, &masked), FATTN_OK);
+            ANSWERS(fattn_tiling_choose(&masked, &limits, &k, &none, &b), FATTN_OK);
+            cr_assert_eq(b.br, a.br, "%lld rows, feature %zu: br %lld, causal %lld", (long long)sq,
+                         i, (long long)b.br, (long long)a.br);
+        }
+    }
+}
+
 /* Keys and values of one of 8 heads of 3000 keys are 3000 * 2 * 64 * 4 bytes, 1.5 MB. */
 Test(tiling, a_shared_cache_spares_slow_memory)
 {

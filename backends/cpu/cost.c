@@ -16,8 +16,8 @@ static int64_t rows_of(const fattn_problem *p)
  * When the last unit is done with its blocks, in times of a row. It is the sum of two estimates,
  * and so twice the time. By the first, units take blocks in rounds, and the last round may have
  * room for the short blocks at the ends of heads. By the second, units end half a block apart,
- * since they are not equally fast and blocks are not equally long. Under a causal mask, where
- * blocks have half the work, only the second is used.
+ * since they are not equally fast and blocks are not equally long. Where blocks have unequal work,
+ * only the second is used: under a causal mask, and with a mask or bias, which may be causal, too.
  */
 static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
                            int64_t br)
@@ -27,7 +27,7 @@ static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *block
     const double all =
         (double)heads * ((double)rows + (double)fattn_ceil_div(rows, br) * (double)extra);
     const double apart = (double)(br + extra) / 2;
-    if (p->window_right == 0) {
+    if (p->window_right == 0 || (p->features & (FATTN_MASK | FATTN_BIAS))) {
         return all / (double)units + 2 * apart;
     }
     int64_t whole = 0;

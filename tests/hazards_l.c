@@ -207,16 +207,6 @@ static draw_case biased(fattn_op op, fattn_dtype dtype, int64_t rows, int64_t ke
 
 static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
 
-/* Only CPUs promise which tiles a bias of -inf skips, and rows with one key. */
-static bool is_promised(void)
-{
-    if (!hazard_on_host(&hazard_places[0])) {
-        hazard_skip("promised on CPUs alone");
-        return false;
-    }
-    return true;
-}
-
 /* NaN and infinities in hidden keys: every third key, the last fifth, and those of whole tiles. */
 static void l4(void)
 {
@@ -325,15 +315,47 @@ static void check_skipped(const place *at, draw_case *c, draw_id out)
     }
 }
 
+/* On a GPU hidden tiles at the end of a row's keys are not multiplied, and in backward those at the
+ * beginning of a key's queries, as under a causal mask: a NaN there, among values or dO, has no
+ * effect on rows, or keys, further than a tile away. */
+static void check_causal_bias(const place *at, fattn_op op, fattn_dtype dtype)
+{
+    enum { LENGTH = 512, FAR = 256, NANS = 64, DIM = 64 };
+    const bool forward = op == FATTN_FORWARD;
+    draw_case c = biased(op, dtype, LENGTH, LENGTH);
+    bool good = !hazard_spares(at, &c) && hazard_build(&c) && hazard_takes(at, &c);
+    for (int64_t n = 0; good && n < LENGTH * LENGTH; n++) {
+        const int64_t i = n / LENGTH, j = n % LENGTH;
+        if (j > i) {
+            draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, i, j), -(double)INFINITY);
+        }
+    }
+    good = good && draw_save(&c) == FATTN_OK;
+    for (int64_t n = 0; good && n < NANS * DIM; n++) {
+        const int64_t j = n / DIM + (forward ? LENGTH - NANS : 0);
+        const draw_id id = forward ? DRAW_V : DRAW_DOUT;
+        draw_set(&c, id, draw_at(&c, id, 0, j, 0, n % DIM), NAN);
+    }
+    good = good && hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    for (int64_t n = 0; good && n < FAR * DIM; n++) {
+        const int64_t row = n / DIM + (forward ? 0 : LENGTH - FAR);
+        const draw_id id = forward ? DRAW_O : DRAW_DV;
+        good = hazard_check(isfinite(draw_get(&c, id, draw_at(&c, id, 0, row, 0, n % DIM))),
+                            "%s, dtype %d: row %lld has met a hidden tile", at->kernel->name,
+                            (int)dtype, (long long)row);
+    }
+    draw_free(&c);
+}
+
 static void l5(void)
 {
     static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
-    if (!is_promised()) {
-        return;
-    }
     for (int n = 0; n < 2 * hazard_place_count; n++) {
         const place *const at = &hazard_places[n / 2];
         EACH (d, dtypes) {
+            if (!hazard_on_host(at)) {
+                check_causal_bias(at, ops[n % 2], dtypes[d]);
+            }
             for (int64_t rows = 1; rows < 150 && strcmp(at->backend, "cpu") == 0; rows += 70) {
                 draw_case c = biased(ops[n % 2], dtypes[d], rows, 1160);
                 if (!hazard_spares(at, &c) && hazard_build(&c) && draw_save(&c) == FATTN_OK &&
@@ -406,6 +428,16 @@ static bool is_plain_sum(const draw_case *c, lone_kind kind, int64_t j, int64_t 
         sum += key == j ? draw_get(c, DRAW_DOUT, draw_at(c, DRAW_DOUT, 0, i, 0, channel)) : 0;
     }
     return draw_get(c, DRAW_DV, draw_at(c, DRAW_DV, 0, j, 0, channel)) == sum;
+}
+
+/* Only CPUs promise the probability of rows with one key. */
+static bool is_promised(void)
+{
+    if (!hazard_on_host(&hazard_places[0])) {
+        hazard_skip("promised on CPUs alone");
+        return false;
+    }
+    return true;
 }
 
 /* A CPU's backward: lse from the forward at the same place, or from the oracle, is rounded. */

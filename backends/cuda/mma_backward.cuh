@@ -280,6 +280,23 @@ GPU_DEVICE void mma_store_sums(const fattn_gpu_args &g, Scratch &s, const mma_su
     }
 }
 
+/* Tiles of queries of the item that a bias hides from all of its keys are left out, from the first
+ * on. Ordered items do without: each tile waits for their turns. */
+template <class S>
+GPU_DEVICE void mma_skip_hidden(const fattn_gpu_args &g, mma_backward_scratch<S> &s)
+{
+    const mma_job &job = s.job;
+    const int64_t j1 = job.j0 + fattn_min64(job.keys, S::KEYS), sq = job.pairs.seq.sq;
+    const int64_t first = gpu_seen_first<S::KEYS>(g, job.pairs, job.j0, j1, job.hk * job.group,
+                                                  job.group, (int64_t)job.first * S::QUERIES,
+                                                  fattn_min64((int64_t)job.past * S::QUERIES, sq));
+    gpu_sync(); /* everyone has asked */
+    if (gpu_thread_anew() == 0) {
+        s.job.first = first < sq ? (int)(first / S::QUERIES) : job.past;
+    }
+    gpu_sync();
+}
+
 /* The item of s.job. */
 template <class S>
 GPU_DEVICE void mma_backward_item(const fattn_gpu_args &g, mma_backward_scratch<S> &s)
@@ -288,6 +305,9 @@ GPU_DEVICE void mma_backward_item(const fattn_gpu_args &g, mma_backward_scratch<
     const mma_job &job = s.job;
     if (job.j0 >= job.pairs.seq.slot_k) {
         return;
+    }
+    if (mma_has<S>(g, FATTN_BIAS) && !mma_is_ordered<S>(g)) {
+        mma_skip_hidden<S>(g, s);
     }
     mma_sums<S> sums = {};
     mma_copy_keys<S>(s.k, (const uint16_t *)job.k, p.k.seq, (int)p.dim, job.keys,

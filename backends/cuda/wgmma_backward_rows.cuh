@@ -5,6 +5,7 @@
  * lse, delta and dQ are copied and added to.
  *
  *     wgmma_rows_<name>      lse and delta of every row, zeros for its dQ, and what the items are
+ *     wgmma_first_<name>     where they begin, of runs with a bias
  *     (wgmma_backward.cuh)
  *     wgmma_dq_<name>        dQ in its own type
  *     wgmma_sink_<name>      dSink
@@ -233,6 +234,30 @@ template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
     }
     for (int64_t n = gpu_block() * gpu_threads() + gpu_thread(); n < items; n += step) {
         wgmma_item_set<S>(g, saved, n, saved.items[n]);
+    }
+}
+
+/* Of a run with a bias, after the items are set: those begin with the first tile of queries from
+ * which the bias does not hide all of their keys. An item a block. */
+template <class S> GPU_DEVICE void wgmma_seen_first(const fattn_gpu_args &g)
+{
+    gpu_admit_later();
+    gpu_await_earlier();
+    const fattn_problem &p = g.problem;
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const int64_t items = p.batch * p.heads_k * g.tiling.k_blocks;
+    const int64_t group = fattn_quotient(p.heads_q, p.heads_k);
+    for (int64_t n = gpu_block(); n < items; n += gpu_blocks()) {
+        wgmma_backward_item &w = saved.items[n];
+        const int64_t j0 = (int64_t)w.block * S::KEYS;
+        const int64_t past = min(w.past * S::QUERIES, w.queries);
+        const int64_t first =
+            gpu_seen_first<S::KEYS>(g, gpu_pairs_of(g, w.batch), j0, j0 + w.keys, w.head * group,
+                                    group, (int64_t)w.first * S::QUERIES, past);
+        gpu_sync(); /* everyone has read the item */
+        if (gpu_thread() == 0 && w.first < w.past) {
+            w.start = w.first = first < past ? (int)first / S::QUERIES : w.past;
+        }
     }
 }
 

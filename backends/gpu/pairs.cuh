@@ -172,25 +172,6 @@ GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu
     return found;
 }
 
-/* What a tile is: rows i0 .. i1 - 1 of the heads h0 .. h0 + group - 1, keys j0 .. j1 - 1. All
- * threads of the block must ask. `padded`: the last key that is computed, and one. */
-GPU_DEVICE fattn_tile_kind gpu_tile_kind(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
-                                         int64_t i1, int64_t h0, int64_t group, int64_t j0,
-                                         int64_t j1, int64_t padded)
-{
-    const fattn_problem &p = g.problem;
-    const fattn_tile_kind kind = fattn_band_tile(&t.band, i0, i1, j0, padded);
-    if (kind == FATTN_TILE_EMPTY || !(p.features & (FATTN_MASK | FATTN_BLOCK_MASK))) {
-        return kind;
-    }
-    if (p.features & FATTN_BLOCK_MASK &&
-        !gpu_any(gpu_mask_blocks_of(g, t, i0, i1, h0, group, j0, j1, gpu_thread(), gpu_threads())
-                     .kept)) {
-        return FATTN_TILE_EMPTY;
-    }
-    return FATTN_TILE_PARTIAL;
-}
-
 /* Whether a bias of -inf hides keys first .. past - 1, at most `columns`, from all rows of a tile:
  * a thread has one of the keys and a share of the rows. All threads of the block must ask. */
 GPU_DEVICE bool gpu_hides(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0, int64_t i1,
@@ -211,6 +192,53 @@ GPU_DEVICE bool gpu_hides(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i
         sees = sees || bias != -fattn_f32_infinity();
     }
     return !gpu_any(sees);
+}
+
+/* Whether it does, for a tile that has at most as many keys as the block has threads, and as many
+ * rows as it likes: asked where it hides the corners that a causal mask and a window would show. */
+GPU_DEVICE bool gpu_hides_tile(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0, int64_t i1,
+                               int64_t h0, int64_t group, int64_t j0, int64_t j1)
+{
+    const fattn_problem &p = g.problem;
+    gpu_query first, last;
+    first.i = (int32_t)i0, last.i = (int32_t)(i1 - 1);
+    first.h = last.h = (int32_t)h0;
+    const int64_t corner[2] = {gpu_term_at(t, p.bias_stride, last, j0),
+                               gpu_term_at(t, p.bias_stride, first, j1 - 1)};
+    int columns = GPU_WAVE;
+    GPU_UNROLL
+    for (int n = 0; n < 2; n++) {
+        if (gpu_load(g.buffers.bias, p.dtype_bias, corner[n]) != -fattn_f32_infinity()) {
+            return false;
+        }
+    }
+    while (columns < j1 - j0) {
+        columns *= 2;
+    }
+    return gpu_hides(g, t, i0, i1, h0, group, j0, j1, columns);
+}
+
+/* What a tile is: rows i0 .. i1 - 1 of the heads h0 .. h0 + group - 1, keys j0 .. j1 - 1. All
+ * threads of the block must ask. `padded`: the last key that is computed, and one. */
+GPU_DEVICE fattn_tile_kind gpu_tile_kind(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
+                                         int64_t i1, int64_t h0, int64_t group, int64_t j0,
+                                         int64_t j1, int64_t padded)
+{
+    const fattn_problem &p = g.problem;
+    const fattn_tile_kind kind = fattn_band_tile(&t.band, i0, i1, j0, padded);
+    if (kind != FATTN_TILE_EMPTY && p.features & FATTN_BIAS &&
+        gpu_hides_tile(g, t, i0, i1, h0, group, j0, j1)) {
+        return FATTN_TILE_EMPTY;
+    }
+    if (kind == FATTN_TILE_EMPTY || !(p.features & (FATTN_MASK | FATTN_BLOCK_MASK))) {
+        return kind;
+    }
+    if (p.features & FATTN_BLOCK_MASK &&
+        !gpu_any(gpu_mask_blocks_of(g, t, i0, i1, h0, group, j0, j1, gpu_thread(), gpu_threads())
+                     .kept)) {
+        return FATTN_TILE_EMPTY;
+    }
+    return FATTN_TILE_PARTIAL;
 }
 
 /*
@@ -240,6 +268,33 @@ GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, in
         }
     }
     return past;
+}
+
+/*
+ * Where the queries first .. past - 1 of a tile of keys j0 .. j1 - 1 begin when those fall off from
+ * which a bias of -inf hides all of its keys: at a multiple of 64, or at past. Heads h0 .. h0 +
+ * group - 1. All threads of the block must ask; there are a multiple of COLUMNS, the most keys.
+ */
+template <int COLUMNS>
+GPU_DEVICE int64_t gpu_seen_first(const fattn_gpu_args &g, const gpu_pairs &t, int64_t j0,
+                                  int64_t j1, int64_t h0, int64_t group, int64_t first,
+                                  int64_t past)
+{
+    enum { ROWS = 64 };
+    const fattn_problem &p = g.problem;
+    while (first < past && j0 < j1) {
+        const int64_t next = fattn_min64((fattn_quotient(first, ROWS) + 1) * ROWS, past);
+        gpu_query last;
+        last.i = (int32_t)(next - 1);
+        last.h = (int32_t)h0;
+        const int64_t at = gpu_term_at(t, p.bias_stride, last, j0);
+        if (gpu_load(g.buffers.bias, p.dtype_bias, at) != -fattn_f32_infinity() ||
+            !gpu_hides(g, t, first, next, h0, group, j0, j1, COLUMNS)) {
+            break;
+        }
+        first = next;
+    }
+    return first;
 }
 
 /* dSink of head h becomes, or grows by, what the threads of a block bring: a tree over `sums`, a

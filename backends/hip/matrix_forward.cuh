@@ -471,7 +471,7 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
                             matrix_rows<S> &rows)
 {
     const float unit = matrix_own_copy(g.rule.unit);
-    const matrix_walker at = matrix_walker_of<S>(g, w);
+    matrix_walker at = matrix_walker_of<S>(g, w);
     /* Waves without rows, as of most blocks when decoding, only help to fetch. */
     const bool busy = __builtin_amdgcn_readfirstlane(matrix_top<S>()) < w.rows;
     matrix_places places = matrix_places_of<S>();
@@ -481,6 +481,11 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
         matrix_fetch_keys<S>(g, at, block, k);
     }
     matrix_begin<S>(g, w, tile, rows);
+    if constexpr (!S::IS_LEAN) {
+        if (gpu_anew(g).problem.features & FATTN_BIAS && block + 1 < at.past) {
+            at.past = matrix_seen_past<S>(g, w, block + 1);
+        }
+    }
     gpu_sync();
     while (block < at.past) {
         const bool partial = block < at.full || block >= at.full_past;

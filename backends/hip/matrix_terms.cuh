@@ -154,6 +154,17 @@ GPU_DEVICE int matrix_next(const fattn_gpu_args &args, const matrix_item &w, int
     return block;
 }
 
+/* Where the item's tiles from `block` on end when those fall off that a bias hides. */
+template <class S>
+GPU_DEVICE int matrix_seen_past(const fattn_gpu_args &args, const matrix_item &w, int block)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const int64_t keys = fattn_min64((int64_t)w.past * S::KEYS, w.keys);
+    const int64_t past = gpu_seen_past(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group,
+                                       (int64_t)block * S::KEYS, keys);
+    return __builtin_amdgcn_readfirstlane((int)((past + S::KEYS - 1) / S::KEYS));
+}
+
 /* --- A lane's elements ------------------------------------------------------------------------ */
 
 /* A number that is the same for all lanes, in a register of the lane's own: vectors of it would

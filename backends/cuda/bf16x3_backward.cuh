@@ -10,13 +10,15 @@
  *     bf16x3_backward_dq_W         dQ in its place
  *
  * P = 2^(unit x - lse) factor, where lse is rounded to a float in log2 units, which would be off by
- * 2^-24 of itself, and with it every probability of the row, but for the factor.
+ * 2^-24 of itself, and with it every probability of the row, but for the factor. That of a row with
+ * one key is gpu_lone().
  */
 #ifndef FATTN_CUDA_BF16X3_BACKWARD_CUH
 #define FATTN_CUDA_BF16X3_BACKWARD_CUH
 
 #include "backends/cuda/mma_backward.cuh"
 #include "backends/cuda/mma_bf16x3.cuh"
+#include "backends/gpu/lone.cuh"
 
 /* --- Rows ------------------------------------------------------------------------------------- */
 
@@ -73,6 +75,7 @@ GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t
     const int below = mma_lane() / 4, inside = mma_lane() % 4;
     gpu_global_row row[2];
     const float *o[2], *dout[2];
+    float margin[2];
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int64_t number = first + below + 8 * h;
@@ -87,6 +90,12 @@ GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t
             const gpu_f4 zeros = {0, 0, 0, 0};
             *(gpu_f4 *)(saved.dq + row[h].at * W + c) = zeros;
         }
+        gpu_pairs t;
+        t.b = row[h].b;
+        t.seq = row[h].seq;
+        t.band = fattn_band_of(&p, &t.seq);
+        margin[h] = gpu_lone_margin<4>(g, t, q, exists,
+                                       exists ? ((const float *)g.buffers.lse)[row[h].at] : 0);
     }
     float y[M][2][4] = {};
     const bool inexact = __any_sync(0xffffffffu, bf16x3_row_dots<W, M>(o, dout, (int)p.dim_v, y));
@@ -104,8 +113,10 @@ GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t
         const float dlse = p.features & FATTN_DLSE ? ((const float *)g.buffers.dlse)[at] : 0;
         const bool empty = lse == -fattn_f32_infinity();
         const double exact = lse * FATTN_LOG2E, rest = exact - (float)exact;
-        saved.lse[at] = empty ? fattn_f32_infinity() : (float)exact;
-        saved.factor[at] = rest == rest ? exp2f((float)-rest) : 1; /* infinities have no rest */
+        saved.lse[at] = empty ? fattn_f32_infinity() : (float)exact - margin[h];
+        saved.factor[at] = margin[h] > 0  ? gpu_lone()
+                           : rest == rest ? exp2f((float)-rest)
+                                          : 1; /* infinities have no rest */
         saved.delta[at] = empty ? 0 : sum - dlse;
     }
 }
@@ -247,6 +258,13 @@ GPU_DEVICE void bf16x3_dots_by_fma(const fattn_gpu_args &g, const mma_job &job,
     mma_plain_dots<M, N>(v, t.dout, p.dout.seq, t.live, p.dim_v, column, dp);
 }
 
+/* 2^x times a row's factor. */
+GPU_DEVICE float bf16x3_weight(float x, float factor)
+{
+    const float weight = mma_exp2(x), most = weight > 1 ? 1 : weight;
+    return factor == gpu_lone() ? most : weight * factor;
+}
+
 /* Of scores in x and dP in dp, P and dS go to shared memory: as planes, or as floats where they are
  * inexact. */
 template <class S>
@@ -267,8 +285,8 @@ GPU_DEVICE void bf16x3_differentiate(float unit, bf16x3_backward_scratch<S> &s, 
         for (int e = 0; e < 2 * S::TILES; e++) {
             const int m = e / 2, h = e % 2, j = key + 8 * e;
             const float *const x_pair = x[m][n] + 2 * h, *const dp_pair = dp[m][n] + 2 * h;
-            const float p0 = mma_exp2(fmaf(x_pair[0], unit, -lse.x)) * factor.x;
-            const float p1 = mma_exp2(fmaf(x_pair[1], unit, -lse.y)) * factor.y;
+            const float p0 = bf16x3_weight(fmaf(x_pair[0], unit, -lse.x), factor.x);
+            const float p1 = bf16x3_weight(fmaf(x_pair[1], unit, -lse.y), factor.y);
             const float ds0 = p0 * (dp_pair[0] - delta.x), ds1 = p1 * (dp_pair[1] - delta.y);
             if (inexact) {
                 float *const p_to = (float *)s.p + j * S::QUERIES + i;

@@ -34,7 +34,7 @@
 #ifndef FATTN_GPU_SIMT_BACKWARD_CUH
 #define FATTN_GPU_SIMT_BACKWARD_CUH
 
-#include "backends/gpu/pairs.cuh"
+#include "backends/gpu/lone.cuh"
 #include "backends/gpu/tile.cuh"
 #include "core/online_softmax.h"
 #include "core/schedule.h"
@@ -44,7 +44,7 @@
 /* What pairs need to know of a row. */
 typedef struct gpu_row {
     gpu_query query; /* h is -1 for a row that has no probabilities: past the last, or empty */
-    float lse, rest; /* in units of the scores, and what its rounding left */
+    float lse, rest; /* in units of the scores, and what its rounding left, or gpu_lone() */
     float delta;
 } gpu_row;
 
@@ -83,20 +83,26 @@ GPU_DEVICE float gpu_row_dot(const gpu_tensor &o, int64_t o_at, const gpu_tensor
     return total;
 }
 
-/* Saves row q of a sequence. One float for lse in units of the scores would be off by 2^-24 of lse,
- * and all probabilities of the row by as much. An empty row has no probabilities, whatever its dO
- * and dlse are: they are not looked at. */
-GPU_DEVICE void gpu_save_lse_delta(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
-                                   gpu_query q)
+/* Saves row q of sequence b of t, where it exists. One float for lse in units of the scores would
+ * be off by 2^-24 of lse, and all probabilities of the row by as much. An empty row has no
+ * probabilities, whatever its dO and dlse are: they are not looked at. All threads of the block
+ * must come. */
+GPU_DEVICE void gpu_save_lse_delta(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q,
+                                   bool exists)
 {
     const fattn_problem &p = g.problem;
+    const fattn_sequence &seq = t.seq;
     const gpu_tensor o = gpu_tensor_of(g, g.buffers.o, p.dtype_o, FATTN_GPU_QUADS_O, p.dim_v);
     const gpu_tensor dout =
         gpu_tensor_of(g, g.buffers.dout, p.dtype_o, FATTN_GPU_QUADS_DOUT, p.dim_v);
     const gpu_saved saved = gpu_saved_of(g);
-    const int64_t at = gpu_lse_at(p, seq, b, q.h) + q.i;
+    const int64_t at = gpu_lse_at(p, seq, t.b, q.h) + q.i;
     const float *const dlse = (const float *)g.buffers.dlse;
-    const float natural = ((const float *)g.buffers.lse)[at];
+    const float natural = exists ? ((const float *)g.buffers.lse)[at] : 0;
+    const float margin = gpu_lone_margin<1>(g, t, q, exists, natural);
+    if (!exists) {
+        return;
+    }
     if (gpu_is_empty(natural)) {
         saved.lse[at] = natural;
         return;
@@ -105,8 +111,10 @@ GPU_DEVICE void gpu_save_lse_delta(const fattn_gpu_args &g, const fattn_sequence
     const double rest = exact - (float)exact;
     const float delta =
         gpu_row_dot(o, gpu_query_at(seq, p.o, q.i, q.h), dout, gpu_query_at(seq, p.dout, q.i, q.h));
-    saved.lse[at] = (float)exact;
-    saved.rest[at] = rest == rest ? (float)rest : 0; /* infinities and NaN have none */
+    saved.lse[at] = (float)exact - margin / g.rule.unit;
+    saved.rest[at] = margin > 0     ? gpu_lone()
+                     : rest == rest ? (float)rest
+                                    : 0; /* infinities and NaN have none */
     saved.delta[at] = p.features & FATTN_DLSE ? delta - dlse[at] : delta;
 }
 
@@ -236,7 +244,9 @@ template <bool OF_DOT>
 GPU_DEVICE void gpu_differentiate(const fattn_gpu_args &g, const gpu_row &row, float z,
                                   float dscore, float *x, float *dp)
 {
-    const float p = fattn_softmax_weight(*x - row.lse, g.rule.unit, row.rest);
+    const bool lone = row.rest == gpu_lone();
+    const float weight = fattn_softmax_weight(*x - row.lse, g.rule.unit, lone ? 0 : row.rest);
+    const float p = lone && weight > 1 ? 1 : weight;
     const float ds = p * (z * *dp - row.delta);
     const bool counts = row.query.h >= 0;
     *x = counts ? z * p : 0;
@@ -697,13 +707,11 @@ GPU_KERNEL(128, 1) simt_backward_rows(const GPU_PARAM fattn_gpu_args g)
     const int64_t chunks = (p.seqlen_q + 127) / 128;
     for (int64_t n = gpu_block(); n < p.batch * p.heads_q * chunks; n += gpu_blocks()) {
         const int64_t head = n / chunks, b = head / p.heads_q;
-        const fattn_sequence seq = gpu_sequence(g, b);
+        const gpu_pairs t = gpu_pairs_of(g, b);
         const int64_t i = n % chunks * 128 + gpu_thread();
-        if (i < seq.sq) {
-            gpu_query q;
-            q.i = (int32_t)i, q.h = (int32_t)(head % p.heads_q);
-            gpu_save_lse_delta(g, seq, b, q);
-        }
+        gpu_query q;
+        q.i = (int32_t)i, q.h = (int32_t)(head % p.heads_q);
+        gpu_save_lse_delta(g, t, q, i < t.seq.sq);
     }
 }
 

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rows of backward that see one key. Their probability is 1, but 2^(x - lse) is not quite: the
+ * score x is computed again, perhaps in another order, and lse was rounded. Kernels that keep P in
+ * floats lower the lse of such a row, by more than rounding may have raised it, and take what is
+ * above 1 as 1 (docs/NUMERICS.md, section 3; backends/cpu/lone.h does the same on CPUs).
+ *
+ * Where P is rounded to 16 bits before it is used, as on tensor cores, it is 1 without this.
+ */
+#ifndef FATTN_GPU_LONE_CUH
+#define FATTN_GPU_LONE_CUH
+
+#include "backends/gpu/pairs.cuh"
+
+/* What marks such a row, where others have what the rounding of lse left. */
+GPU_DEVICE float gpu_lone(void) { return fattn_f32_infinity(); }
+
+/* x of TEAM neighbouring threads, added. */
+template <int TEAM> GPU_DEVICE float gpu_team_sum(float x)
+{
+    GPU_UNROLL
+    for (int n = 1; n < TEAM; n *= 2) {
+        x += gpu_shfl_xor(x, n);
+    }
+    return x;
+}
+
+/* The largest x of TEAM neighbouring threads. */
+template <int TEAM> GPU_DEVICE int32_t gpu_team_max(int32_t x)
+{
+    GPU_UNROLL
+    for (int n = 1; n < TEAM; n *= 2) {
+        const float bits = gpu_shfl_xor(fattn_f32_from_bits((uint32_t)x), n);
+        const int32_t other = (int32_t)fattn_f32_bits(bits);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+/* The key that query q sees of the keys of its band, or -1 where it sees none or several. All
+ * threads of the block must ask; TEAM neighbours share a query. */
+template <int TEAM>
+GPU_DEVICE int32_t gpu_lone_key(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q,
+                                fattn_range keys)
+{
+    enum { KEYS = 4 }; /* of a thread, at a time */
+    const unsigned terms = (g.rule.terms & FATTN_SCORE_BIAS) | FATTN_SCORE_KEEP;
+    if (!(g.problem.features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK))) {
+        return keys.past - keys.first == 1 ? (int32_t)keys.first : -1;
+    }
+    int32_t key = -1;
+    float seen = 0, all = 0;
+    do {
+        for (int n = 0; n < KEYS; n++) {
+            const int64_t j = keys.first + n * TEAM + gpu_thread() % TEAM;
+            if (j < keys.past && all < 2) {
+                const fattn_score_pair pair = gpu_pair(g, t, terms, q, j);
+                const bool sees = pair.keep && pair.bias != -fattn_f32_infinity();
+                key = sees ? (int32_t)j : key;
+                seen += sees;
+            }
+        }
+        keys.first += KEYS * TEAM;
+        all = gpu_team_sum<TEAM>(seen);
+    } while (gpu_any(all < 2 && keys.first < keys.past));
+    key = gpu_team_max<TEAM>(key);
+    return all == 1 ? key : -1;
+}
+
+/* By how much lse of query q is to be lowered, in log2 units: four times the rounding that its
+ * score, computed twice, and lse may differ by, or 0 where the row does not see one key, or its lse
+ * holds more than that key, a sink or the keys of other shards. lse: natural. exists: whether there
+ * is such a query. All threads of the block must ask; TEAM neighbours share a query. */
+template <int TEAM>
+GPU_DEVICE float gpu_lone_margin(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q,
+                                 bool exists, float lse)
+{
+    const fattn_problem &p = g.problem;
+    const gpu_tensor query = gpu_tensor_of(g, g.buffers.q, p.dtype, FATTN_GPU_QUADS_Q, p.dim);
+    const gpu_tensor keys = gpu_tensor_of(g, g.buffers.k, p.dtype, FATTN_GPU_QUADS_K, p.dim);
+    fattn_range band = {0, 0};
+    if (exists) {
+        band = fattn_band_row(&t.band, q.i);
+    }
+    const int32_t key = gpu_lone_key<TEAM>(g, t, q, band);
+    float dot = 0, products = 0; /* and their sizes */
+    if (key >= 0) {
+        const int64_t q_at = gpu_query_at(t.seq, p.q, q.i, q.h);
+        const int64_t k_at = gpu_key_at(g, t.seq, p.k, t.b, fattn_quotient(q.h, g.group), key);
+        for (int c = 4 * (gpu_thread() % TEAM); c < query.dim; c += 4 * TEAM) {
+            float x[4], y[4];
+            gpu_load_quad(query, q_at, c, x);
+            gpu_load_quad(keys, k_at, c, y);
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) {
+                dot = fmaf(x[e], y[e], dot);
+                products += fv_abs(x[e] * y[e]);
+            }
+        }
+    }
+    dot = gpu_team_sum<TEAM>(dot);
+    products = gpu_team_sum<TEAM>(products);
+    if (key < 0) {
+        return 0;
+    }
+    float dscore;
+    const fattn_score_pair pair = gpu_pair(g, t, g.rule.terms, q, key);
+    const float x = fattn_score(&g.rule, g.rule.terms, dot, pair, &dscore) * g.rule.unit;
+    const float terms = fv_abs(fattn_score_clamp(pair.bias)) + fv_abs(pair.slope * pair.distance);
+    const float size = fv_abs(x) + (float)FATTN_LOG2E * (fv_abs(g.rule.scale) * products + terms);
+    const float rounding = 0x1p-24f * (4 + (float)query.dim / 32) * size;
+    const bool alone = fv_abs(x - lse * (float)FATTN_LOG2E) <= rounding;
+    return alone && rounding < fattn_f32_infinity() ? 4 * rounding : 0;
+}
+
+#endif

@@ -317,28 +317,31 @@ static void check_skipped(const place *at, draw_case *c, draw_id out)
 
 /* On a GPU hidden tiles at the end of a row's keys are not multiplied, and in backward those at the
  * beginning of a key's queries, as under a causal mask: a NaN there, among values or dO, has no
- * effect on rows, or keys, further than a tile away. */
+ * effect on rows, or keys, further than a tile away. Backward on Hopper looks for them from 4096
+ * queries on, whose last see the keys. */
 static void check_causal_bias(const place *at, fattn_op op, fattn_dtype dtype)
 {
-    enum { LENGTH = 512, FAR = 256, NANS = 64, DIM = 64 };
+    enum { KEYS = 512, FAR = 256, NANS = 64, DIM = 64 };
     const bool forward = op == FATTN_FORWARD;
-    draw_case c = biased(op, dtype, LENGTH, LENGTH);
+    const bool hopper = !forward && strncmp(at->kernel->name, "wgmma", 5) == 0;
+    const int64_t rows = hopper ? 4096 : KEYS, diagonal = rows - KEYS;
+    draw_case c = biased(op, dtype, rows, KEYS);
     bool good = !hazard_spares(at, &c) && hazard_build(&c) && hazard_takes(at, &c);
-    for (int64_t n = 0; good && n < LENGTH * LENGTH; n++) {
-        const int64_t i = n / LENGTH, j = n % LENGTH;
-        if (j > i) {
+    for (int64_t n = 0; good && n < rows * KEYS; n++) {
+        const int64_t i = n / KEYS, j = n % KEYS;
+        if (j > i - diagonal) {
             draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, i, j), -(double)INFINITY);
         }
     }
     good = good && draw_save(&c) == FATTN_OK;
     for (int64_t n = 0; good && n < NANS * DIM; n++) {
-        const int64_t j = n / DIM + (forward ? LENGTH - NANS : 0);
+        const int64_t row = n / DIM + (forward ? KEYS - NANS : diagonal);
         const draw_id id = forward ? DRAW_V : DRAW_DOUT;
-        draw_set(&c, id, draw_at(&c, id, 0, j, 0, n % DIM), NAN);
+        draw_set(&c, id, draw_at(&c, id, 0, row, 0, n % DIM), NAN);
     }
     good = good && hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
     for (int64_t n = 0; good && n < FAR * DIM; n++) {
-        const int64_t row = n / DIM + (forward ? 0 : LENGTH - FAR);
+        const int64_t row = n / DIM + (forward ? 0 : KEYS - FAR);
         const draw_id id = forward ? DRAW_O : DRAW_DV;
         good = hazard_check(isfinite(draw_get(&c, id, draw_at(&c, id, 0, row, 0, n % DIM))),
                             "%s, dtype %d: row %lld has met a hidden tile", at->kernel->name,

@@ -10,8 +10,8 @@
  *     bf16x3_backward_dq_W         dQ in its place
  *
  * P = 2^(unit x - lse) factor, where lse is rounded to a float in log2 units, which would be off by
- * 2^-24 of itself, and with it every probability of the row, but for the factor. That of a row with
- * one key is gpu_lone().
+ * 2^-24 of itself, and with it every probability of the row, but for the factor. What is above 1
+ * is 1 (lone.cuh).
  */
 #ifndef FATTN_CUDA_BF16X3_BACKWARD_CUH
 #define FATTN_CUDA_BF16X3_BACKWARD_CUH
@@ -94,7 +94,7 @@ GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t
         t.b = row[h].b;
         t.seq = row[h].seq;
         t.band = fattn_band_of(&p, &t.seq);
-        margin[h] = gpu_lone_margin<4>(g, t, q, exists,
+        margin[h] = gpu_lone_margin<4>(g, t, q, exists ? gpu_band_key(t, q.i) : -1,
                                        exists ? ((const float *)g.buffers.lse)[row[h].at] : 0);
     }
     float y[M][2][4] = {};
@@ -114,9 +114,7 @@ GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t
         const bool empty = lse == -fattn_f32_infinity();
         const double exact = lse * FATTN_LOG2E, rest = exact - (float)exact;
         saved.lse[at] = empty ? fattn_f32_infinity() : (float)exact - margin[h];
-        saved.factor[at] = margin[h] > 0  ? gpu_lone()
-                           : rest == rest ? exp2f((float)-rest)
-                                          : 1; /* infinities have no rest */
+        saved.factor[at] = rest == rest ? exp2f((float)-rest) : 1; /* infinities have no rest */
         saved.delta[at] = empty ? 0 : sum - dlse;
     }
 }
@@ -258,11 +256,11 @@ GPU_DEVICE void bf16x3_dots_by_fma(const fattn_gpu_args &g, const mma_job &job,
     mma_plain_dots<M, N>(v, t.dout, p.dout.seq, t.live, p.dim_v, column, dp);
 }
 
-/* 2^x times a row's factor. */
+/* 2^x times a row's factor, and at most 1. */
 GPU_DEVICE float bf16x3_weight(float x, float factor)
 {
-    const float weight = mma_exp2(x), most = weight > 1 ? 1 : weight;
-    return factor == gpu_lone() ? most : weight * factor;
+    const float weight = mma_exp2(x) * factor;
+    return weight > 1 ? 1 : weight; /* a NaN stays */
 }
 
 /* Of scores in x and dP in dp, P and dS go to shared memory: as planes, or as floats where they are

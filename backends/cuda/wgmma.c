@@ -655,17 +655,6 @@ static void clear_dbias_shape(const fattn_gpu_kernel *kernel, const fattn_proble
     snprintf(shape->entry, sizeof shape->entry, "wgmma_clear_dbias");
 }
 
-/* Of an ordered run all tiles are met: each waits for turns. */
-static void first_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
-                        const fattn_tiling *t, fattn_gpu_shape *shape)
-{
-    const bool looks = p->features & FATTN_BIAS && !(p->features & FATTN_DETERMINISTIC);
-    snprintf(shape->entry, sizeof shape->entry, "wgmma_first_%s", kernel->run);
-    shape->blocks = looks ? p->batch * p->heads_k * t->k_blocks : 0;
-    shape->threads = WGMMA_ROWS_THREADS;
-    shape->early = true;
-}
-
 static void backward_full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                                 const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -706,20 +695,19 @@ static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_prob
     (FATTN_KERNEL_COMMON & ~(FATTN_GPU_NOT_BACKWARD | WGMMA_NOT) & \
      ~(uint64_t)(FATTN_DETERMINISTIC & ~WGMMA_BACKWARD_ORDERED(width)))
 
-#define WGMMA_BACKWARD_FULL_ROW(channels, keys)                     \
-    {                                                               \
-        .row = {.name = "wgmma_backward_full_" #channels,           \
-                WGMMA_GRADIENT_ROW(channels),                       \
-                .features = WGMMA_BACKWARD_FULL_FEATURES(channels), \
-                .adds_dbias = true,                                 \
-                .dropout_max = WGMMA_DROPOUT_MAX,                   \
-                .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},  \
-                .fast_bytes = backward_full_bytes,                  \
-                .workspace = backward_full_workspace},              \
-        WGMMA_KERNEL("wgmma_backward_full_" #channels, channels),   \
-        .phases = {clear_dbias_shape,   rows_shape, first_shape,    \
-                   backward_full_shape, dq_shape,   sink_shape},    \
-        .maps = backward_full_maps, .run = "full_" #channels,       \
+#define WGMMA_BACKWARD_FULL_ROW(channels, keys)                                               \
+    {                                                                                         \
+        .row = {.name = "wgmma_backward_full_" #channels,                                     \
+                WGMMA_GRADIENT_ROW(channels),                                                 \
+                .features = WGMMA_BACKWARD_FULL_FEATURES(channels),                           \
+                .adds_dbias = true,                                                           \
+                .dropout_max = WGMMA_DROPOUT_MAX,                                             \
+                .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},                            \
+                .fast_bytes = backward_full_bytes,                                            \
+                .workspace = backward_full_workspace},                                        \
+        WGMMA_KERNEL("wgmma_backward_full_" #channels, channels),                             \
+        .phases = {clear_dbias_shape, rows_shape, backward_full_shape, dq_shape, sink_shape}, \
+        .maps = backward_full_maps, .run = "full_" #channels,                                 \
     }
 
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {

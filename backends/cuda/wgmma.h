@@ -90,7 +90,7 @@
     (WGMMA_SHARED(width, width, WGMMA_FULL_WARPGROUPS, keys, stages) +      \
      (term_stages)*WGMMA_TERM_PANEL(features, 64 * WGMMA_FULL_WARPGROUPS) + \
      WGMMA_TERM_CONTROL(features, 64 * WGMMA_FULL_WARPGROUPS))
-#define WGMMA_SEEN_THREADS 128 /* of the kernel that looks for keys which a bias hides */
+#define WGMMA_SEEN_THREADS 512 /* of the kernel that looks for keys which a bias hides */
 
 /* Of the one that looks what a block mask keeps: a warp finds two words for 32 tiles of keys of an
  * item, bits of those that some pair is kept of, and of those that some is dropped of besides. */

@@ -28,22 +28,18 @@ typedef struct wgmma_backward_full_maps {
                               width, __VA_ARGS__)
 
 /* Of a width, whatever the run. */
-#define WGMMA_BACKWARD_FULL_ROWS(width, queries, keys, stages)                                   \
-    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_rows_full_##width(const GPU_PARAM fattn_gpu_args g)  \
-    {                                                                                            \
-        wgmma_rows_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);         \
-    }                                                                                            \
-    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_first_full_##width(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                                            \
-        wgmma_seen_first<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);       \
-    }                                                                                            \
-    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_dq_full_##width(const GPU_PARAM fattn_gpu_args g)    \
-    {                                                                                            \
-        wgmma_dq_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);           \
-    }                                                                                            \
-    GPU_KERNEL(WGMMA_SINK_THREADS, 1) wgmma_sink_full_##width(const GPU_PARAM fattn_gpu_args g)  \
-    {                                                                                            \
-        wgmma_sink_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);         \
+#define WGMMA_BACKWARD_FULL_ROWS(width, queries, keys, stages)                                  \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_rows_full_##width(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                           \
+        wgmma_rows_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);        \
+    }                                                                                           \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_dq_full_##width(const GPU_PARAM fattn_gpu_args g)   \
+    {                                                                                           \
+        wgmma_dq_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);          \
+    }                                                                                           \
+    GPU_KERNEL(WGMMA_SINK_THREADS, 1) wgmma_sink_full_##width(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                           \
+        wgmma_sink_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);        \
     }
 
 GPU_KERNEL(256, 1) wgmma_clear_dbias(const GPU_PARAM fattn_gpu_args g) { gpu_clear_dbias_rows(g); }

@@ -5,7 +5,6 @@
  * lse, delta and dQ are copied and added to.
  *
  *     wgmma_rows_<name>      lse and delta of every row, zeros for its dQ, and what the items are
- *     wgmma_first_<name>     where they begin, of runs with a bias
  *     (wgmma_backward.cuh)
  *     wgmma_dq_<name>        dQ in its own type
  *     wgmma_sink_<name>      dSink
@@ -222,7 +221,16 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.dv = gpu_key_at(g, seq, p.dv, work.batch, work.head, j0);
 }
 
-/* Each by a thread. */
+/* Whether tiles of queries are looked for that a bias hides from all of an item's keys: in runs
+ * with a bias where an item meets so many queries that this pays. Tiles of ordered items wait for
+ * their turns, and none is left out. */
+GPU_DEVICE bool wgmma_skips_hidden(const fattn_problem &p)
+{
+    return p.features & FATTN_BIAS && p.seqlen_q >= 4096 && !wgmma_is_ordered(p);
+}
+
+/* Each by a thread: of as few blocks as can do it, or, where a block then looks into them, of
+ * many. */
 template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
 {
     static_assert(sizeof(wgmma_backward_item) == WGMMA_BACKWARD_ITEM_BYTES, "what is set aside");
@@ -232,28 +240,31 @@ template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
     if (gpu_block() == 0 && gpu_thread() == 0) {
         *saved.taken = 0;
     }
-    for (int64_t n = gpu_block() * gpu_threads() + gpu_thread(); n < items; n += step) {
+    const bool apart = wgmma_skips_hidden(g.problem);
+    const int64_t own = apart ? gpu_thread() * gpu_blocks() + gpu_block()
+                              : gpu_block() * gpu_threads() + gpu_thread();
+    for (int64_t n = own; n < items; n += step) {
         wgmma_item_set<S>(g, saved, n, saved.items[n]);
     }
 }
 
-/* Of a run with a bias, after the items are set: those begin with the first tile of queries from
- * which the bias does not hide all of their keys. An item a block. */
-template <class S> GPU_DEVICE void wgmma_seen_first(const fattn_gpu_args &g)
+/* Of items that this block has set: they begin with the first tile that is not hidden. */
+template <class S> GPU_DEVICE void wgmma_skip_hidden(const fattn_gpu_args &g, int64_t items)
 {
-    gpu_admit_later();
-    gpu_await_earlier();
     const fattn_problem &p = g.problem;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
-    const int64_t items = p.batch * p.heads_k * g.tiling.k_blocks;
     const int64_t group = fattn_quotient(p.heads_q, p.heads_k);
+    if (!wgmma_skips_hidden(p)) {
+        return;
+    }
+    gpu_sync(); /* the items are set */
     for (int64_t n = gpu_block(); n < items; n += gpu_blocks()) {
         wgmma_backward_item &w = saved.items[n];
         const int64_t j0 = (int64_t)w.block * S::KEYS;
         const int64_t past = min(w.past * S::QUERIES, w.queries);
         const int64_t first =
-            gpu_seen_first<S::KEYS>(g, gpu_pairs_of(g, w.batch), j0, j0 + w.keys, w.head * group,
-                                    group, (int64_t)w.first * S::QUERIES, past);
+            gpu_seen_first(g, gpu_pairs_of(g, w.batch), j0, j0 + w.keys, w.head * group, group,
+                           (int64_t)w.first * S::QUERIES, past);
         gpu_sync(); /* everyone has read the item */
         if (gpu_thread() == 0 && w.first < w.past) {
             w.start = w.first = first < past ? (int)first / S::QUERIES : w.past;
@@ -336,6 +347,7 @@ template <class S> GPU_DEVICE void wgmma_rows_all(const fattn_gpu_args &g)
     gpu_visit_rows<WGMMA_ROWS_THREADS>(
         g, g.tiling.q_blocks * S::QUERIES,
         [&](const gpu_global_row &row) { wgmma_prepare_row<S>(g, row); });
+    wgmma_skip_hidden<S>(g, g.problem.batch * g.problem.heads_k * g.tiling.k_blocks);
 }
 
 template <class S> GPU_DEVICE void wgmma_sink_all(const fattn_gpu_args &g)

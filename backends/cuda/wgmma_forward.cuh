@@ -1054,8 +1054,8 @@ template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
 }
 
 /* Where a bias of -inf hides keys from all rows of an item, the number of tiles before them goes to
- * the workspace, an item's after the other's: a block of WGMMA_SEEN_THREADS an item. Clears the
- * counter, too. */
+ * the workspace: a block of WGMMA_SEEN_THREADS an item, of the first head where heads share the
+ * bias. Clears the counter, too. */
 template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
 {
     extern __shared__ char shared[];
@@ -1077,7 +1077,7 @@ template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
             return;
         }
         if (gpu_thread() < GPU_WAVE) {
-            control.item[0].exists = wgmma_item_set(g, b, n, INT32_MAX, 0);
+            control.item[0].exists = wgmma_item_set(g, b, n, false, 0);
         }
         gpu_sync();
         const wgmma_item &w = control.item[0];
@@ -1091,9 +1091,13 @@ template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
             tiles = (int)((past + S::KEYS - 1) / S::KEYS);
         }
         if (gpu_thread() == 0) {
-            ((int *)(g.workspace + WGMMA_WORKSPACE))[n] = tiles;
+            *wgmma_seen_tiles(g, control.tiling, work) = tiles;
         }
     }
 }
 
 #endif
+        const fattn_work work = wgmma_item_work<S>(g, control.tiling, n);
+        if (work.head > 0 && g.problem.bias_stride[1] == 0) {
+            continue;
+        }

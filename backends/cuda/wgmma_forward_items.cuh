@@ -295,14 +295,6 @@ GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, i
     }
 }
 
-/* Tiles of keys of item `number` before those that a bias of -inf hides from all of its rows
- * (wgmma_seen_all). */
-template <class S> GPU_DEVICE int wgmma_seen_tiles(const fattn_gpu_args &g, int64_t number)
-{
-    const bool known = mma_has<S>(g, FATTN_BIAS);
-    return known ? ((const int *)(g.workspace + WGMMA_WORKSPACE))[number] : INT32_MAX;
-}
-
 /* What item `number` is. Where sequences share a bias or mask, and heads do not, the items of all
  * sequences of a head follow one another, so that it is read from memory once. */
 template <class S>
@@ -325,6 +317,16 @@ GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const fattn_tilin
 /* The words of item `number` of a block mask (wgmma_blocks_all). */
 GPU_DEVICE uint32_t *wgmma_block_words(const fattn_gpu_args &g, int64_t number)
 {
+/* Where the tiles of keys are, of an item, before those that a bias of -inf hides from all of its
+ * rows (wgmma_seen_all): one number for all heads that share the bias. */
+GPU_DEVICE int *wgmma_seen_tiles(const fattn_gpu_args &g, const fattn_tiling &tiling,
+                                 const fattn_work &work)
+{
+    const int64_t head =
+        g.problem.bias_stride[1] ? work.batch * g.problem.heads_k + work.head : work.batch;
+    return (int *)(g.workspace + WGMMA_WORKSPACE) + head * tiling.q_blocks + work.block;
+}
+
     return (uint32_t *)(g.workspace + WGMMA_WORKSPACE) +
            number * 2 * WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
 }
@@ -365,11 +367,11 @@ GPU_DEVICE void wgmma_item_blocks(const fattn_gpu_args &g, const wgmma_block<S> 
     }
 }
 
-/* Item `number`; returns whether it has rows, and keys of its own. Lanes write the same, each of
- * them. */
+/* Item `number`; returns whether it has rows, and keys of its own. seen: whether wgmma_seen_all()
+ * has looked at its bias. Lanes write the same, each of them. */
 template <class S>
 GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
-                               int seen, int place)
+                               bool seen, int place)
 {
     wgmma_item &w = b.control->item[place];
     const fattn_problem &p = g.problem;
@@ -378,6 +380,9 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     fattn_sequence &seq = b.control->seq;
     if (gpu_sequences_differ(p)) {
         seq = gpu_sequence(g, work.batch);
+    const int tiles = seen && mma_has<S>(g, FATTN_BIAS)
+                          ? *wgmma_seen_tiles(g, b.control->tiling, work)
+                          : INT32_MAX;
     } else { /* the others are the same */
         seq.q_batch = seq.k_batch = work.batch;
     }
@@ -389,7 +394,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     if (w.rows == 0) {
         return false;
     }
-    wgmma_item_keys(g, b, seq, i0, seen, w);
+    wgmma_item_keys(g, b, seq, i0, tiles, w);
     if constexpr (S::IS_SPLIT) {
         wgmma_part &part = b.control->part[place];
         part.number = (int)number;
@@ -457,8 +462,7 @@ template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgm
         }
         number = n > 0 ? next() : number;
         wgmma_await(&control.item_empty[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2 ^ 1);
-        while (number < items &&
-               !wgmma_item_set(g, b, number, wgmma_seen_tiles<S>(g, number), n % WGMMA_ITEMS)) {
+        while (number < items && !wgmma_item_set(g, b, number, true, n % WGMMA_ITEMS)) {
             number = next();
         }
         w.exists = number < items;

@@ -2,8 +2,8 @@
 /*
  * Rows of backward that see one key. Their probability is 1, but 2^(x - lse) is not quite: the
  * score x is computed again, perhaps in another order, and lse was rounded. Kernels that keep P in
- * floats lower the lse of such a row, by more than rounding may have raised it, and take what is
- * above 1 as 1 (docs/NUMERICS.md, section 3; backends/cpu/lone.h does the same on CPUs).
+ * floats lower the lse of such a row, by more than rounding may have raised it, and cut every P to
+ * 1 (docs/NUMERICS.md, section 3; backends/cpu/lone.h does the same on CPUs).
  *
  * Where P is rounded to 16 bits before it is used, as on tensor cores, it is 1 without this.
  */
@@ -11,9 +11,6 @@
 #define FATTN_GPU_LONE_CUH
 
 #include "backends/gpu/pairs.cuh"
-
-/* What marks such a row, where others have what the rounding of lse left. */
-GPU_DEVICE float gpu_lone(void) { return fattn_f32_infinity(); }
 
 /* x of TEAM neighbouring threads, added. */
 template <int TEAM> GPU_DEVICE float gpu_team_sum(float x)
@@ -37,52 +34,52 @@ template <int TEAM> GPU_DEVICE int32_t gpu_team_max(int32_t x)
     return x;
 }
 
-/* The key that query q sees of the keys of its band, or -1 where it sees none or several. All
- * threads of the block must ask; TEAM neighbours share a query. */
-template <int TEAM>
-GPU_DEVICE int32_t gpu_lone_key(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q,
-                                fattn_range keys)
+/* Whether a row may see one key of several that its band has. */
+GPU_DEVICE bool gpu_hides_keys(const fattn_problem &p)
 {
-    enum { KEYS = 4 }; /* of a thread, at a time */
-    const unsigned terms = (g.rule.terms & FATTN_SCORE_BIAS) | FATTN_SCORE_KEEP;
-    if (!(g.problem.features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK))) {
-        return keys.past - keys.first == 1 ? (int32_t)keys.first : -1;
-    }
-    int32_t key = -1;
-    float seen = 0, all = 0;
-    do {
-        for (int n = 0; n < KEYS; n++) {
-            const int64_t j = keys.first + n * TEAM + gpu_thread() % TEAM;
-            if (j < keys.past && all < 2) {
-                const fattn_score_pair pair = gpu_pair(g, t, terms, q, j);
-                const bool sees = pair.keep && pair.bias != -fattn_f32_infinity();
-                key = sees ? (int32_t)j : key;
-                seen += sees;
-            }
-        }
-        keys.first += KEYS * TEAM;
-        all = gpu_team_sum<TEAM>(seen);
-    } while (gpu_any(all < 2 && keys.first < keys.past));
-    key = gpu_team_max<TEAM>(key);
-    return all == 1 ? key : -1;
+    return p.features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK);
 }
 
-/* By how much lse of query q is to be lowered, in log2 units: four times the rounding that its
- * score, computed twice, and lse may differ by, or 0 where the row does not see one key, or its lse
- * holds more than that key, a sink or the keys of other shards. lse: natural. exists: whether there
- * is such a query. All threads of the block must ask; TEAM neighbours share a query. */
+/* The key of a band that has one, or -1: in runs where the band is all that hides keys. */
+GPU_DEVICE int32_t gpu_band_key(const gpu_pairs &t, int32_t i)
+{
+    const fattn_range keys = fattn_band_row(&t.band, i);
+    return keys.past - keys.first == 1 ? (int32_t)keys.first : -1;
+}
+
+/* The key that query q sees of the keys of its band, or -1 where it sees none or several. All
+ * threads of a wave must ask, for one query. */
+GPU_DEVICE int32_t gpu_lone_key(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q)
+{
+    const unsigned terms = (g.rule.terms & FATTN_SCORE_BIAS) | FATTN_SCORE_KEEP;
+    const fattn_range keys = fattn_band_row(&t.band, q.i);
+    int32_t key = -1;
+    float seen = 0;
+    for (int64_t first = keys.first; first < keys.past && seen < 2; first += GPU_WAVE) {
+        const int64_t j = first + gpu_thread() % GPU_WAVE;
+        bool sees = j < keys.past;
+        if (sees) {
+            const fattn_score_pair pair = gpu_pair(g, t, terms, q, j);
+            sees = pair.keep && pair.bias != -fattn_f32_infinity();
+        }
+        key = sees ? (int32_t)j : key;
+        seen += gpu_team_sum<GPU_WAVE>(sees ? 1.0f : 0.0f);
+    }
+    key = gpu_team_max<GPU_WAVE>(key);
+    return seen == 1 ? key : -1;
+}
+
+/* By how much lse of query q, which sees one key, is to be lowered, in log2 units: four times the
+ * rounding that its score, computed twice, and lse may differ by. 0 where key is -1, or lse holds
+ * more than that key, a sink or the keys of other shards. lse: natural. TEAM neighbouring threads
+ * must ask for one query. */
 template <int TEAM>
 GPU_DEVICE float gpu_lone_margin(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q,
-                                 bool exists, float lse)
+                                 int32_t key, float lse)
 {
     const fattn_problem &p = g.problem;
     const gpu_tensor query = gpu_tensor_of(g, g.buffers.q, p.dtype, FATTN_GPU_QUADS_Q, p.dim);
     const gpu_tensor keys = gpu_tensor_of(g, g.buffers.k, p.dtype, FATTN_GPU_QUADS_K, p.dim);
-    fattn_range band = {0, 0};
-    if (exists) {
-        band = fattn_band_row(&t.band, q.i);
-    }
-    const int32_t key = gpu_lone_key<TEAM>(g, t, q, band);
     float dot = 0, products = 0; /* and their sizes */
     if (key >= 0) {
         const int64_t q_at = gpu_query_at(t.seq, p.q, q.i, q.h);

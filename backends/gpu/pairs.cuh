@@ -172,51 +172,163 @@ GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu
     return found;
 }
 
-/* Whether a bias of -inf hides keys first .. past - 1, at most `columns`, from all rows of a tile:
- * a thread has one of the keys and a share of the rows. All threads of the block must ask. */
-GPU_DEVICE bool gpu_hides(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0, int64_t i1,
-                          int64_t h0, int64_t group, int64_t first, int64_t past, int columns)
-{
-    const fattn_problem &p = g.problem;
-    const int64_t *const stride = p.bias_stride;
-    const int64_t heads = stride[1] ? group : 1, rows = stride[2] ? i1 - i0 : 1;
-    const int shares = gpu_threads() / columns;
-    const int64_t j = first + gpu_thread() % columns;
-    bool sees = false;
-    for (int64_t n = gpu_thread() / columns; n < heads * rows && j < past; n += shares) {
-        gpu_query q;
-        const int64_t row = fattn_quotient(n, heads);
-        q.i = (int32_t)(i0 + row);
-        q.h = (int32_t)(h0 + n - row * heads);
-        const float bias = gpu_load(g.buffers.bias, p.dtype_bias, gpu_term_at(t, stride, q, j));
-        sees = sees || bias != -fattn_f32_infinity();
-    }
-    return !gpu_any(sees);
-}
+/* --- What a bias of -inf hides ---------------------------------------------------------------- */
 
-/* Whether it does, for a tile that has at most as many keys as the block has threads, and as many
- * rows as it likes: asked where it hides the corners that a causal mask and a window would show. */
-GPU_DEVICE bool gpu_hides_tile(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0, int64_t i1,
-                               int64_t h0, int64_t group, int64_t j0, int64_t j1)
+/* Elements of a bias: `from` is the first of rows of `columns`, in units of 16 bytes, CHUNKS, or of
+ * one. Calls see(r, c) wherever this thread finds another word than `hidden`. The block's threads
+ * share the rows; each has several reads under way, of the last row where there are no more. */
+template <bool CHUNKS, class See>
+GPU_DEVICE void gpu_search_rows(const char *from, uint32_t rows, uint32_t columns, int size,
+                                const int64_t stride[4], uint32_t hidden, const See &see)
 {
-    const fattn_problem &p = g.problem;
-    gpu_query first, last;
-    first.i = (int32_t)i0, last.i = (int32_t)(i1 - 1);
-    first.h = last.h = (int32_t)h0;
-    const int64_t corner[2] = {gpu_term_at(t, p.bias_stride, last, j0),
-                               gpu_term_at(t, p.bias_stride, first, j1 - 1)};
-    int columns = GPU_WAVE;
-    GPU_UNROLL
-    for (int n = 0; n < 2; n++) {
-        if (gpu_load(g.buffers.bias, p.dtype_bias, corner[n]) != -fattn_f32_infinity()) {
-            return false;
+    enum { READS = 4 };
+    const uint32_t threads = (uint32_t)gpu_threads(), thread = (uint32_t)gpu_thread_anew();
+    const uint32_t lanes = columns < threads ? columns : threads, step = threads / lanes;
+    const int64_t across = CHUNKS ? 16 : size * stride[3], down = size * stride[2];
+    for (uint32_t c = thread % lanes; c < columns; c += lanes) {
+        for (uint32_t r = thread / lanes; r < rows; r += READS * step) {
+            gpu_u4 x[READS];
+            GPU_UNROLL
+            for (int n = 0; n < READS; n++) {
+                const char *const at =
+                    from + c * across + fattn_min64(r + n * step, rows - 1) * down;
+                if (CHUNKS) {
+                    x[n] = *(const gpu_u4 *)at;
+                } else {
+                    x[n].x = size == 4 ? *(const uint32_t *)at : *(const uint16_t *)at * 65537u;
+                    x[n].y = x[n].z = x[n].w = hidden;
+                }
+            }
+            GPU_UNROLL
+            for (int n = 0; n < READS; n++) {
+                if ((x[n].x ^ hidden) | (x[n].y ^ hidden) | (x[n].z ^ hidden) | (x[n].w ^ hidden)) {
+                    see((int)fattn_min64(r + n * step, rows - 1), (int)c);
+                }
+            }
         }
     }
-    while (columns < j1 - j0) {
-        columns *= 2;
-    }
-    return gpu_hides(g, t, i0, i1, h0, group, j0, j1, columns);
 }
+
+/* Calls see(i, j) wherever this thread finds a bias other than -inf, of queries i0 .. i1 - 1 of
+ * heads h0 .. h0 + group - 1 and keys j0 .. j1 - 1: among 16 bytes from key j0 + j on, or there, of
+ * query i0 + i. A query, or head, stands for all that share its bias. */
+template <class See>
+GPU_DEVICE void gpu_find_seen(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0, int64_t i1,
+                              int64_t h0, int64_t group, int64_t j0, int64_t j1, const See &see)
+{
+    const fattn_dtype dtype = g.problem.dtype_bias;
+    const int64_t *const stride = g.problem.bias_stride;
+    const int size = dtype == FATTN_F32 ? 4 : 2, chunk = size == 4 ? 2 : 3; /* log2 of its keys */
+    const uint32_t hidden = dtype == FATTN_F32   ? 0xff800000u
+                            : dtype == FATTN_F16 ? 0xfc00fc00u
+                                                 : 0xff80ff80u;
+    gpu_query q;
+    q.i = (int32_t)i0, q.h = (int32_t)h0;
+    const char *from = (const char *)g.buffers.bias + size * gpu_term_at(t, stride, q, j0);
+    const bool chunks = stride[3] == 1 && (j1 - j0) % 8 == 0 &&
+                        (((int64_t)from | size * stride[1] | size * stride[2]) & 15) == 0;
+    const uint32_t heads = stride[1] ? (uint32_t)group : 1, columns = (uint32_t)(j1 - j0);
+    const uint32_t rows = stride[2] ? (uint32_t)(i1 - i0) : 1;
+    for (uint32_t h = 0; h < heads; h++, from += size * stride[1]) {
+        if (chunks) {
+            gpu_search_rows<true>(from, rows, columns >> chunk, size, stride, hidden,
+                                  [&](int r, int c) { see(r, c << chunk); });
+        } else {
+            gpu_search_rows<false>(from, rows, columns, size, stride, hidden, see);
+        }
+    }
+}
+
+/* The largest x, 0 .. most, of the block's threads, all of which must ask. */
+GPU_DEVICE int gpu_largest(int x, int most)
+{
+    int least = 0;
+    while (least < most) {
+        const int middle = least + (most - least) / 2;
+        if (gpu_any(x > middle)) {
+            least = middle + 1;
+        } else {
+            most = middle;
+        }
+    }
+    return least;
+}
+
+/*
+ * Where the keys first .. past - 1 of a tile of rows end when those fall off that it hides from all
+ * of its rows, as a causal mask does that is given as a bias: at a multiple of 64, or at first or
+ * past. A bias that hides nothing there is asked for one number, the same for all threads. The last
+ * row is looked at first, and then of the others what is behind its last key. All threads of the
+ * block must ask.
+ */
+GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
+                                 int64_t i1, int64_t h0, int64_t group, int64_t first, int64_t past)
+{
+    enum { UNIT = 64 };
+    const fattn_problem &p = g.problem;
+    gpu_query last;
+    last.i = (int32_t)(i1 - 1);
+    last.h = (int32_t)h0;
+    if (first >= past ||
+        gpu_load(g.buffers.bias, p.dtype_bias, gpu_term_at(t, p.bias_stride, last, past - 1)) !=
+            -fattn_f32_infinity()) {
+        return past;
+    }
+    const int64_t base = first / UNIT;
+    const int units = (int)((past - 1) / UNIT + 1 - base);
+    int seen = 0; /* units of 64 keys, from that of `first` to the last that a row sees */
+    int64_t from = first;
+    const auto see = [&](int, int j) {
+        const int unit = (int)((from + j) / UNIT - base);
+        seen = unit < seen ? seen : unit + 1;
+    };
+    gpu_find_seen(g, t, i1 - 1, i1, h0, group, from, past, see);
+    seen = gpu_largest(seen, units);
+    from = fattn_max64((base + seen) * UNIT, first);
+    if (from < past && i1 - i0 > 1) {
+        gpu_find_seen(g, t, i0, i1 - 1, h0, group, from, past, see);
+        seen = gpu_largest(seen, units);
+    }
+    return gpu_uniform(gpu_clamp((base + seen) * UNIT, first, past));
+}
+
+/*
+ * Where the queries first .. past - 1 of a tile of keys j0 .. j1 - 1 begin when those fall off from
+ * which it hides all of the tile: at a multiple of 64, or at first or past. Key j0 is looked at
+ * first, and then of the others what is before its first query. All threads of the block must ask.
+ */
+GPU_DEVICE int64_t gpu_seen_first(const fattn_gpu_args &g, const gpu_pairs &t, int64_t j0,
+                                  int64_t j1, int64_t h0, int64_t group, int64_t first,
+                                  int64_t past)
+{
+    enum { UNIT = 64 };
+    const fattn_problem &p = g.problem;
+    gpu_query q;
+    q.i = (int32_t)first;
+    q.h = (int32_t)h0;
+    if (first >= past || j0 >= j1 ||
+        gpu_load(g.buffers.bias, p.dtype_bias, gpu_term_at(t, p.bias_stride, q, j0)) !=
+            -fattn_f32_infinity()) {
+        return first;
+    }
+    const int64_t end = (past - 1) / UNIT + 1;
+    const int units = (int)(end - first / UNIT);
+    int seen = 0; /* units of 64 queries, from the first that sees a key to that of past - 1 */
+    const auto see = [&](int i, int) {
+        const int unit = (int)(end - (first + i) / UNIT);
+        seen = unit > seen ? unit : seen;
+    };
+    gpu_find_seen(g, t, first, past, h0, group, j0, j0 + 1, see);
+    seen = gpu_largest(seen, units);
+    const int64_t rest = fattn_min64((end - seen) * UNIT, past);
+    if (first < rest && j1 - j0 > 1) {
+        gpu_find_seen(g, t, first, rest, h0, group, j0, j1, see);
+        seen = gpu_largest(seen, units);
+    }
+    return gpu_uniform(gpu_clamp((end - seen) * UNIT, first, past));
+}
+
+/* --- Tiles ------------------------------------------------------------------------------------ */
 
 /* What a tile is: rows i0 .. i1 - 1 of the heads h0 .. h0 + group - 1, keys j0 .. j1 - 1. All
  * threads of the block must ask. `padded`: the last key that is computed, and one. */
@@ -226,10 +338,6 @@ GPU_DEVICE fattn_tile_kind gpu_tile_kind(const fattn_gpu_args &g, const gpu_pair
 {
     const fattn_problem &p = g.problem;
     const fattn_tile_kind kind = fattn_band_tile(&t.band, i0, i1, j0, padded);
-    if (kind != FATTN_TILE_EMPTY && p.features & FATTN_BIAS &&
-        gpu_hides_tile(g, t, i0, i1, h0, group, j0, j1)) {
-        return FATTN_TILE_EMPTY;
-    }
     if (kind == FATTN_TILE_EMPTY || !(p.features & (FATTN_MASK | FATTN_BLOCK_MASK))) {
         return kind;
     }
@@ -239,62 +347,6 @@ GPU_DEVICE fattn_tile_kind gpu_tile_kind(const fattn_gpu_args &g, const gpu_pair
         return FATTN_TILE_EMPTY;
     }
     return FATTN_TILE_PARTIAL;
-}
-
-/*
- * Where the keys first .. past - 1 of a tile of rows end when those fall off that a bias of -inf
- * hides from all of its rows, as a causal mask does that is given as a bias: to a multiple of 64.
- * A bias that hides nothing there is asked for one number, the same for all threads. All threads of
- * the block, whole 64s of them, must ask.
- */
-GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
-                                 int64_t i1, int64_t h0, int64_t group, int64_t first, int64_t past)
-{
-    enum { COLUMNS = 64 };
-    const fattn_problem &p = g.problem;
-    gpu_query last;
-    last.i = (int32_t)(i1 - 1);
-    last.h = (int32_t)h0;
-    for (int64_t step = gpu_threads(); step >= COLUMNS && first < past;) {
-        const int64_t at = gpu_term_at(t, p.bias_stride, last, past - 1);
-        const int64_t from = fattn_max64(first, fattn_quotient(past - 1, step) * step);
-        if (gpu_load(g.buffers.bias, p.dtype_bias, at) != -fattn_f32_infinity()) {
-            break;
-        }
-        if (gpu_hides(g, t, i0, i1, h0, group, from, past, (int)step)) {
-            past = from;
-        } else {
-            step = step == COLUMNS ? 0 : COLUMNS;
-        }
-    }
-    return past;
-}
-
-/*
- * Where the queries first .. past - 1 of a tile of keys j0 .. j1 - 1 begin when those fall off from
- * which a bias of -inf hides all of its keys: at a multiple of 64, or at past. Heads h0 .. h0 +
- * group - 1. All threads of the block must ask; there are a multiple of COLUMNS, the most keys.
- */
-template <int COLUMNS>
-GPU_DEVICE int64_t gpu_seen_first(const fattn_gpu_args &g, const gpu_pairs &t, int64_t j0,
-                                  int64_t j1, int64_t h0, int64_t group, int64_t first,
-                                  int64_t past)
-{
-    enum { ROWS = 64 };
-    const fattn_problem &p = g.problem;
-    while (first < past && j0 < j1) {
-        const int64_t next = fattn_min64((fattn_quotient(first, ROWS) + 1) * ROWS, past);
-        gpu_query last;
-        last.i = (int32_t)(next - 1);
-        last.h = (int32_t)h0;
-        const int64_t at = gpu_term_at(t, p.bias_stride, last, j0);
-        if (gpu_load(g.buffers.bias, p.dtype_bias, at) != -fattn_f32_infinity() ||
-            !gpu_hides(g, t, first, next, h0, group, j0, j1, COLUMNS)) {
-            break;
-        }
-        first = next;
-    }
-    return first;
 }
 
 /* dSink of head h becomes, or grows by, what the threads of a block bring: a tree over `sums`, a

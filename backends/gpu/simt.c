@@ -181,6 +181,7 @@ bool fattn_gpu_merges(const fattn_problem *p, const fattn_tiling *t, int threads
 #define BACKWARD_THREADS 256
 #define BACKWARD_SIDE 64  /* of its tiles */
 #define BACKWARD_ROWS 128 /* of a block of simt_backward_rows */
+#define BACKWARD_LONE 8   /* of one of simt_backward_lone, where a wave is 32 threads */
 
 static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
@@ -189,6 +190,18 @@ static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     snprintf(shape->entry, sizeof shape->entry, "simt_backward_rows");
     shape->blocks = p->batch * p->heads_q * fattn_ceil_div(p->seqlen_q, BACKWARD_ROWS);
     shape->threads = BACKWARD_ROWS;
+}
+
+/* Rows of which a bias or mask may leave one key. */
+static void lone_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)kernel, (void)t;
+    snprintf(shape->entry, sizeof shape->entry, "simt_backward_lone");
+    shape->blocks = p->features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK)
+                        ? fattn_ceil_div(p->batch * p->heads_q * p->seqlen_q, BACKWARD_LONE)
+                        : 0;
+    shape->threads = BACKWARD_THREADS;
 }
 
 /* Key blocks of every key/value head, and slabs of dk and dv. */
@@ -316,7 +329,7 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
                 .fast_bytes = tile_bytes,
                 .workspace = backward_workspace},
         .image = "simt_backward",
-        .phases = {rows_shape, keys_shape, queries_shape, bias_shape, sink_shape},
+        .phases = {rows_shape, lone_shape, keys_shape, queries_shape, bias_shape, sink_shape},
     },
     {.row = {.name = NULL}},
 };

@@ -23,6 +23,7 @@
  * two more for dBias. A run is
  *
  *     simt_backward_rows         delta and lse of every row, into the workspace
+ *     simt_backward_lone         the same of rows that see one key for a bias or mask
  *     simt_backward_keys_W       dK and dV, a block of keys and W channels of both
  *     simt_backward_queries_W    dQ, a block of rows and W channels
  *     simt_backward_bias         dBias, a tile of it
@@ -44,7 +45,7 @@
 /* What pairs need to know of a row. */
 typedef struct gpu_row {
     gpu_query query; /* h is -1 for a row that has no probabilities: past the last, or empty */
-    float lse, rest; /* in units of the scores, and what its rounding left, or gpu_lone() */
+    float lse, rest; /* in units of the scores, and what its rounding left */
     float delta;
 } gpu_row;
 
@@ -85,10 +86,8 @@ GPU_DEVICE float gpu_row_dot(const gpu_tensor &o, int64_t o_at, const gpu_tensor
 
 /* Saves row q of sequence b of t, where it exists. One float for lse in units of the scores would
  * be off by 2^-24 of lse, and all probabilities of the row by as much. An empty row has no
- * probabilities, whatever its dO and dlse are: they are not looked at. All threads of the block
- * must come. */
-GPU_DEVICE void gpu_save_lse_delta(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q,
-                                   bool exists)
+ * probabilities, whatever its dO and dlse are: they are not looked at. */
+GPU_DEVICE void gpu_save_lse_delta(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q)
 {
     const fattn_problem &p = g.problem;
     const fattn_sequence &seq = t.seq;
@@ -98,24 +97,36 @@ GPU_DEVICE void gpu_save_lse_delta(const fattn_gpu_args &g, const gpu_pairs &t, 
     const gpu_saved saved = gpu_saved_of(g);
     const int64_t at = gpu_lse_at(p, seq, t.b, q.h) + q.i;
     const float *const dlse = (const float *)g.buffers.dlse;
-    const float natural = exists ? ((const float *)g.buffers.lse)[at] : 0;
-    const float margin = gpu_lone_margin<1>(g, t, q, exists, natural);
-    if (!exists) {
-        return;
-    }
+    const float natural = ((const float *)g.buffers.lse)[at];
     if (gpu_is_empty(natural)) {
         saved.lse[at] = natural;
         return;
     }
+    const int32_t key = gpu_hides_keys(p) ? -1 : gpu_band_key(t, q.i);
+    const float margin = gpu_lone_margin<1>(g, t, q, key, natural);
     const double exact = (double)natural / g.rule.natural;
     const double rest = exact - (float)exact;
     const float delta =
         gpu_row_dot(o, gpu_query_at(seq, p.o, q.i, q.h), dout, gpu_query_at(seq, p.dout, q.i, q.h));
     saved.lse[at] = (float)exact - margin / g.rule.unit;
-    saved.rest[at] = margin > 0     ? gpu_lone()
-                     : rest == rest ? (float)rest
-                                    : 0; /* infinities and NaN have none */
+    saved.rest[at] = rest == rest ? (float)rest : 0; /* infinities and NaN have none */
     saved.delta[at] = p.features & FATTN_DLSE ? delta - dlse[at] : delta;
+}
+
+/* Lowers the lse that is saved of row q of sequence b of t, where a bias or mask leaves it one key.
+ * All threads of a wave must come. */
+GPU_DEVICE void gpu_lower_lone(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q)
+{
+    const gpu_saved saved = gpu_saved_of(g);
+    const int64_t at = gpu_lse_at(g.problem, t.seq, t.b, q.h) + q.i;
+    const float natural = ((const float *)g.buffers.lse)[at];
+    if (gpu_is_empty(natural)) {
+        return;
+    }
+    const float margin = gpu_lone_margin<GPU_WAVE>(g, t, q, gpu_lone_key(g, t, q), natural);
+    if (margin > 0 && gpu_thread() % GPU_WAVE == 0) {
+        saved.lse[at] -= margin / g.rule.unit;
+    }
 }
 
 /* --- Pairs ------------------------------------------------------------------------------------ */
@@ -244,9 +255,8 @@ template <bool OF_DOT>
 GPU_DEVICE void gpu_differentiate(const fattn_gpu_args &g, const gpu_row &row, float z,
                                   float dscore, float *x, float *dp)
 {
-    const bool lone = row.rest == gpu_lone();
-    const float weight = fattn_softmax_weight(*x - row.lse, g.rule.unit, lone ? 0 : row.rest);
-    const float p = lone && weight > 1 ? 1 : weight;
+    const float weight = fattn_softmax_weight(*x - row.lse, g.rule.unit, row.rest);
+    const float p = weight > 1 ? 1 : weight; /* lone.cuh; a NaN stays */
     const float ds = p * (z * *dp - row.delta);
     const bool counts = row.query.h >= 0;
     *x = counts ? z * p : 0;
@@ -429,6 +439,15 @@ GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &args, gpu_backward_scratch &
         return;
     }
 
+    int64_t first = 0, past = 0; /* queries */
+    if (j0 < f.pairs.seq.sk) {
+        const int64_t j1 = fattn_min64(j0 + GPU_COLS, f.pairs.seq.sk);
+        const fattn_range queries = gpu_queries_of(f.pairs, j0, j1);
+        first = gpu_uniform(queries.first), past = gpu_uniform(queries.past);
+        if (W < 256 && p.features & FATTN_BIAS) { /* sums of 256 channels leave no registers */
+            first = gpu_seen_first(g, f.pairs, j0, j1, f.h0, f.group, first, past);
+        }
+    }
     gpu_key_sums<W> sums;
     GPU_UNROLL
     for (int m = 0; m < gpu_square::TM; m++) {
@@ -437,13 +456,11 @@ GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &args, gpu_backward_scratch &
             sums.dk[m][c] = sums.dv[m][c] = 0;
         }
     }
-    if (j0 < f.pairs.seq.sk) {
-        const fattn_range queries =
-            gpu_queries_of(f.pairs, j0, fattn_min64(j0 + GPU_COLS, f.pairs.seq.sk));
-        const int64_t past = gpu_uniform(queries.past * f.group); /* rows of all heads */
+    if (first < past) {
         gpu_find_keys(g, s, j0);
-        for (int64_t first = gpu_uniform(queries.first * f.group / GPU_COLS * GPU_COLS);
-             first < past; first += GPU_COLS) {
+        past = gpu_uniform(past * f.group); /* rows of all heads */
+        for (first = gpu_uniform(first * f.group / GPU_COLS * GPU_COLS); first < past;
+             first += GPU_COLS) {
             gpu_keys_tile<W>(g, s, first, j0, c0, outputs, sums);
         }
     }
@@ -503,9 +520,12 @@ GPU_DEVICE void gpu_queries_item(const fattn_gpu_args &args, gpu_backward_scratc
     gpu_find_rows(g, s, first);
     gpu_sync();
 
+    const int64_t i0 = first / group, i1 = (first + live - 1) / group + 1;
+    fattn_range keys = fattn_band_rows(&f.pairs.band, i0, i1);
+    if (p.features & FATTN_BIAS) {
+        keys.past = gpu_seen_past(g, f.pairs, i0, i1, f.h0, group, keys.first, keys.past);
+    }
     float dq[gpu_square::TM][W / GPU_TX] = {};
-    const fattn_range keys =
-        fattn_band_rows(&f.pairs.band, first / group, (first + live - 1) / group + 1);
     const int64_t past = gpu_uniform(keys.past);
     for (int64_t j0 = gpu_uniform(keys.first / GPU_COLS * GPU_COLS); j0 < past; j0 += GPU_COLS) {
         gpu_queries_tile<W>(g, s, first, j0, c0, dq);
@@ -711,7 +731,27 @@ GPU_KERNEL(128, 1) simt_backward_rows(const GPU_PARAM fattn_gpu_args g)
         const int64_t i = n % chunks * 128 + gpu_thread();
         gpu_query q;
         q.i = (int32_t)i, q.h = (int32_t)(head % p.heads_q);
-        gpu_save_lse_delta(g, t, q, i < t.seq.sq);
+        if (i < t.seq.sq) {
+            gpu_save_lse_delta(g, t, q);
+        }
+    }
+}
+
+/* Rows of a head, a wave each. */
+GPU_KERNEL(gpu_square::THREADS, 1) simt_backward_lone(const GPU_PARAM fattn_gpu_args g)
+{
+    enum { WAVES = gpu_square::THREADS / GPU_WAVE };
+    const fattn_problem &p = g.problem;
+    const int64_t rows = p.batch * p.heads_q * p.seqlen_q;
+    for (int64_t n = gpu_block() * WAVES + gpu_thread() / GPU_WAVE; n < rows;
+         n += gpu_blocks() * WAVES) {
+        const int64_t head = n / p.seqlen_q, b = head / p.heads_q;
+        const gpu_pairs t = gpu_pairs_of(g, b);
+        gpu_query q;
+        q.i = (int32_t)(n - head * p.seqlen_q), q.h = (int32_t)(head - b * p.heads_q);
+        if (q.i < t.seq.sq) {
+            gpu_lower_lone(g, t, q);
+        }
     }
 }
 

@@ -807,6 +807,18 @@ GPU_DEVICE matrix_job matrix_job_of(const fattn_gpu_args &g, const gpu_pairs &t,
     return job;
 }
 
+/* Tiles of queries that a bias hides from all keys of the job are left out, from the first on. */
+template <class S>
+GPU_DEVICE void matrix_skip_hidden(const fattn_gpu_args &args, const gpu_pairs &t, matrix_job &job)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const int64_t j1 = job.j0 + fattn_min64(job.keys, S::KEYS);
+    const int64_t past = fattn_min64((int64_t)job.past * S::QUERIES, job.sq);
+    const int64_t first = gpu_seen_first(g, t, job.j0, j1, job.hk * job.group, job.group,
+                                         (int64_t)job.first * S::QUERIES, past);
+    job.first = matrix_uniform(first < past ? (int)(first / S::QUERIES) : job.past);
+}
+
 /* Tile `block` of the keys of (sequence, key/value head) number `head`. */
 template <class S>
 GPU_DEVICE void matrix_backward_item(const fattn_gpu_args &args, matrix_backward_scratch<S> &s,
@@ -815,7 +827,7 @@ GPU_DEVICE void matrix_backward_item(const fattn_gpu_args &args, matrix_backward
     const fattn_gpu_args &g = gpu_anew(args);
     const int64_t b = gpu_uniform(fattn_quotient(head, g.problem.heads_k));
     const gpu_pairs pairs = gpu_pairs_of(g, b);
-    const matrix_job job = matrix_job_of<S>(g, pairs, head - b * g.problem.heads_k, block);
+    matrix_job job = matrix_job_of<S>(g, pairs, head - b * g.problem.heads_k, block);
     if (job.j0 >= pairs.seq.slot_k) {
         return;
     }
@@ -824,6 +836,9 @@ GPU_DEVICE void matrix_backward_item(const fattn_gpu_args &args, matrix_backward
             s.pairs = pairs;
         }
         gpu_sync();
+        if (g.problem.features & FATTN_BIAS && job.first < job.past) {
+            matrix_skip_hidden<S>(g, s.pairs, job);
+        }
     }
     matrix_held<S> held;
     if (job.first < job.past) {

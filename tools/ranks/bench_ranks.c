@@ -158,6 +158,25 @@ static fattn_status run_forward(divided_case *c)
 
 /* --- A case ----------------------------------------------------------------------------------- */
 
+/* Of the rank whose plan holds the most: those of others may be smaller, since their pieces are
+ * others. */
+static fattn_status find_bytes(const divided_case *c, const fattn_group_plan *plan, int64_t *most)
+{
+    const int32_t ranks = c->engine->transport->ranks;
+    int64_t *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
+    if (!all) {
+        return fattn_fail_memory(ranks * (int64_t)sizeof *all, "the bytes of plans");
+    }
+    all[c->engine->transport->rank] = fattn_group_plan_bytes(plan);
+    const fattn_status status = engine_gather(c->engine, all, sizeof *all);
+    *most = 0;
+    for (int32_t r = 0; !status && r < ranks; r++) {
+        *most = fattn_max64(*most, all[r]);
+    }
+    fattn_memory_free(all);
+    return status;
+}
+
 static void print_row(const divided_case *c, const fattn_forecast *f, const fattn_speed *speed,
                       double seconds, int64_t bytes)
 {
@@ -220,6 +239,7 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
     fattn_forecast f;
     fattn_group_plan *plan = NULL;
     double seconds = 0;
+    int64_t bytes = 0;
     fattn_status status = describe(c, v, of);
     if (status) {
         return status;
@@ -243,8 +263,9 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
     status = status || c->whole.op == FATTN_FORWARD ? status : run_forward(c);
     status = status ? status : fattn_group_plan_create(&c->group, &c->whole, NULL, NULL, &plan);
     status = status ? status : time_act(c, run_divided, plan, reps ? (int)reps : REPS, &seconds);
+    status = status ? status : find_bytes(c, plan, &bytes);
     if (!status && c->engine->transport->rank == 0) {
-        print_row(c, &f, &speed, seconds, fattn_group_plan_bytes(plan));
+        print_row(c, &f, &speed, seconds, bytes);
     }
     if (!status) { /* messages of a plan that failed may still be under way */
         fattn_group_plan_destroy(plan);

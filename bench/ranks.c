@@ -184,22 +184,46 @@ static double median(double *times)
     return times[repeat / 2];
 }
 
+/* A plan, and memory that it runs in: taking it takes time. */
+typedef struct planned {
+    fattn_plan *plan;
+    void *workspace;
+} planned;
+
+static planned plan_for(const tensors *x, const fattn_problem *p)
+{
+    planned made;
+    fattn_plan_info info;
+    fattn_plan_info_init(&info);
+    must(fattn_plan_create(x->device, p, &made.plan), "a plan");
+    must(fattn_plan_get_info(made.plan, &info), "a plan");
+    must(fattn_device_malloc(x->device, (size_t)info.workspace_bytes + 1, &made.workspace),
+         "a workspace");
+    return made;
+}
+
+static void give_up(const tensors *x, const planned *made)
+{
+    fattn_plan_destroy(made->plan);
+    fattn_device_free(x->device, made->workspace);
+}
+
 /* Plans of forward and, where asked for, backward on one GPU. */
-static void plan_one(const tensors *x, long length, fattn_plan *plans[2])
+static void plan_one(const tensors *x, long length, planned plans[2])
 {
     for (int op = 0; op < 1 + backward; op++) {
         const fattn_problem p = problem_of(length, op ? FATTN_BACKWARD : FATTN_FORWARD);
-        must(fattn_plan_create(x->device, &p, &plans[op]), "a plan");
+        plans[op] = plan_for(x, &p);
     }
 }
 
 /* Seconds of a step; the results stay in x. */
-static double run_one(const tensors *x, fattn_plan *const plans[2])
+static double run_one(const tensors *x, const planned plans[2])
 {
     const fattn_buffers b = buffers_of(x);
     const double begin = now();
     for (int op = 0; op < 1 + backward; op++) {
-        must(fattn_execute(plans[op], &b, NULL, x->stream), "a run");
+        must(fattn_execute(plans[op].plan, &b, plans[op].workspace, x->stream), "a run");
     }
     must(fattn_stream_synchronize(x->device, x->stream), "a run");
     return now() - begin;
@@ -231,14 +255,14 @@ static double time_of(const tensors *x, fattn_status (*work)(const tensors *, co
 
 /* A piece with f32 results, as a step of the ring has it. */
 typedef struct piece {
-    fattn_plan *plan;
+    planned of;
     fattn_buffers buffers;
 } piece;
 
 static fattn_status run_piece(const tensors *x, const void *context)
 {
     const piece *const p = context;
-    return fattn_execute(p->plan, &p->buffers, NULL, x->stream);
+    return fattn_execute(p->of.plan, &p->buffers, p->of.workspace, x->stream);
 }
 
 static fattn_status run_merge(const tensors *x, const void *context)
@@ -264,9 +288,9 @@ static double time_piece(const tensors *x, long rows, long keys, bool causal, fl
         part.buffers.dk = o + rows * heads * DIM;
         part.buffers.dv = o + rows * heads * DIM + keys * kv_heads * DIM;
     }
-    must(fattn_plan_create(x->device, &p, &part.plan), "a piece");
+    part.of = plan_for(x, &p);
     const double time = time_of(x, run_piece, &part);
-    fattn_plan_destroy(part.plan);
+    give_up(x, &part.of);
     return time;
 }
 
@@ -336,7 +360,7 @@ static void *run_rank(void *context)
     fattn_transport own, *const transport = open_transport(r, &own);
     fattn_group group;
     fattn_group_plan *plans[2] = {NULL, NULL};
-    fattn_plan *single[2] = {NULL, NULL};
+    planned single[2] = {{NULL, NULL}, {NULL, NULL}};
     double alone[REPEAT_MAX], together[REPEAT_MAX];
     fattn_group_init(&group);
     group.transport = transport;
@@ -369,8 +393,9 @@ static void *run_rank(void *context)
     }
     r->alone = median(alone);
     r->together = median(together);
-    fattn_plan_destroy(single[0]);
-    fattn_plan_destroy(single[1]);
+    for (int op = 0; r->one && op < 1 + backward; op++) {
+        give_up(r->one, &single[op]);
+    }
     fattn_group_plan_destroy(plans[0]);
     fattn_group_plan_destroy(plans[1]);
     if (!cpu) {

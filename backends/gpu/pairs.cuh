@@ -210,8 +210,8 @@ GPU_DEVICE void gpu_search_rows(const char *from, uint32_t rows, uint32_t column
 }
 
 /* Calls see(i, j) wherever this thread finds a bias other than -inf, of queries i0 .. i1 - 1 of
- * heads h0 .. h0 + group - 1 and keys j0 .. j1 - 1: among 16 bytes from key j0 + j on, or there, of
- * query i0 + i. A query, or head, stands for all that share its bias. */
+ * heads h0 .. h0 + group - 1 and keys j0 .. j1 - 1: of query i0 + i, among the keys from j0 + j to
+ * the next multiple of 8. A query, or head, stands for all that share its bias. */
 template <class See>
 GPU_DEVICE void gpu_find_seen(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0, int64_t i1,
                               int64_t h0, int64_t group, int64_t j0, int64_t j1, const See &see)
@@ -225,7 +225,7 @@ GPU_DEVICE void gpu_find_seen(const fattn_gpu_args &g, const gpu_pairs &t, int64
     gpu_query q;
     q.i = (int32_t)i0, q.h = (int32_t)h0;
     const char *from = (const char *)g.buffers.bias + size * gpu_term_at(t, stride, q, j0);
-    const bool chunks = stride[3] == 1 && (j1 - j0) % 8 == 0 &&
+    const bool chunks = stride[3] == 1 && (j0 | (j1 - j0)) % 8 == 0 &&
                         (((int64_t)from | size * stride[1] | size * stride[2]) & 15) == 0;
     const uint32_t heads = stride[1] ? (uint32_t)group : 1, columns = (uint32_t)(j1 - j0);
     const uint32_t rows = stride[2] ? (uint32_t)(i1 - i0) : 1;

@@ -263,6 +263,7 @@ static unsigned atomicAdd(unsigned *at, unsigned x)
 
 static int gpu_thread(void) { return m.running; }
 static int gpu_thread_anew(void) { return m.running; }
+static int64_t gpu_uniform(int64_t x) { return x; }
 static int gpu_threads(void) { return m.threads; }
 static int64_t gpu_block(void) { return m.block; }
 static int64_t gpu_blocks(void) { return m.blocks; }

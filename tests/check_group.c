@@ -183,99 +183,6 @@ static void check_results(int64_t problems, uint64_t seed)
     }
 }
 
-/* --- Merging ---------------------------------------------------------------------------------- */
-
-enum { M_HEADS = 4, M_ROWS = 70, M_DIM = 37, M_COUNT = M_HEADS * M_ROWS * M_DIM };
-
-/* A run that merges its results with others is a run and a merge. A kernel of the CPU that does so
- * where it finishes rows leaves nothing where results of a run alone would be. */
-static bool merging_is_right(fattn_dtype dtype, fattn_dtype result, int64_t dim, int64_t keys)
-{
-    static float q[M_COUNT], k[M_COUNT], v[M_COUNT], part[M_COUNT], sum[M_COUNT], got[2][M_COUNT];
-    float part_lse[M_HEADS * M_ROWS], lse[M_HEADS * M_ROWS], got_lse[2][M_HEADS * M_ROWS];
-    fattn_problem p;
-    fattn_buffers b;
-    fattn_plan *plan = NULL;
-    fattn_plan_info info;
-    fattn_problem_init(&p);
-    fattn_buffers_init(&b);
-    fattn_plan_info_init(&info);
-    p.dtype = dtype, p.dtype_o = FATTN_F32, p.features = FATTN_WINDOW;
-    p.window_left = -1, p.window_right = 3; /* the first rows see no key */
-    p.batch = 1, p.heads_q = M_HEADS, p.heads_k = 2, p.dim = p.dim_v = dim;
-    p.seqlen_q = M_ROWS, p.seqlen_k = keys;
-    p.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
-    draw_rng rng = {.state = 99};
-    for (int n = 0; n < M_COUNT; n++) {
-        float *const to[] = {q, k, v};
-        for (int t = 0; t < 3; t++) {
-            const float x = (float)draw_between(&rng, -100, 100) / 100;
-            const uint16_t half = fattn_bf16_from_f32(x);
-            memcpy((char *)to[t] + n * fattn_dtype_size(dtype),
-                   dtype == FATTN_F32 ? (const void *)&x : &half, (size_t)fattn_dtype_size(dtype));
-        }
-        sum[n] = (float)draw_between(&rng, -100, 100) / 100;
-    }
-    for (int n = 0; n < M_HEADS * M_ROWS; n++) {
-        lse[n] = n % 5 ? (float)draw_between(&rng, -200, 600) / 100 : -INFINITY;
-        for (int64_t c = 0; c < dim && n % 5 == 0; c++) { /* (row, head, channel) */
-            sum[(n % M_ROWS * M_HEADS + n / M_ROWS) * dim + c] = 0;
-        }
-    }
-    const fattn_strides packed = fattn_group_packed(M_ROWS, M_HEADS, dim);
-    fattn_merge_job job = {.batch = 1, .heads = M_HEADS, .seqlen = M_ROWS, .dim_v = dim};
-    job.first = (fattn_state){sum, lse, packed, M_HEADS * M_ROWS, M_ROWS};
-    job.second = (fattn_state){part, part_lse, packed, M_HEADS * M_ROWS, M_ROWS};
-    job.dtype = result;
-    b.q = q, b.k = k, b.v = v, b.o = part, b.lse = part_lse;
-    bool good = !fattn_plan_create(NULL, &p, &plan) && !fattn_plan_get_info(plan, &info);
-    const size_t bytes = (size_t)info.workspace_bytes / 256 * 256 + 256;
-    void *const workspace = aligned_alloc(256, bytes);
-    if (!workspace) {
-        exit(1);
-    }
-    memset(workspace, 0, bytes);
-    for (int n = 0; good && n < 2; n++) {
-        memset(part, 0x7f, sizeof part);
-        job.result = (fattn_state){got[n], got_lse[n], packed, M_HEADS * M_ROWS, M_ROWS};
-        good = !(n == 0 ? fattn_plan_run_then_merge : fattn_execute_onto)(plan, &b, &job, workspace,
-                                                                          NULL);
-    }
-    for (size_t n = 0; good && n < sizeof part; n++) {
-        good = ((const char *)part)[n] == 0x7f;
-    }
-    const double bound = result == FATTN_F32 ? 2e-6 : 1e-2;
-    for (int64_t n = 0; good && n < M_HEADS * M_ROWS * dim; n++) {
-        const double x[] = {fattn_bf16_to_f32(((uint16_t *)got[0])[n]),
-                            fattn_bf16_to_f32(((uint16_t *)got[1])[n])};
-        good = result == FATTN_F32 ? fabs((double)got[0][n] - (double)got[1][n]) <= bound
-                                   : fabs(x[0] - x[1]) <= bound;
-    }
-    for (int n = 0; good && n < M_HEADS * M_ROWS; n++) {
-        const double difference = (double)got_lse[0][n] - (double)got_lse[1][n];
-        good = got_lse[0][n] == got_lse[1][n] || fabs(difference) <= 2e-6;
-    }
-    free(workspace);
-    fattn_plan_destroy(plan);
-    return good;
-}
-
-static void check_merging(void)
-{
-    static const int64_t dims[] = {8, 32, M_DIM}, keys[] = {3, 40, 66};
-    int right = 0, all = 0;
-    for (int n = 0; n < 36; n++, all++) {
-        const bool good =
-            merging_is_right(n & 1 ? FATTN_BF16 : FATTN_F32, n & 2 ? FATTN_BF16 : FATTN_F32,
-                             dims[n / 4 % 3], keys[n / 12]);
-        right += good;
-        if (!good) {
-            printf("# merging, case %d: %s\n", n, fattn_last_reason());
-        }
-    }
-    tap_check(right == all, "%d of %d runs merge rows where they finish them", right, all);
-}
-
 /* --- Pieces ----------------------------------------------------------------------------------- */
 
 typedef struct planner {
@@ -910,7 +817,6 @@ int main(int argc, char **argv)
         fattn_cache_clear();
         return tap_done();
     }
-    check_merging();
     check_pieces(FATTN_FORWARD);
     check_pieces(FATTN_BACKWARD);
     check_turns(FATTN_SCHEME_RING);

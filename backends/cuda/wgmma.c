@@ -241,6 +241,7 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
         WGMMA_KERNEL("wgmma_forward", channels),                                  \
         .phases = {clear_shape, forward_shape},                                   \
         .maps = maps_of,                                                          \
+        .merges = true,                                                           \
         .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
         .run = #name_,                                                            \
     },

@@ -500,6 +500,72 @@ GPU_DEVICE float wgmma_add_sink(const fattn_gpu_args &g, const wgmma_block<S> &b
     return alpha;
 }
 
+/* Whether rows are merged with those of other keys (core/merge.h). */
+template <class S> GPU_DEVICE bool wgmma_merges(const wgmma_block<S> &b)
+{
+    if constexpr (S::MERGES) {
+        return b.onto->first.o != NULL;
+    }
+    return false;
+}
+
+/* Row r of an item: its sequence is w.batch. */
+template <class S>
+GPU_DEVICE gpu_query wgmma_row_query(const wgmma_block<S> &b, const wgmma_item &w, int r)
+{
+    const int i = wgmma_query(b, r);
+    gpu_query q;
+    q.i = w.q_row + i;
+    q.h = w.q_head * b.group + r - i * b.group;
+    return q;
+}
+
+/* The 16 rows of a warp that its own will be merged with: they come while it multiplies. */
+template <class S>
+GPU_DEVICE void wgmma_prefetch_rows(const wgmma_block<S> &b, const wgmma_item &w, int row)
+{
+    const fattn_state &first = b.onto->first;
+    const int lane = mma_lane(), r = row + lane / 2;
+    const gpu_query q = wgmma_row_query(b, w, r);
+    const float *const o = (const float *)first.o + fattn_state_row(&first, w.batch, q.h, q.i);
+    for (int c = lane % 2 * 32; r < w.rows && c < b.onto->dim_v; c += 64) {
+        wgmma_prefetch_line(o + c);
+    }
+}
+
+/* The thread's h-th row, r of the item, becomes that of both its keys, with the logarithm lse, and
+ * those it is merged with: x = x factor + y, and the new lse. */
+template <class S>
+GPU_DEVICE void wgmma_merge_row(const wgmma_block<S> &b, const wgmma_item &w, int r, int h,
+                                float lse, float factor, wgmma_rows<S> &rows)
+{
+    const fattn_merge_job &job = *b.onto;
+    const gpu_query q = wgmma_row_query(b, w, r);
+    const bool exists = r < w.rows;
+    const float other = exists ? *fattn_state_lse(&job.first, w.batch, q.h, q.i) : lse;
+    const gpu_weights weights = gpu_weights_of(other, lse);
+    const float sum = weights.first + weights.second, share = sum == 0 ? 0 : 1 / sum;
+    const float own = weights.no_second ? 0 : weights.second * share * factor;
+    const float others = weights.first * share;
+    const float *const o =
+        (const float *)job.first.o + fattn_state_row(&job.first, w.batch, q.h, q.i);
+    const int c = mma_lane() % 4 * 2;
+    GPU_UNROLL
+    for (int n = 0; n < S::WIDTH_V / 8; n++) {
+        gpu_f2 x = {0, 0};
+        if (exists && !weights.no_first && 8 * n + c < job.dim_v) {
+            x = *(const gpu_f2 *)(o + 8 * n + c);
+        }
+        float *const pair = rows.o[n] + 2 * h;
+        pair[0] = weights.no_second ? x.x : fmaf(pair[0], own, others * x.x);
+        pair[1] = weights.no_second ? x.y : fmaf(pair[1], own, others * x.y);
+    }
+    __syncwarp(); /* the new lse may be where all lanes have read the old one */
+    if (exists && mma_lane() % 4 == 0) {
+        *fattn_state_lse(&job.result, w.batch, q.h, q.i) = weights.lse;
+    }
+}
+
 /* Rows in o and lse. row: the warp's first; z_kept: Z of a pair that dropout keeps. */
 template <class S>
 GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int row,
@@ -532,7 +598,12 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
         states[h] = state;
         empty[h] = state.l == 0;
         factor[h] = lower * z_kept * mma_reciprocal(state.l); /* l is 0, or at least 1 */
-        if (p.outputs & FATTN_OUT_LSE && part.whole && r < w.rows && mma_lane() % 4 == 0) {
+        if (wgmma_merges(b)) {
+            const float lse = fattn_softmax_lse(state, g.rule.natural);
+            wgmma_merge_row(b, w, r, h, lse, factor[h], rows);
+            factor[h] = 1;
+            empty[h] = false;
+        } else if (p.outputs & FATTN_OUT_LSE && part.whole && r < w.rows && mma_lane() % 4 == 0) {
             const int i = wgmma_query(b, r);
             ((float *)g.buffers.lse)[w.lse + (r - i * b.group) * p.total_q + i] =
                 fattn_softmax_lse(state, g.rule.natural);
@@ -895,6 +966,9 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         for (int c = 0; c < S::WIDTH_V / 2; c++) {
             rows.o[c / 4][c % 4] = 0;
         }
+        if (wgmma_merges(b)) {
+            wgmma_prefetch_rows(b, w, row);
+        }
         wgmma_await(&control.q_full, n % 2);
         wgmma_skip<S>(b, place, w.past - w.own_past[group], used);
         if (w.own_past[group] > w.block) {
@@ -928,7 +1002,10 @@ GPU_DEVICE void wgmma_clear_places(const fattn_gpu_args &g, const wgmma_block<S>
     }
 }
 
-template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps)
+/* onto: what results are merged with, of shapes that do. */
+template <class S>
+GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps,
+                                  const fattn_merge_job *onto)
 {
     static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL +
                                                   WGMMA_TERM_CONTROL(S::KNOWN, S::ROWS) +
@@ -946,6 +1023,7 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
         (wgmma_control<S> *)(shared + (b.out + S::WARPS * WGMMA_OUT_BYTES - mma_shared(shared)));
     b.group = wgmma_group_of(g.problem);
     b.turns = wgmma_turns<S>(g.problem);
+    b.onto = onto;
     wgmma_control<S> &control = *b.control;
     const bool paged = g.problem.features & FATTN_PAGED;
     const int piece = paged ? (int)WGMMA_PIECE((int)g.problem.page_size, S::KEYS) : S::KEYS;
@@ -1076,6 +1154,10 @@ template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
         if (n >= control.tiling.items) {
             return;
         }
+        const fattn_work work = wgmma_item_work<S>(g, control.tiling, n);
+        if (work.head > 0 && g.problem.bias_stride[1] == 0) {
+            continue;
+        }
         if (gpu_thread() < GPU_WAVE) {
             control.item[0].exists = wgmma_item_set(g, b, n, false, 0);
         }
@@ -1097,7 +1179,3 @@ template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
 }
 
 #endif
-        const fattn_work work = wgmma_item_work<S>(g, control.tiling, n);
-        if (work.head > 0 && g.problem.bias_stride[1] == 0) {
-            continue;
-        }

@@ -8,6 +8,7 @@
 
 #include "backends/cuda/mma_terms.cuh"
 #include "backends/cuda/wgmma_tile.cuh"
+#include "backends/gpu/merge.cuh"
 #include "backends/gpu/pairs.cuh"
 #include "backends/gpu/parts.cuh"
 #include "core/schedule.h"
@@ -44,6 +45,7 @@ struct wgmma_shape {
         IS_LEAN = FEATURES == 0,
         IS_STAGED = TERM_BYTES > 0,
         IS_SPLIT = SPLITS,
+        MERGES = FEATURES == 0 && !SPLITS, /* rows with o and lse of other keys */
         HAS_BLOCKS = FEATURES == FATTN_BLOCK_MASK,
         /* What mma_terms.cuh asks of a shape. */
         TILES = 1,
@@ -142,11 +144,12 @@ template <class S> struct wgmma_control : wgmma_terms<S>, wgmma_parts<S> {
 /* What all roles know. */
 template <class S> struct wgmma_block {
     wgmma_control<S> *control;
-    uint32_t q, k, v; /* tiles */
-    uint32_t terms;   /* and those of a bias or mask */
-    uint32_t out;     /* rows of o on their way out, WGMMA_OUT_BYTES for each warp */
-    int group;        /* query heads of a key/value head */
-    bool turns;       /* warpgroups take turns */
+    uint32_t q, k, v;            /* tiles */
+    uint32_t terms;              /* and those of a bias or mask */
+    uint32_t out;                /* rows of o on their way out, WGMMA_OUT_BYTES for each warp */
+    int group;                   /* query heads of a key/value head */
+    bool turns;                  /* warpgroups take turns */
+    const fattn_merge_job *onto; /* a parameter; its first.o is NULL where nothing is merged */
 };
 
 /* The rows of the tile that there are places for: all heads of a query, or none. */
@@ -314,9 +317,6 @@ GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const fattn_tilin
     return work;
 }
 
-/* The words of item `number` of a block mask (wgmma_blocks_all). */
-GPU_DEVICE uint32_t *wgmma_block_words(const fattn_gpu_args &g, int64_t number)
-{
 /* Where the tiles of keys are, of an item, before those that a bias of -inf hides from all of its
  * rows (wgmma_seen_all): one number for all heads that share the bias. */
 GPU_DEVICE int *wgmma_seen_tiles(const fattn_gpu_args &g, const fattn_tiling &tiling,
@@ -327,6 +327,9 @@ GPU_DEVICE int *wgmma_seen_tiles(const fattn_gpu_args &g, const fattn_tiling &ti
     return (int *)(g.workspace + WGMMA_WORKSPACE) + head * tiling.q_blocks + work.block;
 }
 
+/* The words of item `number` of a block mask (wgmma_blocks_all). */
+GPU_DEVICE uint32_t *wgmma_block_words(const fattn_gpu_args &g, int64_t number)
+{
     return (uint32_t *)(g.workspace + WGMMA_WORKSPACE) +
            number * 2 * WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
 }
@@ -377,12 +380,12 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     const fattn_problem &p = g.problem;
     number = S::IS_SPLIT ? gpu_item_of(g, number) : number;
     const fattn_work work = wgmma_item_work<S>(g, b.control->tiling, number);
-    fattn_sequence &seq = b.control->seq;
-    if (gpu_sequences_differ(p)) {
-        seq = gpu_sequence(g, work.batch);
     const int tiles = seen && mma_has<S>(g, FATTN_BIAS)
                           ? *wgmma_seen_tiles(g, b.control->tiling, work)
                           : INT32_MAX;
+    fattn_sequence &seq = b.control->seq;
+    if (gpu_sequences_differ(p)) {
+        seq = gpu_sequence(g, work.batch);
     } else { /* the others are the same */
         seq.q_batch = seq.k_batch = work.batch;
     }

@@ -19,7 +19,7 @@ typedef struct wgmma_full_maps {
     name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_full_maps maps)               \
     {                                                                                          \
         wgmma_forward_all<wgmma_shape<type, width, width, WGMMA_FULL_WARPGROUPS, keys, stages, \
-                                      features, term_stages>>(g, maps.map);                    \
+                                      features, term_stages>>(g, maps.map, NULL);              \
     }
 #define WGMMA_FULL_ENTRIES(run, features, width, ...)                                  \
     WGMMA_FULL_ENTRY(wgmma_##run##_f16_##width, mma_f16, features, width, __VA_ARGS__) \

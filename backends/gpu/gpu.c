@@ -501,11 +501,11 @@ static fattn_status check_stream(const device *d, fattn_stream stream)
     return status;
 }
 
-/* maps: what an image with tensor maps takes besides, or NULL. */
+/* maps, onto: what an image with tensor maps, and one that merges, take besides, or NULL. */
 static fattn_status launch_one(const device *d, const launch *l, void *args, encoded *maps,
-                               fattn_stream stream)
+                               fattn_merge_job *onto, fattn_stream stream)
 {
-    void *parameters[] = {args, maps};
+    void *parameters[] = {args, maps, onto};
     const fattn_gpu_api *const api = d->api;
     const int result = (l->early ? api->launch_early
                                  : api->launch)(l->function, l->blocks, 1, 1, l->threads, 1, 1,
@@ -549,11 +549,25 @@ static fattn_status validate(const fattn_plan *plan, const fattn_buffers *buffer
     return status;
 }
 
-fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
-                           fattn_stream stream)
+/* Results go where the job's are. Its pointers may promise less than the plan's. */
+static void redirect(const fattn_plan *plan, const fattn_merge_job *job, fattn_gpu_args *args)
+{
+    const uintptr_t place = (uintptr_t)job->result.o | 16;
+    fattn_problem p = plan->problem;
+    p.o = job->result.strides;
+    p.dtype_o = job->dtype;
+    p.pointer_alignment = fattn_min64(p.pointer_alignment, (int64_t)(place & -place));
+    fattn_gpu_args_fill(&p, &plan->tiling, args);
+    args->buffers.o = job->result.o;
+}
+
+/* onto: what results are merged with, by a kernel that does so, or NULL. */
+static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers,
+                        const fattn_merge_job *onto, void *workspace, fattn_stream stream)
 {
     const device *const d = plan->device->impl;
     const made *const m = plan->impl;
+    fattn_merge_job job = {.first.o = NULL};
     fattn_status status = FATTN_OK;
     if (plan->problem.features & FATTN_CHECKED) {
         status = validate(plan, buffers, stream);
@@ -565,6 +579,10 @@ fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers,
     fattn_gpu_args args = m->args;
     args.buffers = *buffers;
     args.workspace = workspace;
+    if (onto) {
+        job = *onto;
+        redirect(plan, onto, &args);
+    }
     status = enter(d);
     if (status) {
         return status;
@@ -573,9 +591,33 @@ fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers,
     status = check_stream(d, stream);
     status = status ? status : move_maps(d, m, buffers, &maps);
     for (int n = 0; !status && n < m->count; n++) {
-        status = launch_one(d, &m->launches[n], &args, &maps, stream);
+        status = launch_one(d, &m->launches[n], &args, &maps, &job, stream);
     }
     return leave_with(d, status);
+}
+
+fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
+                           fattn_stream stream)
+{
+    return run(plan, buffers, NULL, workspace, stream);
+}
+
+/* Whether the plan's kernel merges rows where it finishes them: it reads two floats at a time, and
+ * writes its own type or floats. */
+static bool may_merge(const fattn_plan *plan, const fattn_merge_job *job)
+{
+    const fattn_strides *const s = &job->first.strides;
+    return fattn_gpu_kernel_of(plan->kernel)->merges &&
+           (job->dtype == FATTN_F32 || job->dtype == plan->problem.dtype) &&
+           ((job->dim_v | s->batch | s->seq | s->head) & 1) == 0 &&
+           (uintptr_t)job->first.o % 8 == 0;
+}
+
+fattn_status fattn_gpu_run_onto(const fattn_plan *plan, const fattn_buffers *buffers,
+                                const fattn_merge_job *job, void *workspace, fattn_stream stream)
+{
+    return may_merge(plan, job) ? run(plan, buffers, job, workspace, stream)
+                                : fattn_plan_run_then_merge(plan, buffers, job, workspace, stream);
 }
 
 /* --- Small verbs ------------------------------------------------------------------------------ */
@@ -594,7 +636,7 @@ static fattn_status run_verb(const device *d, gpu_function function, void *args,
         return status;
     }
     status = check_stream(d, stream);
-    status = status ? status : launch_one(d, &l, args, NULL, stream);
+    status = status ? status : launch_one(d, &l, args, NULL, NULL, stream);
     return leave_with(d, status);
 }
 
@@ -634,7 +676,7 @@ fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t
         return status;
     }
     status = resolve(d, "verbs", entry, &l.function);
-    status = status ? status : launch_one(d, &l, args, NULL, NULL);
+    status = status ? status : launch_one(d, &l, args, NULL, NULL, NULL);
     return leave_with(d, status);
 }
 

@@ -47,6 +47,7 @@ struct fattn_gpu_kernel {
     const char *needs; /* the same in words, or NULL */
     fattn_gpu_phase *phases[FATTN_GPU_PHASES];
     fattn_gpu_maps *maps; /* NULL where it has none */
+    bool merges; /* a third parameter, a fattn_merge_job, says what o and lse are merged with */
 
     /* What tells a row from its family, as the family's functions read it; 0 and NULL where they do
      * not ask. */
@@ -148,6 +149,8 @@ const fattn_peak *fattn_gpu_peak_at(void *impl, int i);
 fattn_status fattn_gpu_plan(fattn_plan *plan);
 fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                            fattn_stream stream);
+fattn_status fattn_gpu_run_onto(const fattn_plan *plan, const fattn_buffers *buffers,
+                                const fattn_merge_job *job, void *workspace, fattn_stream stream);
 void fattn_gpu_release(fattn_plan *plan);
 /* Launches an entry of image "verbs" on the default stream. */
 fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t blocks,

@@ -5,48 +5,16 @@
 #define FATTN_GPU_VERBS_CUH
 
 #include "backends/gpu/element.cuh"
-#include "core/merge.h"
+#include "backends/gpu/merge.cuh"
 #include "core/philox.h"
 #include "core/rows.h"
 #include "core/schedule.h"
-
-/* Weight of a state relative to the larger lse: exactly 1 for the larger, 0 for an empty one. */
-GPU_DEVICE float gpu_merge_weight(float lse, float largest)
-{
-    return lse == -fattn_f32_infinity() ? 0 : exp2f((lse - largest) * (float)FATTN_LOG2E);
-}
 
 /* Channels that lie side by side, loaded and stored as a whole. */
 template <class T, int width>
 struct alignas(sizeof(T) * width > 16 ? 16 : sizeof(T) * width) gpu_channels {
     T at[width];
 };
-
-/* The numbers that two states become one by. */
-typedef struct gpu_weights {
-    float first, second, lse;
-    bool no_first, no_second; /* they are empty */
-} gpu_weights;
-
-GPU_DEVICE gpu_weights gpu_weights_of(float lse1, float lse2)
-{
-    const float empty = -fattn_f32_infinity();
-    const float largest = lse1 > lse2 ? lse1 : lse2; /* a NaN comes back through its weight */
-    gpu_weights w;
-    w.no_first = lse1 == empty, w.no_second = lse2 == empty;
-    w.first = gpu_merge_weight(lse1, largest), w.second = gpu_merge_weight(lse2, largest);
-    w.lse = w.no_first    ? lse2
-            : w.no_second ? lse1
-                          : largest + log2f(w.first + w.second) * 0.693147180559945309417f;
-    return w;
-}
-
-GPU_DEVICE float gpu_merged(const gpu_weights &w, float x1, float x2)
-{
-    return w.no_first    ? (w.no_second ? 0 : x2)
-           : w.no_second ? x1
-                         : (w.first * x1 + w.second * x2) / (w.first + w.second);
-}
 
 /* Channels c .. c + width - 1 of a row. */
 template <int width>

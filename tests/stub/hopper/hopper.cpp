@@ -534,6 +534,7 @@ typedef struct alignas(64) wgmma_map {
 } wgmma_map;
 
 static void wgmma_prefetch(const wgmma_map *) {}
+static void wgmma_prefetch_line(const void *) {}
 
 #define WGMMA_KEEP 0
 #define WGMMA_DROP 0
@@ -925,6 +926,13 @@ template <void (*KERNEL)(const fattn_gpu_args)> static void run_plain(void **wit
     KERNEL(*(const fattn_gpu_args *)with[0]);
 }
 
+template <void (*KERNEL)(const fattn_gpu_args, const wgmma_maps, const fattn_merge_job)>
+static void run_merging(void **with)
+{
+    KERNEL(*(const fattn_gpu_args *)with[0], *(const wgmma_maps *)with[1],
+           *(const fattn_merge_job *)with[2]);
+}
+
 #define HOPPER_MAPPED(name, maps)       \
     {                                   \
 #name, run_mapped < maps, name> \
@@ -933,7 +941,13 @@ template <void (*KERNEL)(const fattn_gpu_args)> static void run_plain(void **wit
     {                            \
 #name, run_plain < name> \
     }
+#define HOPPER_MERGING(name)       \
+    {                              \
+#name, run_merging < name> \
+    }
 #define HOPPER_FORWARD(name, ...) \
+    HOPPER_MERGING(wgmma_f16_##name), HOPPER_MERGING(wgmma_bf16_##name),
+#define HOPPER_SPLIT(name, ...) \
     HOPPER_MAPPED(wgmma_f16_##name, wgmma_maps), HOPPER_MAPPED(wgmma_bf16_##name, wgmma_maps),
 #define HOPPER_FULL(run, features, width, ...)                 \
     HOPPER_MAPPED(wgmma_##run##_f16_##width, wgmma_full_maps), \
@@ -949,7 +963,7 @@ template <void (*KERNEL)(const fattn_gpu_args)> static void run_plain(void **wit
 static const struct {
     const char *name;
     void (*kernel)(void **parameters);
-} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_FORWARD)
+} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_SPLIT)
                    WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
                        WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
                            WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)

@@ -937,17 +937,57 @@ GPU_DEVICE void wgmma_store_row(uint16_t *to, int dim, bool chunks, bool exists,
     }
 }
 
-/* The same in floats, which it may add to. */
-template <int W>
-GPU_DEVICE void wgmma_store_row_floats(float *to, int dim, float factor, bool empty, bool adds,
-                                       int h, const float sums[W / 8][4])
+/* Two neighbouring floats of a row, of which `live` are the tensor's. pairs: they may be read and
+ * written at once. */
+GPU_DEVICE gpu_f2 wgmma_get_floats(const float *from, int live, bool pairs)
 {
+    gpu_f2 two = {0, 0};
+    if (pairs && live > 0) {
+        two = *(const gpu_f2 *)from;
+    } else {
+        two.x = live > 0 ? from[0] : 0;
+        two.y = live > 1 ? from[1] : 0;
+    }
+    return two;
+}
+
+GPU_DEVICE void wgmma_put_floats(float *to, int live, bool pairs, gpu_f2 two)
+{
+    if (pairs && live > 0) {
+        *(gpu_f2 *)to = two;
+    } else if (live > 0) {
+        to[0] = two.x;
+        if (live > 1) {
+            to[1] = two.y;
+        }
+    }
+}
+
+/* The same in floats, which it may add to: 16 are read before any of them is written. */
+template <int W>
+GPU_DEVICE void wgmma_store_row_floats(float *to, int dim, bool pairs, float factor, bool empty,
+                                       bool adds, int h, const float sums[W / 8][4])
+{
+    enum { READS = 8 };
+    const int own = gpu_thread() % 4 * 2;
     GPU_UNROLL
-    for (int n = 0; n < W / 4; n++) {
-        const int c = n / 2 * 8 + gpu_thread() % 4 * 2 + n % 2;
-        if (c < dim) {
-            const float sum = empty ? 0 : sums[n / 2][2 * h + n % 2] * factor;
-            to[c] = adds ? to[c] + sum : sum;
+    for (int m = 0; m < W / 8; m += READS) {
+        gpu_f2 there[READS];
+        GPU_UNROLL
+        for (int k = 0; k < READS; k++) {
+            const int c = 8 * (m + k) + own;
+            there[k] = wgmma_get_floats(to + c, adds ? dim - c : 0, pairs);
+        }
+        GPU_UNROLL
+        for (int k = 0; k < READS; k++) {
+            const int c = 8 * (m + k) + own;
+            const float *const sum = sums[m + k] + 2 * h;
+            gpu_f2 two;
+            two.x = empty ? 0 : sum[0] * factor;
+            two.y = empty ? 0 : sum[1] * factor;
+            two.x = adds ? there[k].x + two.x : two.x;
+            two.y = adds ? there[k].y + two.y : two.y;
+            wgmma_put_floats(to + c, dim - c, pairs, two);
         }
     }
 }
@@ -969,7 +1009,8 @@ GPU_DEVICE void wgmma_store_keys(const fattn_gpu_args &g, const wgmma_backward_i
             wgmma_store_row<typename S::type, N>((uint16_t *)to + row, dim - channel, chunks,
                                                  exists, factor, empty, h, sums);
         } else if (exists) {
-            wgmma_store_row_floats<N>((float *)to + row, dim - channel, factor, empty,
+            const bool pairs = chunks && dim % 2 == 0;
+            wgmma_store_row_floats<N>((float *)to + row, dim - channel, pairs, factor, empty,
                                       g.problem.features & FATTN_ACCUMULATE, h, sums);
         }
     }

@@ -4,15 +4,15 @@
 
     bench/scaling.py FATTN > bench/figures/ranks.tsv
 
-The parameters are fitted to two H200 of one machine (docs/DISTRIBUTED.md).
+The parameters are fitted to two H100 of one machine (docs/DISTRIBUTED.md).
 """
 
 import re
 import subprocess
 import sys
 
-FITTED = {"fwd": ("700e12", "95e-9"), "bwd": ("560e12", "250e-9")}  # of a GPU: operations a second, seconds a row
-LINK = "330e9,5e-6"
+FITTED = {"fwd": ("690e12", "45e-9"), "bwd": ("600e12", "225e-9")}  # of a GPU: operations a second, seconds a row
+LINK = "305e9,5e-6"
 PROBLEM = ["--hq", "32", "--hk", "8", "--d", "128", "--causal", "--dtype", "bf16", "--split", "zigzag", "--link", LINK]
 
 

@@ -219,6 +219,14 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     shape->resident = true;
 }
 
+static void lean_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    forward_shape(kernel, p, t, shape);
+    snprintf(shape->onto, sizeof shape->onto, "wgmma_onto_%s_%s",
+             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->run);
+}
+
 /* Items are alike, or as many as blocks. */
 static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                         const fattn_tiling *t, fattn_gpu_shape *shape)
@@ -239,9 +247,8 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                 .fast_bytes = fattn_gpu_shared_bytes,                             \
                 .workspace = workspace},                                          \
         WGMMA_KERNEL("wgmma_forward", channels),                                  \
-        .phases = {clear_shape, forward_shape},                                   \
+        .phases = {clear_shape, lean_shape},                                      \
         .maps = maps_of,                                                          \
-        .merges = true,                                                           \
         .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
         .run = #name_,                                                            \
     },

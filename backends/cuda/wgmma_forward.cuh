@@ -500,15 +500,6 @@ GPU_DEVICE float wgmma_add_sink(const fattn_gpu_args &g, const wgmma_block<S> &b
     return alpha;
 }
 
-/* Whether rows are merged with those of other keys (core/merge.h). */
-template <class S> GPU_DEVICE bool wgmma_merges(const wgmma_block<S> &b)
-{
-    if constexpr (S::MERGES) {
-        return b.onto->first.o != NULL;
-    }
-    return false;
-}
-
 /* Row r of an item: its sequence is w.batch. */
 template <class S>
 GPU_DEVICE gpu_query wgmma_row_query(const wgmma_block<S> &b, const wgmma_item &w, int r)
@@ -598,7 +589,7 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
         states[h] = state;
         empty[h] = state.l == 0;
         factor[h] = lower * z_kept * mma_reciprocal(state.l); /* l is 0, or at least 1 */
-        if (wgmma_merges(b)) {
+        if constexpr (S::MERGES) {
             const float lse = fattn_softmax_lse(state, g.rule.natural);
             wgmma_merge_row(b, w, r, h, lse, factor[h], rows);
             factor[h] = 1;
@@ -966,7 +957,7 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         for (int c = 0; c < S::WIDTH_V / 2; c++) {
             rows.o[c / 4][c % 4] = 0;
         }
-        if (wgmma_merges(b)) {
+        if constexpr (S::MERGES) {
             wgmma_prefetch_rows(b, w, row);
         }
         wgmma_await(&control.q_full, n % 2);

@@ -18,9 +18,9 @@
 /* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
  * that multiply. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY.
  * TERM_STAGES: panels of a bias or mask that is alone, in shared memory. SPLITS: keys may be cut
- * into parts. */
+ * into parts. ONTO: rows are merged with o and lse of other keys. */
 template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
-          int TERM_STAGES = 0, bool SPLITS = false>
+          int TERM_STAGES = 0, bool SPLITS = false, bool ONTO = false>
 struct wgmma_shape {
     typedef T type;
     static constexpr uint64_t KNOWN = FEATURES;
@@ -45,7 +45,7 @@ struct wgmma_shape {
         IS_LEAN = FEATURES == 0,
         IS_STAGED = TERM_BYTES > 0,
         IS_SPLIT = SPLITS,
-        MERGES = FEATURES == 0 && !SPLITS, /* rows with o and lse of other keys */
+        MERGES = ONTO,
         HAS_BLOCKS = FEATURES == FATTN_BLOCK_MASK,
         /* What mma_terms.cuh asks of a shape. */
         TILES = 1,
@@ -149,7 +149,7 @@ template <class S> struct wgmma_block {
     uint32_t out;                /* rows of o on their way out, WGMMA_OUT_BYTES for each warp */
     int group;                   /* query heads of a key/value head */
     bool turns;                  /* warpgroups take turns */
-    const fattn_merge_job *onto; /* a parameter; its first.o is NULL where nothing is merged */
+    const fattn_merge_job *onto; /* a parameter of kernels that merge rows */
 };
 
 /* The rows of the tile that there are places for: all heads of a query, or none. */

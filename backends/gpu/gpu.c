@@ -331,7 +331,7 @@ const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)
 /* --- Plans and runs --------------------------------------------------------------------------- */
 
 typedef struct launch {
-    gpu_function function;
+    gpu_function function, onto; /* onto: in its place where rows are merged, or NULL */
     unsigned blocks, threads, shared;
     bool early;
 } launch;
@@ -390,6 +390,13 @@ static fattn_status limit_blocks(const device *d, launch *l)
     return status;
 }
 
+static fattn_status set_shared(const device *d, gpu_function function, int bytes)
+{
+    return bytes ? check_on(d, d->api->function_set(function, d->api->dynamic_shared, bytes),
+                            "setting the shared memory of a function")
+                 : FATTN_OK;
+}
+
 static fattn_status make_launch(device *d, const char *image, const fattn_gpu_shape *shape,
                                 launch *l)
 {
@@ -404,9 +411,10 @@ static fattn_status make_launch(device *d, const char *image, const fattn_gpu_sh
     }
     const int shared = is_general ? shape->general_shared : shape->shared;
     l->shared = (unsigned)shared;
-    if (shared) {
-        status = check_on(d, d->api->function_set(l->function, d->api->dynamic_shared, shared),
-                          "setting the shared memory of a function");
+    status = set_shared(d, l->function, shared);
+    if (!status && shape->onto[0]) {
+        status = resolve(d, image, shape->onto, &l->onto);
+        status = status ? status : set_shared(d, l->onto, shared);
     }
     return status || !shape->resident ? status : limit_blocks(d, l);
 }
@@ -507,8 +515,9 @@ static fattn_status launch_one(const device *d, const launch *l, void *args, enc
 {
     void *parameters[] = {args, maps, onto};
     const fattn_gpu_api *const api = d->api;
+    const gpu_function function = onto && l->onto ? l->onto : l->function;
     const int result = (l->early ? api->launch_early
-                                 : api->launch)(l->function, l->blocks, 1, 1, l->threads, 1, 1,
+                                 : api->launch)(function, l->blocks, 1, 1, l->threads, 1, 1,
                                                 l->shared, (gpu_stream)stream, parameters, NULL);
     return check_on(d, result, "launching a kernel");
 }
@@ -567,7 +576,7 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers,
 {
     const device *const d = plan->device->impl;
     const made *const m = plan->impl;
-    fattn_merge_job job = {.first.o = NULL};
+    fattn_merge_job job;
     fattn_status status = FATTN_OK;
     if (plan->problem.features & FATTN_CHECKED) {
         status = validate(plan, buffers, stream);
@@ -591,7 +600,7 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers,
     status = check_stream(d, stream);
     status = status ? status : move_maps(d, m, buffers, &maps);
     for (int n = 0; !status && n < m->count; n++) {
-        status = launch_one(d, &m->launches[n], &args, &maps, &job, stream);
+        status = launch_one(d, &m->launches[n], &args, &maps, onto ? &job : NULL, stream);
     }
     return leave_with(d, status);
 }
@@ -602,13 +611,17 @@ fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers,
     return run(plan, buffers, NULL, workspace, stream);
 }
 
-/* Whether the plan's kernel merges rows where it finishes them: it reads two floats at a time, and
- * writes its own type or floats. */
+/* Whether the plan has a kernel that merges rows where it finishes them: it reads two floats at a
+ * time, and writes its own type or floats. */
 static bool may_merge(const fattn_plan *plan, const fattn_merge_job *job)
 {
+    const made *const m = plan->impl;
     const fattn_strides *const s = &job->first.strides;
-    return fattn_gpu_kernel_of(plan->kernel)->merges &&
-           (job->dtype == FATTN_F32 || job->dtype == plan->problem.dtype) &&
+    bool merges = false;
+    for (int n = 0; n < m->count; n++) {
+        merges = merges || m->launches[n].onto;
+    }
+    return merges && (job->dtype == FATTN_F32 || job->dtype == plan->problem.dtype) &&
            ((job->dim_v | s->batch | s->seq | s->head) & 1) == 0 &&
            (uintptr_t)job->first.o % 8 == 0;
 }

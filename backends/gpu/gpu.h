@@ -18,6 +18,9 @@ typedef struct fattn_gpu_shape {
      * driver compiled it from PTX, of which only entries for every feature are kept; or "". */
     char general[48];
     int general_shared;
+    /* The function in its place where rows are merged with those of other keys, or "": it has a
+     * third parameter, a fattn_merge_job. */
+    char onto[48];
     int64_t blocks; /* 0: not launched. A kernel loops where there are more than a grid holds */
     int threads;    /* a block */
     int shared;     /* bytes of dynamic shared memory a block */
@@ -47,7 +50,6 @@ struct fattn_gpu_kernel {
     const char *needs; /* the same in words, or NULL */
     fattn_gpu_phase *phases[FATTN_GPU_PHASES];
     fattn_gpu_maps *maps; /* NULL where it has none */
-    bool merges; /* a third parameter, a fattn_merge_job, says what o and lse are merged with */
 
     /* What tells a row from its family, as the family's functions read it; 0 and NULL where they do
      * not ask. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Image "wgmma_forward": wgmma_<type>_<name> for each shape of wgmma.h, what clears their counter,
- * and what merges parts. For sm_90a alone. */
+/* Image "wgmma_forward": wgmma_<type>_<name> for each shape of wgmma.h, wgmma_onto_<type>_<name>,
+ * which merge rows with o and lse of other keys, what clears their counter, and what merges parts.
+ * For sm_90a alone. */
 #include "backends/cuda/vendor.h"
 
 #define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
@@ -10,28 +11,31 @@ typedef struct wgmma_maps {
     wgmma_map map[3]; /* q, k, v */
 } wgmma_maps;
 
-#define WGMMA_ENTRY(name, type, width, width_v, warpgroups, keys, stages)               \
+#define WGMMA_ENTRY(name, type, splits, width, width_v, warpgroups, keys, stages)       \
     GPU_KERNEL(WGMMA_THREADS(warpgroups), 1)                                            \
-    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_maps maps,             \
-         const GPU_PARAM fattn_merge_job onto)                                          \
+    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_maps maps)             \
     {                                                                                   \
-        wgmma_forward_all<wgmma_shape<type, width, width_v, warpgroups, keys, stages>>( \
-            g, maps.map, &onto);                                                        \
+        wgmma_forward_all<                                                              \
+            wgmma_shape<type, width, width_v, warpgroups, keys, stages, 0, 0, splits>>( \
+            g, maps.map, NULL);                                                         \
     }
-#define WGMMA_SPLIT_ENTRY(name, type, width, width_v, warpgroups, keys, stages)                   \
-    GPU_KERNEL(WGMMA_THREADS(warpgroups), 1)                                                      \
-    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_maps maps)                       \
-    {                                                                                             \
-        wgmma_forward_all<                                                                        \
-            wgmma_shape<type, width, width_v, warpgroups, keys, stages, 0, 0, true>>(g, maps.map, \
-                                                                                     NULL);       \
+#define WGMMA_ONTO_ENTRY(name, type, width, width_v, warpgroups, keys, stages)               \
+    GPU_KERNEL(WGMMA_THREADS(warpgroups), 1)                                                 \
+    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_maps maps,                  \
+         const GPU_PARAM fattn_merge_job onto)                                               \
+    {                                                                                        \
+        wgmma_forward_all<                                                                   \
+            wgmma_shape<type, width, width_v, warpgroups, keys, stages, 0, 0, false, true>>( \
+            g, maps.map, &onto);                                                             \
     }
-#define WGMMA_ENTRIES(name, ...)                        \
-    WGMMA_ENTRY(wgmma_f16_##name, mma_f16, __VA_ARGS__) \
-    WGMMA_ENTRY(wgmma_bf16_##name, mma_bf16, __VA_ARGS__)
+#define WGMMA_ENTRIES(name, ...)                                  \
+    WGMMA_ENTRY(wgmma_f16_##name, mma_f16, false, __VA_ARGS__)    \
+    WGMMA_ENTRY(wgmma_bf16_##name, mma_bf16, false, __VA_ARGS__)  \
+    WGMMA_ONTO_ENTRY(wgmma_onto_f16_##name, mma_f16, __VA_ARGS__) \
+    WGMMA_ONTO_ENTRY(wgmma_onto_bf16_##name, mma_bf16, __VA_ARGS__)
 #define WGMMA_SPLIT_ENTRIES(name, ...)                        \
-    WGMMA_SPLIT_ENTRY(wgmma_f16_##name, mma_f16, __VA_ARGS__) \
-    WGMMA_SPLIT_ENTRY(wgmma_bf16_##name, mma_bf16, __VA_ARGS__)
+    WGMMA_ENTRY(wgmma_f16_##name, mma_f16, true, __VA_ARGS__) \
+    WGMMA_ENTRY(wgmma_bf16_##name, mma_bf16, true, __VA_ARGS__)
 WGMMA_SHAPES(WGMMA_ENTRIES)
 WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ENTRIES)
 GPU_COMBINE

@@ -945,8 +945,9 @@ static void run_merging(void **with)
     {                              \
 #name, run_merging < name> \
     }
-#define HOPPER_FORWARD(name, ...) \
-    HOPPER_MERGING(wgmma_f16_##name), HOPPER_MERGING(wgmma_bf16_##name),
+#define HOPPER_FORWARD(name, ...)                                                  \
+    HOPPER_MERGING(wgmma_onto_f16_##name), HOPPER_MERGING(wgmma_onto_bf16_##name), \
+        HOPPER_SPLIT(name)
 #define HOPPER_SPLIT(name, ...) \
     HOPPER_MAPPED(wgmma_f16_##name, wgmma_maps), HOPPER_MAPPED(wgmma_bf16_##name, wgmma_maps),
 #define HOPPER_FULL(run, features, width, ...)                 \

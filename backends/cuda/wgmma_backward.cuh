@@ -937,8 +937,8 @@ GPU_DEVICE void wgmma_store_row(uint16_t *to, int dim, bool chunks, bool exists,
     }
 }
 
-/* Two neighbouring floats of a row, of which `live` are the tensor's. pairs: they may be read and
- * written at once. */
+/* Two neighbouring floats of a row, of which the first `live` are the tensor's. pairs: they lie at
+ * a multiple of 8 bytes, and both are the tensor's or neither. */
 GPU_DEVICE gpu_f2 wgmma_get_floats(const float *from, int live, bool pairs)
 {
     gpu_f2 two = {0, 0};
@@ -963,12 +963,13 @@ GPU_DEVICE void wgmma_put_floats(float *to, int live, bool pairs, gpu_f2 two)
     }
 }
 
-/* The same in floats, which it may add to: 16 are read before any of them is written. */
+/* wgmma_store_row() in floats, which it may add to: 16 are read before any of them is written. */
 template <int W>
 GPU_DEVICE void wgmma_store_row_floats(float *to, int dim, bool pairs, float factor, bool empty,
                                        bool adds, int h, const float sums[W / 8][4])
 {
     enum { READS = 8 };
+    static_assert(W % (8 * READS) == 0, "rounds of reads are full");
     const int own = gpu_thread() % 4 * 2;
     GPU_UNROLL
     for (int m = 0; m < W / 8; m += READS) {

@@ -500,7 +500,8 @@ GPU_DEVICE float wgmma_add_sink(const fattn_gpu_args &g, const wgmma_block<S> &b
     return alpha;
 }
 
-/* Row r of an item: its sequence is w.batch. */
+/* The query, of sequence w.batch, and head that are row r of an item, in batches that are not
+ * ragged. */
 template <class S>
 GPU_DEVICE gpu_query wgmma_row_query(const wgmma_block<S> &b, const wgmma_item &w, int r)
 {
@@ -511,7 +512,7 @@ GPU_DEVICE gpu_query wgmma_row_query(const wgmma_block<S> &b, const wgmma_item &
     return q;
 }
 
-/* The 16 rows of a warp that its own will be merged with: they come while it multiplies. */
+/* Asks L2 for the 16 rows that a warp's own will be merged with: they come while it multiplies. */
 template <class S>
 GPU_DEVICE void wgmma_prefetch_rows(const wgmma_block<S> &b, const wgmma_item &w, int row)
 {
@@ -524,8 +525,9 @@ GPU_DEVICE void wgmma_prefetch_rows(const wgmma_block<S> &b, const wgmma_item &w
     }
 }
 
-/* The thread's h-th row, r of the item, becomes that of both its keys, with the logarithm lse, and
- * those it is merged with: x = x factor + y, and the new lse. */
+/* Row r of the item, the thread's h-th, of kernels that merge rows. Its sums times `factor` are o
+ * over the item's keys, and lse is their logarithm. They become o over these and the keys of
+ * onto->first; the lse of both is stored. */
 template <class S>
 GPU_DEVICE void wgmma_merge_row(const wgmma_block<S> &b, const wgmma_item &w, int r, int h,
                                 float lse, float factor, wgmma_rows<S> &rows)

@@ -64,9 +64,9 @@ static memory take(fattn_device *device)
 {
     memory m = {.device = device, .workspace_bytes = 8 << 20};
     for (int t = 0; t < TENSORS; t++) {
-        void *lse;
-        must(!fattn_device_malloc(device, COUNT * 4, &m.o[t]) &&
-             !fattn_device_malloc(device, LINES * 4, &lse));
+        void *lse = NULL;
+        must(!fattn_device_malloc(device, COUNT * 4, &m.o[t]));
+        must(!fattn_device_malloc(device, LINES * 4, &lse));
         m.lse[t] = lse;
     }
     must(!fattn_device_malloc(device, m.workspace_bytes, &m.workspace));

@@ -248,7 +248,7 @@ template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
     }
 }
 
-/* Of items that this block has set: they begin with the first tile that is not hidden. */
+/* Items that this block has set begin with their first tile of queries that no bias hides. */
 template <class S> GPU_DEVICE void wgmma_skip_hidden(const fattn_gpu_args &g, int64_t items)
 {
     const fattn_problem &p = g.problem;

@@ -558,7 +558,8 @@ static fattn_status validate(const fattn_plan *plan, const fattn_buffers *buffer
     return status;
 }
 
-/* Results go where the job's are. Its pointers may promise less than the plan's. */
+/* Makes kernels write o where the job's result is. Its address may be a multiple of less than the
+ * plan was promised. */
 static void redirect(const fattn_plan *plan, const fattn_merge_job *job, fattn_gpu_args *args)
 {
     const uintptr_t place = (uintptr_t)job->result.o | 16;

@@ -34,7 +34,7 @@ template <int TEAM> GPU_DEVICE int32_t gpu_team_max(int32_t x)
     return x;
 }
 
-/* Whether a row may see one key of several that its band has. */
+/* Whether a bias or a mask may leave a row one key where its band has several. */
 GPU_DEVICE bool gpu_hides_keys(const fattn_problem &p)
 {
     return p.features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK);

@@ -255,11 +255,11 @@ GPU_DEVICE int gpu_largest(int x, int most)
 }
 
 /*
- * Where the keys first .. past - 1 of a tile of rows end when those fall off that it hides from all
- * of its rows, as a causal mask does that is given as a bias: at a multiple of 64, or at first or
- * past. A bias that hides nothing there is asked for one number, the same for all threads. The last
- * row is looked at first, and then of the others what is behind its last key. All threads of the
- * block must ask.
+ * Keys first .. past - 1 of a tile of rows, without those at their end that a bias of -inf hides
+ * from all of its rows, as a causal mask given as a bias does. Returns the new end: a multiple of
+ * 64, or first or past. Where the bias hides nothing there, one number of it is read, the same by
+ * all threads. The last row is read first, and then of the other rows what is behind its last key.
+ * All threads of the block must ask.
  */
 GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
                                  int64_t i1, int64_t h0, int64_t group, int64_t first, int64_t past)
@@ -293,9 +293,10 @@ GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, in
 }
 
 /*
- * Where the queries first .. past - 1 of a tile of keys j0 .. j1 - 1 begin when those fall off from
- * which it hides all of the tile: at a multiple of 64, or at first or past. Key j0 is looked at
- * first, and then of the others what is before its first query. All threads of the block must ask.
+ * Queries first .. past - 1 of a tile of keys j0 .. j1 - 1, without those at their beginning from
+ * which a bias of -inf hides all of the tile. Returns the new beginning: a multiple of 64, or first
+ * or past. Key j0 is read first, and then of the other keys what is before its first query. All
+ * threads of the block must ask.
  */
 GPU_DEVICE int64_t gpu_seen_first(const fattn_gpu_args &g, const gpu_pairs &t, int64_t j0,
                                   int64_t j1, int64_t h0, int64_t group, int64_t first,

@@ -23,7 +23,7 @@
  * two more for dBias. A run is
  *
  *     simt_backward_rows         delta and lse of every row, into the workspace
- *     simt_backward_lone         the same of rows that see one key for a bias or mask
+ *     simt_backward_lone         lse of rows that a bias or mask leaves one key
  *     simt_backward_keys_W       dK and dV, a block of keys and W channels of both
  *     simt_backward_queries_W    dQ, a block of rows and W channels
  *     simt_backward_bias         dBias, a tile of it

@@ -11,24 +11,23 @@
 
 #include "backends/cpu/parts.h"
 
-/* Blocks of keys that share what is fetched for later. */
+/* Over so many blocks of keys an item spreads the prefetches of its results and of the queries of
+ * the item that its thread may get next. Waiting for them took 3 % of the time at N = 1024. */
 #define PREFETCH_BLOCKS 4
 
-/* Over so many tiles of keys an item spreads the prefetches of its results and of the queries of
- * the item that its thread may get next. Waiting for them took 3 % of the time at N = 1024. */
 typedef struct prefetch_plan {
-    panel here;         /* all rows of the item, nothing but the rows */
-    int64_t first, end; /* blocks of keys */
-    key_copies copies;  /* of the next block */
-    bool listed;        /* whose rows are known */
+    panel here;          /* all rows of the item, nothing but the rows */
+    int64_t first, last; /* blocks first .. last - 1 share the prefetches; last: the item's last */
+    key_copies copies;   /* of the next block */
+    bool listed;         /* whose rows are known */
 } prefetch_plan;
 
 /* The last block fetches nothing: a diagonal may leave little of it. */
 static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, int64_t item,
                                const panel *pn, int64_t begin, int64_t end)
 {
-    plan->end = end - 1;
-    plan->first = fattn_max64(begin, plan->end - PREFETCH_BLOCKS);
+    plan->last = end - 1;
+    plan->first = fattn_max64(begin, plan->last - PREFETCH_BLOCKS);
     plan->here = *pn;
     (void)place_item(&plan->here, run, item);
     plan->copies.count = plan->copies.done = 0;
@@ -55,14 +54,14 @@ static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const voi
     return count;
 }
 
-/* Lists what part n of `parts` fetches; returns how many rows. Results come first: the later the
+/* Lists what share n of `shares` fetches; returns how many rows. Results come first: the later the
  * queries of the next item are fetched, the likelier this worker gets that item. */
-static int64_t list_part(const prefetch_plan *plan, const fattn_cpu_run *run, int64_t n,
-                         int64_t parts, prefetch_row *rows)
+static int64_t list_share(const prefetch_plan *plan, const fattn_cpu_run *run, int64_t n,
+                          int64_t shares, prefetch_row *rows)
 {
     const fattn_problem *const p = run->problem;
     const int64_t br = run->tiling->br, item = fattn_cpu_upcoming(run->items);
-    const int64_t first = 2 * br * n / parts, past = 2 * br * (n + 1) / parts;
+    const int64_t first = 2 * br * n / shares, past = 2 * br * (n + 1) / shares;
     panel next = plan->here;
     int64_t count =
         list_rows(&plan->here, first, past, run->buffers->o, p->dtype_o, &p->o, p->dim_v, rows);
@@ -99,23 +98,24 @@ static bool take_tile(prefetch_plan *plan, forward *strips, int64_t count, int64
     return plan->listed;
 }
 
-/* Turns to a block: lists what the strips' products of keys fetch and copy in it. Returns whether
- * its own keys are loaded. */
+/* Begins a block of keys: takes its tile, and lists the rows that the strips fetch, and copy for
+ * the next block, during their products of keys. Returns whether the tile already holds its keys
+ * and values. */
 static bool begin_block(prefetch_plan *plan, forward *strips, int64_t count,
                         const fattn_cpu_run *run, int64_t block)
 {
     const bool loaded = take_tile(plan, strips, count, block);
     const panel *const pn = &strips->panel;
-    const int64_t n = block - plan->first, parts = plan->end - plan->first;
+    const int64_t n = block - plan->first, shares = plan->last - plan->first;
     const int64_t tiles = count * pn->bc / FV_NK;
     prefetch_row *const rows = strips->later;
     span spans[STRIPS], next = {.live = 0};
-    if (block < plan->end && copies_meanwhile(pn->p, pn->bc) && !keys_in_place(pn->p)) {
+    if (block < plan->last && copies_meanwhile(pn->p, pn->bc) && !keys_in_place(pn->p)) {
         next = spans_of(strips, count, block + 1, spans);
     }
     int64_t total = list_keys(plan, pn, next, &strips->tiles[(block + 1) % 2], rows);
-    if (0 <= n && n < parts) {
-        total += list_part(plan, run, n, parts, rows + total);
+    if (0 <= n && n < shares) {
+        total += list_share(plan, run, n, shares, rows + total);
     }
     prefetch_list later = spread_rows(rows, total, tiles);
     for (int64_t s = 0; s < count; s++) {

@@ -213,8 +213,9 @@ static void clear_unseen(backward *g, span s)
     }
 }
 
-/* dQ^T += K^T dS'^T, of a tile that the band cuts a register tile of rows at a time. */
-static void add_queries(backward *g, span s)
+/* dQ^T += K^T dS'^T. Where the band cuts the tile: one register tile of rows at a time, each as far
+ * as it sees keys. */
+static void add_dq(backward *g, span s)
 {
     const panel *const pn = &g->panel;
     const bool cut = keys_seen(pn, s, FV_LANES) < s.padded;
@@ -261,7 +262,7 @@ static void backward_tile(backward *g, span s, span next, const fattn_cpu_progre
 
     /* 3. dQ^T += K^T dS'^T. */
     if (wants(p, FATTN_OUT_DQ)) {
-        add_queries(g, s);
+        add_dq(g, s);
     }
 
     /* 4. What is shared. */

@@ -95,7 +95,7 @@ INLINE void backward_panel(backward *g, const backward_kind *kind, const fattn_c
         fill(g->dqt + c * pn->br, pn->width, 0);
     }
     panel_blocks(pn, &block, &past);
-    bias_blocks(pn, NULL, 0, &block, &past);
+    skip_hidden_blocks(pn, NULL, 0, &block, &past);
     if (!wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS)) {
         past = 0;
     }

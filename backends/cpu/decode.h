@@ -112,9 +112,10 @@ INLINE void dots_vector(int nr, int part, fattn_dtype dtype, const float *q, dec
 
 /*
  * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys, over whole vectors of channels, and
- * of f32 the rest, too. Every loop over sums is unrolled, or compilers would keep them in memory.
- * Half of the registers hold sums; where two vectors of all rows of q would fill the other half,
- * the keys' first vectors come before their second ones.
+ * for f32 over the channels that are left; dots_rest() adds those of other types. Every loop over
+ * sums is unrolled, or compilers would keep them in memory. Half of the registers hold sums; where
+ * two vectors of all rows of q would fill the other half, the keys' first vectors come before their
+ * second ones.
  * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the vectors that are left, [nr][FV_LANES] each
  */
 INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, float *to)
@@ -716,7 +717,8 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
     }
     for (int64_t n = 0; n < d.heads; n++) {
         int64_t begin = first, end = past;
-        bias_blocks(&d.head[n].panel, NULL, 0, &begin, &end); /* for the panel's bias_ranges */
+        /* For the panel's bias_ranges. */
+        skip_hidden_blocks(&d.head[n].panel, NULL, 0, &begin, &end);
     }
     bool more = find_tile(&d, first, past, &d.next);
     while (more) {

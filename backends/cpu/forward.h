@@ -106,7 +106,8 @@ INLINE void forward_tile(forward *f, const forward_kind *kind, span s, bool pair
     f->fresh = false;
 }
 
-/* Turns to the copies of a tile of keys; returns what of them is there. */
+/* Makes the strips use the cached copies of a tile of keys; returns how many of its keys and values
+ * are converted already. */
 static cached_tile use_cached_copies(forward *strips, int64_t count, int64_t block)
 {
     const panel *const pn = &strips->panel;
@@ -177,7 +178,7 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
         (void)fattn_schedule_keys(&parts, work.split, &first, &past);
         panel_blocks(&strips[n].panel, &first, &past);
         known_bias *const known = strips->known ? &strips->known[work.block * room + n] : NULL;
-        bias_blocks(&strips[n].panel, known, part, &first, &past);
+        skip_hidden_blocks(&strips[n].panel, known, part, &first, &past);
         begin = fattn_min64(begin, first);
         end = fattn_max64(end, past);
         if (whole) {

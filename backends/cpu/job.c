@@ -5,7 +5,7 @@
 #define HELPERS (OWNER - 1)
 #define OWNER (UINT64_C(1) << 22)
 #define INSIDE (HELPERS | OWNER)
-#define DRAINED (UINT64_C(1) << 23)
+#define DRAINING (UINT64_C(1) << 23)
 #define PHASE (UINT64_C(1) << 24)
 #define OVER UINT64_C(255)
 #define GENERATION (UINT64_C(1) << 32)
@@ -15,7 +15,7 @@ static uint64_t phase_of(uint64_t state) { return state / PHASE & 255; }
 static bool lets_in(fattn_cpu_board *board, uint64_t state, bool owner)
 {
     const uint64_t room = (uint64_t)atomic_load_explicit(&board->helpers, memory_order_relaxed);
-    return !(state & DRAINED) && phase_of(state) != OVER && (owner || (state & HELPERS) < room);
+    return !(state & DRAINING) && phase_of(state) != OVER && (owner || (state & HELPERS) < room);
 }
 
 void fattn_cpu_board_post(fattn_cpu_board *board, fattn_cpu_job *job)
@@ -80,7 +80,7 @@ fattn_cpu_visit fattn_cpu_board_work(fattn_cpu_board *board, bool owner)
     do {
         const uint64_t opened = last_phase ? OVER : (uint64_t)phase + 1;
         alone = (state & INSIDE) == unit;
-        next = alone ? state / GENERATION * GENERATION + opened * PHASE : (state - unit) | DRAINED;
+        next = alone ? state / GENERATION * GENERATION + opened * PHASE : (state - unit) | DRAINING;
     } while (!atomic_compare_exchange_weak(&board->state, &state, next));
     return !alone ? FATTN_CPU_LEFT : last_phase ? FATTN_CPU_FINISHED : FATTN_CPU_ENDED;
 }
@@ -95,7 +95,7 @@ bool fattn_cpu_board_over(fattn_cpu_board *board)
     return phase_of(atomic_load(&board->state)) == OVER;
 }
 
-bool fattn_cpu_board_drained(fattn_cpu_board *board)
+bool fattn_cpu_board_draining(fattn_cpu_board *board)
 {
-    return atomic_load(&board->state) & DRAINED;
+    return atomic_load(&board->state) & DRAINING;
 }

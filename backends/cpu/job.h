@@ -6,8 +6,8 @@
  * at any time.
  *
  * The state of a board is one word, so that coming and going take one instruction each:
- *     generation (32 bits) | phase (8) | drained (1) | owner inside (1) | helpers inside (22)
- * A worker leaves a phase when it has no more items to begin. Then the phase is drained, and no
+ *     generation (32 bits) | phase (8) | draining (1) | owner inside (1) | helpers inside (22)
+ * A worker leaves a phase when it has no more items to begin. Then the phase is draining, and no
  * worker enters it any more. The phase of a job that is over is BOARD_OVER.
  *
  * Boards outlive their jobs: a helper that is late finds another generation, or a phase that is
@@ -58,7 +58,7 @@ bool fattn_cpu_board_wants(fattn_cpu_board *board);
 bool fattn_cpu_board_over(fattn_cpu_board *board);
 
 /* Whether a worker has left the phase that is open, while others are still inside. */
-bool fattn_cpu_board_drained(fattn_cpu_board *board);
+bool fattn_cpu_board_draining(fattn_cpu_board *board);
 
 /* Tells the core that this is a loop that waits for another. */
 static inline void fattn_cpu_pause(void)

@@ -237,13 +237,13 @@ static fattn_cpu_board *take_board(fattn_cpu_pool *pool, uint64_t *bit)
     return &pool->boards[__builtin_ctzll(*bit)];
 }
 
-/* Waits until those who are at work in a phase that has nothing left to begin are done. */
+/* Waits while others are still at work in a phase that has no items left to begin. */
 static void wait_for_others(fattn_cpu_pool *pool, fattn_cpu_board *board)
 {
     const int64_t until = now() + SPIN_NS;
     do {
         for (int i = 0; i < 32; i++) {
-            if (!fattn_cpu_board_drained(board)) {
+            if (!fattn_cpu_board_draining(board)) {
                 return;
             }
             fattn_cpu_pause();
@@ -251,7 +251,7 @@ static void wait_for_others(fattn_cpu_pool *pool, fattn_cpu_board *board)
     } while (now() < until);
     pthread_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->waiters, 1);
-    while (fattn_cpu_board_drained(board)) {
+    while (fattn_cpu_board_draining(board)) {
         pthread_cond_wait(&pool->done, &pool->mutex);
     }
     atomic_fetch_sub(&pool->waiters, 1);

@@ -115,8 +115,8 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
     }
 }
 
-/* Rows of n numbers, whole vectors, of dtype, a literal, `step` bytes apart, become an array of
- * floats, [rows][n]. */
+/* Rows of n numbers, `step` bytes apart, become floats, [rows][n]. n: whole vectors; dtype: a
+ * literal */
 INLINE void rows_load(float *to, fattn_dtype dtype, const char *from, int64_t step, int64_t rows,
                       int64_t n)
 {

@@ -60,13 +60,13 @@ static bool ends_alike(const panel *pn, span s)
     return s.common.first == 0 && s.common.past == s.live && !pn->masked;
 }
 
-/* Dot products in x become scores; those that are scores already, between two edges of a band, are
- * left alone. */
+/* Dot products in x become scores. Where masking is all there is to do, keys in the band of every
+ * row are skipped: their dot products are their scores. */
 static void score_tile(panel *pn, span s)
 {
     const bool alike = ends_alike(pn, s);
     if (alike) {
-        s.kind = FATTN_TILE_FULL;
+        s.kind = FATTN_TILE_FULL; /* what is past the end is masked below */
     }
     const unsigned terms = load_terms(pn, s);
     const int64_t steps = s.padded / pn->phases;

@@ -99,7 +99,8 @@ static inline fv add_exponent(fv x, __m256i n)
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(n, 23)));
 }
 
-/* 2^(a - floor a), and floor a, which is -2^31 for NaN: nothing is left of that in an exponent. */
+/* 2^(a - floor a); *whole = floor a. For NaN that is -2^31, of which the shift in add_exponent()
+ * leaves 0. */
 static inline fv exp2_fraction(fv a, __m256i *whole)
 {
     const fv low = _mm256_floor_ps(a), x = fv_sub(a, low);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rows of f32 on tensor cores (bf16x3_forward.cuh, bf16x3_backward.cuh), from Ampere on: what
- * most runs are made of, with aligned rows. Decoding and the other features are left to the SIMT
- * kernels.
+ * Kernel rows of f32 on tensor cores (bf16x3_forward.cuh, bf16x3_backward.cuh), from Ampere on:
+ * what most runs are made of, with aligned rows. Decoding and the other features are left to the
+ * SIMT kernels.
  */
 #include <stdio.h>
 

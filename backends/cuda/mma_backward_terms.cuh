@@ -360,8 +360,8 @@ GPU_DEVICE void mma_keep_bytes(const void *room, int mode, float x[2][S::PART_QU
     }
 }
 
-/* Adds the bias and applies the mask that wait in the room of P and dS. factor: of the scores,
- * where there is a bias. */
+/* Adds the bias and applies the mask that wait in the room of P and dS. factor:
+ * multiplies the scores before a bias is added; a mask alone does not scale them. */
 template <class S>
 GPU_DEVICE void mma_apply_staged(const void *room, int mode, float factor,
                                  float x[2][S::PART_QUERIES / 8][4])

@@ -101,7 +101,7 @@ GPU_DEVICE void mma_put(uint32_t to, uint32_t x)
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
-/* 1, 2 or 4 words, aligned to their size. */
+/* Loads N words from shared memory; `from` is a multiple of 4 N. */
 template <int N> GPU_DEVICE void mma_get(uint32_t from, uint32_t x[N])
 {
     static_assert(N == 1 || N == 2 || N == 4, "what a load can bring");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rows of simt_wide.cuh: forward by plain multiply-adds with every feature, for head dimensions
- * to 128, where a multiprocessor has the shared memory. What they do not take is left to the rows
- * of backends/gpu/simt.c.
+ * Kernel rows of simt_wide.cuh: forward by plain multiply-adds with every feature, for head
+ * dimensions to 128, where a multiprocessor has the shared memory. What they do not take is left to
+ * the rows of backends/gpu/simt.c.
  */
 #include <stdio.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rows of Hopper's kernels (wgmma_forward.cuh, wgmma_backward.cuh), for f16 and bf16. One row a
- * padded width. What they do not take runs on the rows of mma.c.
+ * Kernel rows of Hopper's kernels (wgmma_forward.cuh, wgmma_backward.cuh), for f16 and bf16. One
+ * row a padded width. What they do not take runs on the rows of mma.c.
  */
 #include "backends/cuda/wgmma.h"
 

@@ -70,8 +70,9 @@ GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w
     return slot;
 }
 
-/* Tile n of all that go through a ring, of so many panels: keys or values. PAGED: a warp copies
- * them piece by piece, without those past the last key. */
+/* Copies a tile of keys or values, PANELS of 64 channels, to stage n % RING of its ring; n counts
+ * the tiles of the ring. PAGED: by a warp, a piece of 2^shift keys a lane, none past the last key;
+ * else by one thread, all at once. */
 template <class S, int PANELS, bool PAGED>
 GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wgmma_map *map,
                                 uint64_t *full, uint64_t *empty, int n, const wgmma_item &w,

@@ -174,9 +174,10 @@ GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu
 
 /* --- What a bias of -inf hides ---------------------------------------------------------------- */
 
-/* Elements of a bias: `from` is the first of rows of `columns`, in units of 16 bytes, CHUNKS, or of
- * one. Calls see(r, c) wherever this thread finds another word than `hidden`. The block's threads
- * share the rows; each has several reads under way, of the last row where there are no more. */
+/* Searches a bias, `rows` rows of `columns` units from `from` on, for what is not -inf; a unit is
+ * 16 bytes if CHUNKS, else one element. hidden: the bits of -inf, twice if it has 16. Calls
+ * see(r, c) for each such unit c of row r that this thread finds, for the last row perhaps more
+ * than once. The block's threads share the rows; each has several reads under way. */
 template <bool CHUNKS, class See>
 GPU_DEVICE void gpu_search_rows(const char *from, uint32_t rows, uint32_t columns, int size,
                                 const int64_t stride[4], uint32_t hidden, const See &see)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rows of the SIMT kernels (simt_forward.cuh, simt_backward.cuh): plain multiply-adds, any GPU,
- * every feature. What is the same for one plan is settled here: which width of slab, how many
+ * Kernel rows of the SIMT kernels (simt_forward.cuh, simt_backward.cuh): plain multiply-adds, any
+ * GPU, every feature. What is the same for one plan is settled here: which width of slab, how many
  * blocks.
  */
 #include <stdio.h>

@@ -149,7 +149,7 @@ GPU_DEVICE void gpu_forward_drop(const fattn_gpu_args &args, gpu_forward_scratch
     if (!(g.problem.features & FATTN_DROPOUT)) {
         return;
     }
-    gpu_sync(); /* as above */
+    gpu_sync(); /* weights of the tile before may still be read */
     gpu_put_tile<S>(s.weights, x);
 #pragma unroll 1
     for (int m = 0; m < S::TM; m++) {

@@ -322,7 +322,7 @@ GPU_DEVICE bool matrix_any(bool x)
 #endif
 }
 
-/* The largest, and the sum, of what the lanes of a column hold, in all of them. */
+/* The largest, and the sum, of what the lanes of a column hold; each of those lanes gets it. */
 template <int SIDE> GPU_DEVICE float matrix_column_max(float x)
 {
     GPU_UNROLL

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rows of backward on matrix units (matrix_backward.cuh), for f16 and bf16. One row a padded
+ * Kernel rows of backward on matrix units (matrix_backward.cuh), for f16 and bf16. One row a padded
  * width and kind of unit, since tiles go with them; lean rows for what most runs are made of, and
  * rows for everything.
  */
@@ -24,16 +24,17 @@ static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->threads = kernel->threads;
 }
 
-static int64_t sums_of(const fattn_problem *p)
+static int64_t dbias_sums(const fattn_problem *p)
 {
     int64_t stride[4];
     return fattn_gpu_sums(p, stride);
 }
 
+/* Clears dbias, or the sums in the workspace where it is summed over axes. */
 static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                         const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    const int64_t sums = sums_of(p);
+    const int64_t sums = dbias_sums(p);
     fattn_gpu_backward_clear(kernel, p, t, shape);
     if (sums > 0) {
         snprintf(shape->entry, sizeof shape->entry, "sums_clear");
@@ -44,7 +45,7 @@ static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 static void sums_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    const int64_t sums = sums_of(p), keys = p->dbias_stride[3] ? p->seqlen_k : 1;
+    const int64_t sums = dbias_sums(p), keys = p->dbias_stride[3] ? p->seqlen_k : 1;
     (void)kernel, (void)t;
     snprintf(shape->entry, sizeof shape->entry, "sums_store");
     shape->blocks = sums > 0 ? sums / keys : 0;
@@ -54,7 +55,7 @@ static void sums_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 /* dbias, where it is summed over axes, is at the end of the workspace. */
 static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
-    const int64_t bytes = fattn_gpu_backward_workspace(row, p, t), sums = gpu_floats(sums_of(p));
+    const int64_t bytes = fattn_gpu_backward_workspace(row, p, t), sums = gpu_floats(dbias_sums(p));
     return bytes < 0 || sums < 0 || bytes > INT64_MAX - sums ? -1 : bytes + sums;
 }
 

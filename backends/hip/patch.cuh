@@ -19,8 +19,8 @@
  *     WMMA of gfx11         lane group g has rows g, g + 2 ..: row m is row 8 (m % 2) + m / 2. Both
  *                           lane groups must hold all 16 elements of an operand.
  *
- * Tiles in LDS are rows of chunks of 8 elements, exchanged within lines of 128 bytes so that the
- * rows and columns that are read and written together lie in different banks.
+ * Tiles in LDS are rows of chunks of 8 elements, exchanged within lines of MATRIX_LINE chunks so
+ * that the rows and columns that are read and written together lie in different banks.
  */
 #ifndef FATTN_HIP_PATCH_CUH
 #define FATTN_HIP_PATCH_CUH
@@ -116,22 +116,23 @@ template <class T> GPU_DEVICE void patch_add(patch &c, const patch_rows &a, matr
 /* --- Tiles in LDS ----------------------------------------------------------------------------- */
 
 /*
- * How chunks of a line are exchanged: by an exclusive or that is linear in the bits of the row, of
- * CHUNKS chunks. Lines are read 16 rows of a patch at a time, bits 0, 1, 3 and 4 (where a line has
- * 8 chunks, half of them), or 16 neighbouring ones; they are written by four rows and two chunks
- * (patch_squares), or by every second row and two chunks (patch_store).
+ * What is xored to the index of a chunk in a row of CHUNKS chunks: linear in the bits of the row, a
+ * hex digit for each, the lowest first. Lines are read 16 rows of a patch at a time, bits 0, 1, 3
+ * and 4 (where a line has 8 chunks, half of those rows at a time), or 16 neighbouring ones; they
+ * are written by four rows and two chunks (patch_squares), or by every second row and two chunks
+ * (patch_store).
  */
 template <int CHUNKS> GPU_DEVICE int patch_swizzle(int row)
 {
     enum {
         PART = MATRIX_LINE / (CHUNKS < MATRIX_LINE ? CHUNKS : MATRIX_LINE)
-    };                                                                    /* rows of a line */
-    const int wide = PART == 1 ? 0x16412 : PART == 2 ? 0x01520 : 0x05300; /* a digit a bit */
-    const int wider = PART == 1 ? 0x84a12 : PART == 2 ? 0x24a10 : 0x25800;
+    }; /* rows of a line */
+    const int of_8 = PART == 1 ? 0x16412 : PART == 2 ? 0x01520 : 0x05300;
+    const int of_16 = PART == 1 ? 0x84a12 : PART == 2 ? 0x24a10 : 0x25800;
     int x = 0;
     GPU_UNROLL
     for (int bit = 0; bit < 5; bit++) {
-        x ^= (row >> bit & 1) * ((MATRIX_LINE == 16 ? wider : wide) >> 4 * bit & 15);
+        x ^= (row >> bit & 1) * ((MATRIX_LINE == 16 ? of_16 : of_8) >> 4 * bit & 15);
     }
     return x;
 }

@@ -296,6 +296,44 @@ static void l4_rows(void)
     }
 }
 
+/* A row that sees the first keys of the second 64 alone, under a window that begins a few keys
+ * before them. The bias is misaligned by as many numbers: 16 bytes of it, from a multiple of 16 on,
+ * hold those hidden keys and these. */
+static void l4_ends(void)
+{
+    enum { FIRST = 64, WINDOW = 144 };
+    bool met[9] = {false};
+    for (int m = 0; m < 180; m++) {
+        const int ahead = 1 + m / 3 % 3;
+        const int64_t keys = FIRST - ahead + WINDOW;
+        draw_case c = hazard_case(FATTN_BACKWARD, dtypes[m % 3], 1, 1, 1, 1, keys, 64);
+        c.seed = (uint64_t)m;
+        c.problem.features = FATTN_BIAS | FATTN_WINDOW;
+        c.problem.window_left = WINDOW - 1, c.problem.window_right = -1;
+        c.problem.dtype_bias = dtypes[m % 3];
+        const bool built = hazard_build(&c);
+        draw_tensor *const bias = &c.tensors[DRAW_BIAS];
+        if (!built || met[m % 9] || (bias->offset / bias->size - ahead) % (16 / bias->size)) {
+            draw_free(&c);
+            continue;
+        }
+        for (int axis = 0; axis < 3; axis++) { /* each has one entry */
+            c.problem.bias_stride[axis] = bias->stride[axis] = 256;
+        }
+        for (int64_t j = 0; j < keys; j++) {
+            const bool seen = j >= FIRST && j < FIRST - ahead + 16 / bias->size;
+            draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, 0, j),
+                     seen ? 0.5 : -(double)INFINITY);
+        }
+        met[m % 9] = true;
+        hazard_judge(&c, 0, "%d keys before it, dtype %d", ahead, (int)dtypes[m % 3]);
+    }
+    for (int n = 0; n < 9; n++) {
+        hazard_check(met[n], "no bias of dtype %d is misaligned by %d", (int)dtypes[n % 3],
+                     1 + n / 3);
+    }
+}
+
 /* On a CPU hidden tiles are not multiplied: a NaN among their values, which a weight of 0 would not
  * stop, has no effect. Tiles of all rows end at multiples of 384 keys. */
 static void check_skipped(const place *at, draw_case *c, draw_id out)
@@ -525,6 +563,7 @@ static const hazard table[] = {
     {"hazard_L4", "NaN came through a bias of -inf", l4, NULL},
     {"hazard_L4_heads", "a head loses keys that another's bias hides", l4_heads, NULL},
     {"hazard_L4_rows", "a row loses keys, or its bias, that others hide or lack", l4_rows, NULL},
+    {"hazard_L4_ends", "a key behind a multiple of 64 was taken for hidden", l4_ends, NULL},
     {"hazard_L5", "tiles that a bias hides were computed", l5, NULL},
     {"hazard_L6", "a row of one key had a probability of almost 1", l6, NULL},
     {"hazard_L7", "dBias of pairs that a bias hides was NaN", l7, NULL},

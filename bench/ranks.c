@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention divided over the GPUs of one machine by NCCL, beside one of them, in turns: bf16, d
- * 128. Run by hand:
+ * Attention divided over the GPUs of one machine, beside one of them, in turns: bf16, d 128. Run by
+ * hand:
  *
- *     ranks [--gpus 2] [--heads 32] [--kv-heads 32] [--backward] [--parts] [--decode] [--pair]
- *           [--cpu] [--repeat 5] [--memory GB] LENGTH ...
+ *     ranks [--nccl] [--gpus 2] [--heads 32] [--kv-heads 32] [--backward] [--parts] [--decode]
+ *           [--pair] [--cpu] [--repeat 5] [--memory GB] LENGTH ...
  *
  * Causal, zigzag, a ring; with --decode one query against keys that are divided, and a reduction. A
  * line for each length: median milliseconds of one GPU and of all, and their efficiency, which is
  * the time of one GPU over the time of all times their number. Each line is checked: o, and in
- * backward dq, dk and dv, against those of one GPU. --parts adds the times of what a step is made
- * of, each alone. With --pair one GPU does nothing: for what is too long for it. With --cpu ranks
- * are threads that share the CPU, to try a command without GPUs; efficiency then says nothing.
+ * backward dq, dk and dv, against those of one GPU. Messages are copies between the GPUs
+ * (fattn_peers), or NCCL's with --nccl. --parts adds the times of what a step is made of, each
+ * alone. With --pair one GPU does nothing: for what is too long for it. With --cpu ranks are
+ * threads that share the CPU, to try a command without GPUs; efficiency then says nothing.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <cuda_runtime.h>
 #include <dlfcn.h>
+#include <fattn/distributed.h>
 #include <fattn/nccl.h>
 #include <math.h>
 #include <pthread.h>
@@ -24,8 +26,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include "examples/threads.h"
 
 enum { GPUS_MAX = 8, DIM = 128, TENSORS = 8, PERIOD = 251, REPEAT_MAX = 1000 };
 enum { Q, K, V, O, DOUT, DQ, DK, DV };
@@ -37,7 +37,7 @@ static const char *const names[TENSORS] = {"q", "k", "v", "o", "dout", "dq", "dk
 static int gpus = 2, repeat = 5;
 static long heads = 32, kv_heads = 32;
 static double memory; /* GB of a plan at most, or 0; of forward beside backward half */
-static bool backward, parts, decode, pair, cpu;
+static bool backward, parts, decode, pair, cpu, by_nccl;
 
 static void fail(const char *what)
 {
@@ -339,25 +339,37 @@ typedef struct rank {
 } rank;
 
 static pthread_barrier_t barrier;
-static threads engine; /* with --cpu */
+static double begun[GPUS_MAX], ended[GPUS_MAX]; /* when each rank's step began and ended */
+static fattn_peers *peers;
 
-/* The rank's transport; `own` has it with --cpu. */
-static fattn_transport *open_transport(const rank *r, fattn_transport *own)
+static fattn_transport *open_transport(const rank *r)
 {
-    fattn_transport *transport = own;
-    if (cpu) {
-        *own = threads_transport(&engine, r->number);
-        return own;
+    fattn_transport *transport;
+    if (by_nccl) {
+        must_cuda(cudaSetDevice(r->number), "cudaSetDevice");
+        must(fattn_nccl_open(r->comm, r->x.stream, &transport), "a transport");
+    } else {
+        must(fattn_peers_open(peers, r->number, r->x.device, r->x.stream, &transport),
+             "a transport");
     }
-    must_cuda(cudaSetDevice(r->number), "cudaSetDevice");
-    must(fattn_nccl_open(r->comm, r->x.stream, &transport), "a transport");
     return transport;
+}
+
+/* From when the first rank began until the last one ended. */
+static double step_time(void)
+{
+    double begin = begun[0], end = ended[0];
+    for (int r = 1; r < gpus; r++) {
+        begin = begun[r] < begin ? begun[r] : begin;
+        end = ended[r] > end ? ended[r] : end;
+    }
+    return end - begin;
 }
 
 static void *run_rank(void *context)
 {
     rank *const r = context;
-    fattn_transport own, *const transport = open_transport(r, &own);
+    fattn_transport *const transport = open_transport(r);
     fattn_group group;
     fattn_group_plan *plans[2] = {NULL, NULL};
     planned single[2] = {{NULL, NULL}, {NULL, NULL}};
@@ -380,16 +392,18 @@ static void *run_rank(void *context)
     for (int n = -1; n < repeat; n++) { /* the first warms up */
         const double first = r->one ? run_one(r->one, single) : 0;
         pthread_barrier_wait(&barrier);
-        const double begin = now();
+        begun[r->number] = now();
         for (int op = 0; op < 1 + backward; op++) {
             must(fattn_group_execute(plans[op], &b), "a run of a group");
         }
         must(fattn_stream_synchronize(r->x.device, r->x.stream), "a run of a group");
-        pthread_barrier_wait(&barrier); /* the time of the slowest */
+        ended[r->number] = now();
+        pthread_barrier_wait(&barrier);
         if (n >= 0) {
             alone[n] = first;
-            together[n] = now() - begin;
+            together[n] = step_time();
         }
+        pthread_barrier_wait(&barrier);
     }
     r->alone = median(alone);
     r->together = median(together);
@@ -398,14 +412,17 @@ static void *run_rank(void *context)
     }
     fattn_group_plan_destroy(plans[0]);
     fattn_group_plan_destroy(plans[1]);
-    if (!cpu) {
+    if (by_nccl) {
         fattn_nccl_close(transport);
+    } else {
+        fattn_peers_close(transport);
     }
     return NULL;
 }
 
 static void run_ranks(rank *ranks, long length)
 {
+    must(fattn_peers_create(gpus, &peers), "an engine");
     for (int r = 0; r < gpus; r++) {
         ranks[r].length = length;
         ranks[r].bytes = 0;
@@ -416,6 +433,7 @@ static void run_ranks(rank *ranks, long length)
     for (int r = 0; r < gpus; r++) {
         pthread_join(ranks[r].thread, NULL);
     }
+    fattn_peers_destroy(peers);
 }
 
 /* --- Comparing -------------------------------------------------------------------------------- */
@@ -496,7 +514,9 @@ static void open_comms(ncclComm_t comms[GPUS_MAX])
 static void open_all(rank *ranks)
 {
     ncclComm_t comms[GPUS_MAX] = {NULL};
-    cpu ? threads_make(&engine, gpus) : open_comms(comms);
+    if (by_nccl) {
+        open_comms(comms);
+    }
     for (int r = 0; r < gpus; r++) {
         char name[16];
         snprintf(name, sizeof name, cpu ? "cpu" : "cuda:%d", r);
@@ -580,11 +600,8 @@ int main(int argc, char **argv)
     const struct {
         const char *name;
         bool *is;
-    } flags[] = {{"--backward", &backward},
-                 {"--parts", &parts},
-                 {"--decode", &decode},
-                 {"--pair", &pair},
-                 {"--cpu", &cpu}};
+    } flags[] = {{"--backward", &backward}, {"--parts", &parts}, {"--decode", &decode},
+                 {"--pair", &pair},         {"--cpu", &cpu},     {"--nccl", &by_nccl}};
     for (; n < argc && strncmp(argv[n], "--", 2) == 0; n++) {
         bool flag = false;
         for (size_t f = 0; f < sizeof flags / sizeof flags[0]; f++) {
@@ -603,9 +620,12 @@ int main(int argc, char **argv)
         memory = strcmp(argv[n], "--memory") == 0 ? atof(argv[n + 1]) : memory;
         n++;
     }
-    if (n == argc || gpus < 1 || gpus > GPUS_MAX || repeat < 1 || repeat > REPEAT_MAX) {
-        fprintf(stderr, "usage: ranks [--gpus N] [--heads N] [--kv-heads N] [--backward] [--parts] "
-                        "[--decode] [--pair] [--cpu] [--repeat N] [--memory GB] LENGTH ...\n");
+    if (n == argc || (cpu && by_nccl) || gpus < 1 || gpus > GPUS_MAX || repeat < 1 ||
+        repeat > REPEAT_MAX) {
+        fprintf(
+            stderr,
+            "usage: ranks [--nccl] [--gpus N] [--heads N] [--kv-heads N] [--backward] [--parts] "
+            "[--decode] [--pair] [--cpu] [--repeat N] [--memory GB] LENGTH ...\n");
         return 2;
     }
     pthread_barrier_init(&barrier, NULL, (unsigned)gpus);

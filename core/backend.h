@@ -113,6 +113,9 @@ struct fattn_backend {
     fattn_status (*event_record)(void *impl, void *event, fattn_stream stream);
     fattn_status (*event_synchronize)(void *impl, void *event);
     fattn_status (*event_elapsed)(void *impl, void *start, void *stop, double *milliseconds);
+    /* Copies to memory of another device of the backend go there directly from now on, if the two
+     * can. NULL: they always do. */
+    fattn_status (*reach)(void *impl, void *other);
 };
 
 /* The i-th backend of this build in the order of backends/meson.build, NULL past the last. */

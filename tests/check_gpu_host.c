@@ -21,6 +21,7 @@
 #include "core/memory.h"
 #include "core/operands.h"
 #include "core/plan.h"
+#include "fattn/distributed.h"
 #include "tests/driver.h"
 #include "tests/tap.h"
 #include "tools/judge/random_case.h"
@@ -1576,6 +1577,72 @@ static void check_event_order(void)
     tap_check(wrong == 0 && seen.unordered == 0, "a stream waits for another's event");
 }
 
+/* Messages between two devices of one process (fattn_peers). Before each message one side's stream
+ * writes what is sent and the other's reads what was received last; after it both do so again.
+ * first: the side that starts first, 0: the sender. */
+static void exchange(fattn_device *const devices[2], const fattn_stream streams[2],
+                     fattn_transport *const transports[2], char *const memory[2], int sender,
+                     int first)
+{
+    enum { BYTES = 64 };
+    static char host[BYTES];
+    fattn_message m[2];
+    for (int side = 0; side < 2; side++) {
+        const int rank = side ? !sender : sender;
+        m[side] = (fattn_message){
+            .peer = !rank, .tag = 2, .receive = side, .data = memory[rank], .bytes = BYTES};
+    }
+    for (int after = 0; after < 2; after++) {
+        expect_ok(fattn_device_copy(devices[sender], m[0].data, host, BYTES, streams[sender]),
+                  "writing");
+        expect_ok(fattn_device_copy(devices[!sender], host, m[1].data, BYTES, streams[!sender]),
+                  "reading");
+        for (int n = 0; n < 2 && !after; n++) {
+            const int side = n ? !first : first;
+            const fattn_transport *const t = transports[side ? !sender : sender];
+            expect_ok(t->start(t->user, &m[side], 1), "starting");
+        }
+        for (int side = 1; side >= 0 && !after; side--) { /* the receiver first */
+            const fattn_transport *const t = transports[side ? !sender : sender];
+            expect_ok(t->wait(t->user, &m[side], 1, 10), "waiting");
+        }
+    }
+}
+
+static void check_peers(void)
+{
+    fattn_device *devices[2] = {NULL, NULL};
+    fattn_stream streams[2] = {NULL, NULL};
+    fattn_transport *transports[2] = {NULL, NULL};
+    fattn_peers *peers = NULL;
+    void *memory[2] = {NULL, NULL};
+    running = "peers", wrong = 0;
+    expect_ok(fattn_peers_create(2, &peers), "peers");
+    const int64_t reaches = stub->reaches, disordered = stub->disordered;
+    for (int r = 0; r < 2; r++) {
+        expect_ok(fattn_device_open(r ? "cuda:1" : "cuda:0", &devices[r]), "opening");
+        expect_ok(fattn_stream_create(devices[r], &streams[r]), "a stream");
+        expect_ok(fattn_device_malloc(devices[r], 64, &memory[r]), "memory");
+        expect_ok(fattn_peers_open(peers, r, devices[r], streams[r], &transports[r]), "joining");
+    }
+    expect(stub->reaches - reaches == 2, "%d devices reach the other's memory",
+           (int)(stub->reaches - reaches));
+    for (int n = 0; n < 8 && wrong == 0; n++) {
+        exchange(devices, streams, transports, (char *const[2]){memory[0], memory[1]}, n & 1,
+                 n >> 1 & 1);
+    }
+    const int64_t unordered = stub->disordered - disordered;
+    for (int r = 0; r < 2; r++) {
+        fattn_peers_close(transports[r]);
+        expect_ok(fattn_device_free(devices[r], memory[r]), "freeing");
+        expect_ok(fattn_stream_destroy(devices[r], streams[r]), "a stream");
+        fattn_device_close(devices[r]);
+    }
+    fattn_peers_destroy(peers);
+    tap_check(wrong == 0 && unordered == 0,
+              "copies between devices wait for what both have queued, and both for the copies");
+}
+
 /* Begins a capture of the scene's stream, in which no thread may make an unsafe call. */
 static void capture_begin(const scene *s, gpu_context *context)
 {
@@ -1743,6 +1810,7 @@ static const char *const functions[] = {
     "cuCtxGetDevice",
     "cuCtxPushCurrent_v2",
     "cuCtxPopCurrent_v2",
+    "cuCtxEnablePeerAccess",
     "cuModuleLoadData",
     "cuModuleUnload",
     "cuModuleGetFunction",
@@ -2023,6 +2091,7 @@ int main(int argc, char **argv)
     check_handles();
     check_thread_streams();
     check_event_order();
+    check_peers();
     check_limits();
     check_shortage();
     check_captured(true);

@@ -52,6 +52,7 @@ static const struct {
     {"cuCtxGetDevice", AT(context_device)},
     {"cuCtxPushCurrent_v2", AT(context_push)},
     {"cuCtxPopCurrent_v2", AT(context_pop)},
+    {"cuCtxEnablePeerAccess", AT(context_reach)},
     {"cuModuleLoadData", AT(module_load)},
     {"cuModuleUnload", AT(module_unload)},
     {"cuModuleGetFunction", AT(module_function)},
@@ -256,4 +257,5 @@ const fattn_backend fattn_backend_cuda = {
     .event_record = fattn_gpu_event_record,
     .event_synchronize = fattn_gpu_event_synchronize,
     .event_elapsed = fattn_gpu_event_elapsed,
+    .reach = fattn_gpu_reach,
 };

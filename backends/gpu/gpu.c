@@ -892,3 +892,16 @@ fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double
     }
     return leave_with(d, status);
 }
+
+/* Devices that cannot reach each other, or do already, are no error: the driver takes another
+ * way. */
+fattn_status fattn_gpu_reach(void *impl, void *other)
+{
+    const device *const d = impl, *const to = other;
+    const fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    (void)d->api->context_reach(to->context, 0);
+    return leave(d);
+}

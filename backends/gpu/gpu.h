@@ -177,5 +177,6 @@ void fattn_gpu_event_destroy(void *impl, void *event);
 fattn_status fattn_gpu_event_record(void *impl, void *event, fattn_stream stream);
 fattn_status fattn_gpu_event_synchronize(void *impl, void *event);
 fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
+fattn_status fattn_gpu_reach(void *impl, void *other);
 
 #endif

@@ -27,6 +27,7 @@ typedef struct hip_api {
     const char *(*error_string)(int result);
     int (*device_current)(int *device);
     int (*device_set)(int device);
+    int (*device_reach)(int other, unsigned flags);
     int (*module_variable)(void **variable, size_t *bytes, gpu_module module, const char *name);
     int (*copy)(void *dst, const void *src, size_t bytes, int kind, gpu_stream stream);
     int (*stream_device)(gpu_stream stream, int *device);
@@ -98,6 +99,11 @@ static int context_pop(gpu_context *context)
     return result ? result : back;
 }
 
+static int context_reach(gpu_context other, unsigned flags)
+{
+    return hip.device_reach(device_of(other), flags);
+}
+
 /* Local memory needs no leave: a launch may ask for all of it. */
 static int function_set(gpu_function function, int attribute, int value)
 {
@@ -129,6 +135,7 @@ static hip_api hip = {
             .context_current = context_current,
             .context_push = context_push,
             .context_pop = context_pop,
+            .context_reach = context_reach,
             .function_set = function_set,
             .memory_copy = memory_copy,
             .stream_context = stream_context,
@@ -169,6 +176,7 @@ static const struct {
     {"hipGetDevice", AT(gpu.context_device), false},
     {"hipGetDevice", AT(device_current), false},
     {"hipSetDevice", AT(device_set), false},
+    {"hipDeviceEnablePeerAccess", AT(device_reach), false},
     {"hipModuleLoadData", AT(gpu.module_load), false},
     {"hipModuleUnload", AT(gpu.module_unload), false},
     {"hipModuleGetFunction", AT(gpu.module_function), false},
@@ -326,4 +334,5 @@ const fattn_backend fattn_backend_hip = {
     .event_record = fattn_gpu_event_record,
     .event_synchronize = fattn_gpu_event_synchronize,
     .event_elapsed = fattn_gpu_event_elapsed,
+    .reach = fattn_gpu_reach,
 };

@@ -119,6 +119,49 @@ FATTN_API void fattn_transport_init(fattn_transport *transport);
 FATTN_API fattn_status fattn_transport_fail(fattn_status status, const char *reason);
 
 /* ----------------------------------------------------------------------------------------------
+ * --- Devices of one process
+ * ---------------------------------------------------------------------------------------------- */
+
+/*
+ * An engine for ranks that are threads of one process, each with a device: GPUs of one machine, and
+ * CPUs to try it out. A message is a copy, for which GPUs that reach each other's memory use their
+ * copy engines, so that all multiprocessors go on computing.
+ *
+ *     fattn_peers *peers;
+ *     fattn_status status = fattn_peers_create(ranks, &peers);    (once)
+ *     ...                                                         (in each thread:)
+ *     fattn_transport *transport;
+ *     status = fattn_peers_open(peers, rank, device, stream, &transport);
+ *     ...                                                         (plans of groups)
+ *     fattn_peers_close(transport);
+ *     ...                                                         (after all threads:)
+ *     fattn_peers_destroy(peers);
+ */
+typedef struct fattn_peers fattn_peers;
+
+/* Makes an engine for 1..64 ranks, for fattn_peers_destroy(). */
+FATTN_API fattn_status fattn_peers_create(int32_t ranks, fattn_peers **peers);
+
+/* Gives an engine up whose transports are closed. NULL is allowed. */
+FATTN_API void fattn_peers_destroy(fattn_peers *peers);
+
+/*
+ * Opens the transport of a rank, for fattn_peers_close(). device: the rank's; NULL is the default
+ * one; all are of one backend, and several ranks may share one. It is held open. stream: the one on
+ * which the rank's plans compute; NULL is the default one.
+ *
+ * A rank that is late holds nobody up before wait(). Any thread may open, and each transport is
+ * used by one thread at a time. After an error of a group the engine is of no more use; others are
+ * told which rank gave up, and why.
+ */
+FATTN_API fattn_status fattn_peers_open(fattn_peers *peers, int32_t rank, fattn_device *device,
+                                        fattn_stream stream, fattn_transport **transport);
+
+/* Gives a transport up, when the copies of all ranks are done that have been queued. NULL is
+ * allowed. */
+FATTN_API void fattn_peers_close(fattn_transport *transport);
+
+/* ----------------------------------------------------------------------------------------------
  * --- Groups
  * ---------------------------------------------------------------------------------------------- */
 

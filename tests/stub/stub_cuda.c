@@ -41,6 +41,7 @@ typedef struct object {
     int number;                 /* of a stream, where it is found in clocks */
     clocks *before;             /* what a stream's or an event's point follows */
     int user, use;              /* of memory: stream and launch of its last use; use 0: none */
+    int copier, copied;         /* the same of copies */
     unsigned long long capture; /* that a stream is in, or an event was recorded in */
 } object;
 
@@ -208,6 +209,18 @@ bool stub_cuda_follows(const void *address)
     memory->user = launching->number;
     memory->use = c->launches[launching->number];
     return follows;
+}
+
+/* A copy of memory of a device, which begins behind all that its stream has come to. */
+static void mark_copy(const void *address, object *stream)
+{
+    object *const memory = memory_at(address);
+    const clocks *const c = clocks_of(stream);
+    if (memory) {
+        state.disordered += memory->copied > c->launches[memory->copier];
+        memory->copier = stream->number;
+        memory->copied = c->launches[stream->number];
+    }
 }
 
 /* The context of a stream; NULL, 1 and 2 are the current context's own streams. */
@@ -455,6 +468,18 @@ CALL(cuCtxPopCurrent_v2, object **context)
     }
     if (!result) {
         *context = stack[--depth];
+    }
+    return end(result);
+}
+
+CALL(cuCtxEnablePeerAccess, object *peer, unsigned flags)
+{
+    BEGIN(CONTEXT);
+    if (!result && (!is_context(peer) || flags)) {
+        result = STUB_INVALID_CONTEXT;
+    }
+    if (!result) {
+        state.reaches++;
     }
     return end(result);
 }
@@ -740,6 +765,9 @@ CALL(cuMemcpyAsync, void *dst, const void *src, size_t bytes, object *stream)
     }
     if (!result && !capturing) {
         memmove(dst, src, bytes);
+        clocks_of(stream_of(stream))->launches[stream_of(stream)->number]++;
+        mark_copy(src, stream_of(stream));
+        mark_copy(dst, stream_of(stream));
     }
     return end(result);
 }

@@ -171,6 +171,13 @@ CALL(hipSetDevice, int device)
     return device == 0 ? 0 : INVALID_DEVICE;
 }
 
+/* There is no other. */
+CALL(hipDeviceEnablePeerAccess, int other, unsigned flags)
+{
+    (void)other, (void)flags;
+    return INVALID_DEVICE;
+}
+
 /* --- Modules ---------------------------------------------------------------------------------- */
 
 /* A bundle does not say how long it is: as far as its last entry. */

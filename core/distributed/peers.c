@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Messages between devices of one process: ranks are threads, and a message is a copy from the
+ * sender's memory to the receiver's, which a GPU's copy engine makes while its multiprocessors
+ * compute.
+ *
+ * Both sides of a message leave it in a slot, [from][to][tag], when it is started, which takes no
+ * time: kernels are queued next. The first to wait for it when both have come queues the copy on
+ * the sender's stream of messages, behind what either side's stream held when it started. So a
+ * message is over for the host as soon as it is queued: the streams of both sides wait for the
+ * copy, the threads only for each other. The receiver empties the slot, and the sender waits until
+ * it has: only then may its event stand for another message.
+ */
+#define _POSIX_C_SOURCE 200809L /* CLOCK_MONOTONIC */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/backend.h"
+#include "core/memory.h"
+#include "core/status.h"
+#include "fattn/distributed.h"
+
+enum { TAGS = 16, RANKS_MAX = 64 };
+
+typedef enum slot_state {
+    SLOT_WAITS, /* for a side */
+    SLOT_BUSY,  /* a thread queues the copy */
+    SLOT_QUEUED,
+    SLOT_FAILED
+} slot_state;
+
+typedef struct slot {
+    const fattn_message *send, *receive; /* NULL where the side has not come */
+    fattn_event *copied;                 /* the sender's, of this message; NULL on a host */
+    slot_state state;
+    int64_t begun, taken; /* messages since the beginning: by the sender, by the receiver */
+} slot;
+
+typedef struct peer {
+    fattn_transport table; /* first: what the caller holds is its address */
+    fattn_peers *all;
+    fattn_device *device;
+    fattn_stream messages; /* copies to others */
+    fattn_event *computed; /* what its messages wait for */
+    fattn_event *copied[FATTN_MESSAGES_MAX];
+    int64_t number[FATTN_MESSAGES_MAX]; /* of the group's sends: slot.begun */
+    bool broken;
+} peer;
+
+struct fattn_peers {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    int32_t ranks, failed; /* the rank that gave up first, or -1 */
+    char reason[256];
+    peer **peers; /* those that are open */
+    slot *slots;
+};
+
+static slot *slot_of(const fattn_peers *all, int from, int to, int tag)
+{
+    return &all->slots[((int64_t)from * all->ranks + to) * TAGS + tag];
+}
+
+static slot *slot_for(const peer *p, const fattn_message *m)
+{
+    return m->receive ? slot_of(p->all, m->peer, p->table.rank, m->tag)
+                      : slot_of(p->all, p->table.rank, m->peer, m->tag);
+}
+
+/* --- Copies ----------------------------------------------------------------------------------- */
+
+static fattn_status stream_wait(const peer *p, fattn_stream stream, const fattn_event *event)
+{
+    fattn_device *const d = p->device;
+    return event ? d->backend->stream_wait(d->impl, stream, event->impl) : FATTN_OK;
+}
+
+static fattn_status queue_copy(const peer *from, const peer *to, const slot *s)
+{
+    fattn_status status = stream_wait(from, from->messages, from->computed);
+    status = status ? status : stream_wait(from, from->messages, to->computed);
+    status = status ? status
+                    : fattn_device_copy(from->device, s->receive->data, s->send->data,
+                                        (size_t)s->send->bytes, from->messages);
+    return status || !s->copied ? status : fattn_event_record(s->copied, from->messages);
+}
+
+/* Queues a copy if both sides have come. The mutex is held, but not while the copy is queued: a
+ * host makes it then. */
+static fattn_status meet(const peer *p, const fattn_message *m)
+{
+    fattn_peers *const all = p->all;
+    slot *const s = slot_for(p, m);
+    const int from = m->receive ? m->peer : p->table.rank;
+    const int to = m->receive ? p->table.rank : m->peer;
+    if (!s->send || !s->receive || s->state != SLOT_WAITS) {
+        return FATTN_OK;
+    }
+    if (s->send->bytes != s->receive->bytes) {
+        s->state = SLOT_FAILED;
+        return fattn_transport_fail(FATTN_RANKS_DISAGREE, "a message has two lengths");
+    }
+    s->state = SLOT_BUSY;
+    pthread_mutex_unlock(&all->mutex);
+    const fattn_status status = queue_copy(all->peers[from], all->peers[to], s);
+    pthread_mutex_lock(&all->mutex);
+    s->state = status ? SLOT_FAILED : SLOT_QUEUED;
+    pthread_cond_broadcast(&all->changed);
+    return status;
+}
+
+static fattn_status start(void *user, const fattn_message *messages, int count)
+{
+    peer *const p = user;
+    fattn_peers *const all = p->all;
+    if (p->broken) {
+        return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
+    }
+    fattn_status status = p->computed ? fattn_event_record(p->computed, p->table.stream) : FATTN_OK;
+    pthread_mutex_lock(&all->mutex);
+    for (int n = 0; n < count && !status; n++) {
+        const fattn_message *const m = &messages[n];
+        slot *const s = slot_for(p, m);
+        if (m->receive) {
+            s->receive = m;
+        } else {
+            s->send = m;
+            s->copied = p->copied[n];
+            p->number[n] = ++s->begun;
+        }
+    }
+    pthread_cond_broadcast(&all->changed);
+    pthread_mutex_unlock(&all->mutex);
+    p->broken = p->broken || status;
+    return status;
+}
+
+/* --- Waiting ---------------------------------------------------------------------------------- */
+
+/* Whether a message is over, for this side. A copy that has been queued is taken by its
+ * receiver. */
+static bool take(const peer *p, const fattn_message *m, int n, fattn_status *status)
+{
+    slot *const s = slot_for(p, m);
+    if (!m->receive) {
+        if (s->taken < p->number[n]) {
+            return false;
+        }
+        *status = stream_wait(p, p->table.stream, p->copied[n]);
+        return true;
+    }
+    if (s->state != SLOT_QUEUED) {
+        return false;
+    }
+    *status = stream_wait(p, p->table.stream, s->copied);
+    s->send = s->receive = NULL;
+    s->copied = NULL;
+    s->state = SLOT_WAITS;
+    s->taken++;
+    pthread_cond_broadcast(&p->all->changed);
+    return true;
+}
+
+/* Takes back what others have not met; waits for those who are copying. */
+static void take_back(const peer *p, const fattn_message *messages, const bool *done, int count)
+{
+    for (int n = 0; n < count; n++) {
+        const fattn_message *const m = &messages[n];
+        slot *const s = slot_for(p, m);
+        const bool own = m->receive ? s->receive == m : s->send == m;
+        while (!done[n] && own && s->state == SLOT_BUSY) {
+            pthread_cond_wait(&p->all->changed, &p->all->mutex);
+        }
+        if (!done[n] && own) {
+            s->send = m->receive ? s->send : NULL;
+            s->receive = m->receive ? NULL : s->receive;
+        }
+    }
+}
+
+static struct timespec later(double seconds)
+{
+    struct timespec end;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += (time_t)seconds;
+    end.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
+    end.tv_sec += end.tv_nsec / 1000000000, end.tv_nsec %= 1000000000;
+    return end;
+}
+
+/* The reason for which a rank waits in vain. */
+static fattn_status fail_waiting(const fattn_peers *all, const fattn_message *missing,
+                                 double seconds)
+{
+    char text[320];
+    if (all->failed >= 0) {
+        snprintf(text, sizeof text, "rank %d gave up: %s", (int)all->failed, all->reason);
+        return fattn_transport_fail(FATTN_RANK_LOST, text);
+    }
+    snprintf(text, sizeof text, "rank %d did not answer in %g s", (int)missing->peer, seconds);
+    return fattn_transport_fail(FATTN_RANK_TIMEOUT, text);
+}
+
+static fattn_status wait(void *user, const fattn_message *messages, int count, double seconds)
+{
+    peer *const p = user;
+    fattn_peers *const all = p->all;
+    const struct timespec end = later(seconds);
+    bool done[FATTN_MESSAGES_MAX] = {false}, late = false;
+    fattn_status status = FATTN_OK;
+    int left = count;
+    pthread_mutex_lock(&all->mutex);
+    while (left > 0 && !status && all->failed < 0) {
+        const int before = left;
+        for (int n = 0; n < count && !status; n++) {
+            status = done[n] ? FATTN_OK : meet(p, &messages[n]);
+        }
+        for (int n = 0; n < count && !status; n++) {
+            done[n] = done[n] || take(p, &messages[n], n, &status);
+        }
+        left = 0;
+        for (int n = 0; n < count; n++) {
+            left += !done[n];
+        }
+        if (left == before && late) {
+            break;
+        }
+        if (left == before) {
+            late = pthread_cond_timedwait(&all->changed, &all->mutex, &end) != 0;
+        }
+    }
+    for (int n = 0; n < count && left > 0 && !status; n++) {
+        status = done[n] ? FATTN_OK : fail_waiting(all, &messages[n], seconds);
+    }
+    if (status) {
+        take_back(p, messages, done, count);
+        p->broken = true;
+    }
+    pthread_mutex_unlock(&all->mutex);
+    return status;
+}
+
+static void give_up(void *user, const char *reason)
+{
+    peer *const p = user;
+    pthread_mutex_lock(&p->all->mutex);
+    if (p->all->failed < 0) {
+        p->all->failed = p->table.rank;
+        snprintf(p->all->reason, sizeof p->all->reason, "%s", reason);
+    }
+    p->broken = true;
+    pthread_cond_broadcast(&p->all->changed);
+    pthread_mutex_unlock(&p->all->mutex);
+}
+
+/* --- Opening ---------------------------------------------------------------------------------- */
+
+fattn_status fattn_peers_create(int32_t ranks, fattn_peers **peers)
+{
+    pthread_condattr_t clock;
+    if (!peers) {
+        return fattn_fail(FATTN_NULL_POINTER, "peers is NULL");
+    }
+    *peers = NULL;
+    if (ranks < 1 || ranks > RANKS_MAX) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "ranks is %d, not in 1..%d", (int)ranks,
+                          RANKS_MAX);
+    }
+    const size_t slots = (size_t)ranks * (size_t)ranks * TAGS * sizeof(slot);
+    fattn_peers *const all = fattn_memory_alloc(sizeof *all);
+    slot *const places = fattn_memory_alloc(slots);
+    peer **const open = fattn_memory_alloc((size_t)ranks * sizeof *open);
+    if (!all || !places || !open) {
+        fattn_memory_free(all);
+        fattn_memory_free(places);
+        fattn_memory_free(open);
+        return fattn_fail_memory((int64_t)slots, "the slots of messages");
+    }
+    memset(places, 0, slots);
+    memset(open, 0, (size_t)ranks * sizeof *open);
+    *all = (fattn_peers){.ranks = ranks, .failed = -1, .peers = open, .slots = places};
+    pthread_mutex_init(&all->mutex, NULL);
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&all->changed, &clock);
+    pthread_condattr_destroy(&clock);
+    *peers = all;
+    return FATTN_OK;
+}
+
+void fattn_peers_destroy(fattn_peers *peers)
+{
+    if (!peers) {
+        return;
+    }
+    pthread_cond_destroy(&peers->changed);
+    pthread_mutex_destroy(&peers->mutex);
+    fattn_memory_free(peers->slots);
+    fattn_memory_free(peers->peers);
+    fattn_memory_free(peers);
+}
+
+/* A stream and events of a device with memory of its own. */
+static fattn_status make_queue(peer *p)
+{
+    fattn_status status = fattn_stream_create(p->device, &p->messages);
+    status = status ? status : fattn_event_create(p->device, &p->computed);
+    for (int n = 0; n < FATTN_MESSAGES_MAX && !status; n++) {
+        status = fattn_event_create(p->device, &p->copied[n]);
+    }
+    return status;
+}
+
+/* Takes a place among the others. Devices that reach each other's memory copy to it directly. */
+static fattn_status join(peer *p, int32_t rank)
+{
+    fattn_peers *const all = p->all;
+    const fattn_backend *const backend = p->device->backend;
+    fattn_status status = FATTN_OK;
+    pthread_mutex_lock(&all->mutex);
+    if (all->peers[rank]) {
+        status = fattn_fail(FATTN_INVALID_ARGUMENT, "rank %d is open", (int)rank);
+    }
+    for (int32_t r = 0; !status && r < all->ranks; r++) {
+        const peer *const other = all->peers[r];
+        if (!other) {
+            continue;
+        }
+        if (other->device->backend != backend) {
+            status =
+                fattn_fail(FATTN_INVALID_ARGUMENT, "rank %d has a device of backend %s, not %s",
+                           (int)r, other->device->backend->name, backend->name);
+        } else if (backend->reach && other->device->ordinal != p->device->ordinal) {
+            status = backend->reach(p->device->impl, other->device->impl);
+            status = status ? status : backend->reach(other->device->impl, p->device->impl);
+        }
+    }
+    all->peers[rank] = status ? all->peers[rank] : p;
+    pthread_mutex_unlock(&all->mutex);
+    return status;
+}
+
+fattn_status fattn_peers_open(fattn_peers *peers, int32_t rank, fattn_device *device,
+                              fattn_stream stream, fattn_transport **transport)
+{
+    if (!peers || !transport) {
+        return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", peers ? "transport" : "peers");
+    }
+    *transport = NULL;
+    if (rank < 0 || rank >= peers->ranks) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "rank is %d, not in 0..%d", (int)rank,
+                          (int)peers->ranks - 1);
+    }
+    peer *const p = fattn_memory_alloc(sizeof *p);
+    if (!p) {
+        return fattn_fail_memory(sizeof *p, "a transport");
+    }
+    *p = (peer){.all = peers, .table = {.struct_size = sizeof p->table, .rank = rank}};
+    fattn_status status = fattn_device_acquire(&device);
+    if (!status) {
+        p->device = device;
+        const bool own = !p->device->backend->host_memory;
+        p->table.ranks = peers->ranks;
+        p->table.user = p;
+        p->table.start = start, p->table.wait = wait, p->table.abort = give_up;
+        p->table.device_memory = own;
+        p->table.stream = own ? stream : NULL;
+        status = own ? make_queue(p) : FATTN_OK;
+        status = status ? status : join(p, rank);
+    }
+    if (status) {
+        fattn_reason_hold(status);
+        fattn_peers_close(&p->table);
+        fattn_reason_let();
+        return status;
+    }
+    *transport = &p->table;
+    return FATTN_OK;
+}
+
+/* Waits for the copies that read or write the rank's memory. */
+static void leave(const peer *p)
+{
+    fattn_peers *const all = p->all;
+    pthread_mutex_lock(&all->mutex);
+    for (int32_t r = 0; r < all->ranks; r++) {
+        const peer *const other = all->peers[r];
+        if (all->peers[p->table.rank] == p && other && other->messages) {
+            (void)fattn_stream_synchronize(other->device, other->messages);
+        }
+    }
+    if (all->peers[p->table.rank] == p) {
+        all->peers[p->table.rank] = NULL;
+    }
+    pthread_mutex_unlock(&all->mutex);
+}
+
+void fattn_peers_close(fattn_transport *transport)
+{
+    peer *const p = (peer *)transport;
+    if (!p) {
+        return;
+    }
+    leave(p);
+    for (int n = 0; n < FATTN_MESSAGES_MAX; n++) {
+        fattn_event_destroy(p->copied[n]);
+    }
+    fattn_event_destroy(p->computed);
+    if (p->messages) {
+        (void)fattn_stream_destroy(p->device, p->messages);
+    }
+    if (p->device) {
+        fattn_device_close(p->device);
+    }
+    fattn_memory_free(p);
+}

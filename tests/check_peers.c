@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Groups whose ranks are threads of one process and devices copy to each other (fattn_peers): drawn
+ * problems against the undivided one, and what becomes of the others when a rank is silent, gives
+ * up or sends another length. That copies wait for what they have to is tested by check_gpu_host.
+ *
+ *     check_peers [PROBLEMS]
+ *
+ * FATTN_BACKEND names a device with memory of its own, which ranks share.
+ */
+#include <pthread.h>
+
+#include "tests/device.h"
+#include "tests/divided.h"
+#include "tests/tap.h"
+
+enum { RANKS_MAX = 8 };
+
+typedef struct rank_run {
+    pthread_t thread;
+    const divided *problem;
+    fattn_peers *peers;
+    int rank;
+    fattn_status status;
+    char reason[512];
+    divided_share share;
+} rank_run;
+
+static void *run_rank(void *context)
+{
+    rank_run *const r = context;
+    fattn_transport *transport = NULL;
+    r->status = fattn_peers_open(r->peers, r->rank, NULL, NULL, &transport);
+    r->status = r->status ? r->status : divided_run(r->problem, transport, 60, &r->share);
+    fattn_last_reason_copy(r->reason, sizeof r->reason);
+    fattn_peers_close(transport);
+    return NULL;
+}
+
+static bool problem_is_right(int64_t index, int ranks)
+{
+    static rank_run runs[RANKS_MAX];
+    fattn_peers *peers = NULL;
+    divided d;
+    char text[256] = "";
+    divided_draw(&d, 9, index, ranks);
+    bool good = !divided_solve(&d, 9, index) && !fattn_peers_create(ranks, &peers);
+    const int begun = good ? ranks : 0;
+    for (int r = 0; r < begun; r++) {
+        runs[r] = (rank_run){.problem = &d, .peers = peers, .rank = r};
+        if (pthread_create(&runs[r].thread, NULL, run_rank, &runs[r])) {
+            exit(1);
+        }
+    }
+    for (int r = 0; r < begun; r++) {
+        pthread_join(runs[r].thread, NULL);
+    }
+    for (int r = 0; good && r < ranks; r++) {
+        snprintf(text, sizeof text, "%.250s", runs[r].reason);
+        good = !runs[r].status && divided_is_right(&d, ranks, r, &runs[r].share, text, sizeof text);
+    }
+    if (!good) {
+        char what[256];
+        divided_describe(&d, what, sizeof what);
+        printf("# case %lld on %d ranks: %s\n#   %s\n", (long long)index, ranks, text, what);
+    }
+    for (int r = 0; r < begun; r++) {
+        divided_share_free(&runs[r].share);
+    }
+    fattn_peers_destroy(peers);
+    divided_free(&d);
+    return good;
+}
+
+static void check_problems(int problems)
+{
+    static const int numbers[] = {2, 3, 4, 8};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        const int ranks = numbers[i];
+        int right = 0, tried = 0;
+        while (tried < problems) {
+            right += problem_is_right(tried++ * 8 + ranks, ranks);
+        }
+        tap_check(right == problems, "%d ranks: %d of %d drawn problems are right", ranks, right,
+                  problems);
+    }
+}
+
+/* --- Faults ----------------------------------------------------------------------------------- */
+
+enum { COUNT = 300 };
+
+/* Two ranks on the default device, and memory of each. */
+typedef struct two {
+    fattn_peers *peers;
+    fattn_transport *transport[2];
+    char *memory[2];
+} two;
+
+static void must(fattn_status status)
+{
+    if (status) {
+        printf("Bail out! %s\n", fattn_last_reason());
+        exit(1);
+    }
+}
+
+static two open_two(void)
+{
+    two t;
+    must(fattn_peers_create(2, &t.peers));
+    for (int r = 0; r < 2; r++) {
+        void *memory;
+        must(fattn_peers_open(t.peers, r, NULL, NULL, &t.transport[r]));
+        must(fattn_device_malloc(NULL, COUNT, &memory));
+        t.memory[r] = memory;
+    }
+    return t;
+}
+
+static void close_two(two *t)
+{
+    for (int r = 0; r < 2; r++) {
+        fattn_peers_close(t->transport[r]);
+        must(fattn_device_free(NULL, t->memory[r]));
+    }
+    fattn_peers_destroy(t->peers);
+}
+
+static fattn_message message_of(const two *t, int rank, bool receive, int64_t bytes)
+{
+    return (fattn_message){
+        .peer = !rank, .tag = 3, .receive = receive, .data = t->memory[rank], .bytes = bytes};
+}
+
+static fattn_status start(const two *t, int rank, const fattn_message *m)
+{
+    return t->transport[rank]->start(t->transport[rank]->user, m, 1);
+}
+
+static fattn_status wait(const two *t, int rank, const fattn_message *m, double seconds)
+{
+    return t->transport[rank]->wait(t->transport[rank]->user, m, 1, seconds);
+}
+
+static void check_silence(void)
+{
+    two t = open_two();
+    const fattn_message m = message_of(&t, 0, true, COUNT);
+    must(start(&t, 0, &m));
+    tap_check(wait(&t, 0, &m, 0.1) == FATTN_RANK_TIMEOUT, "a rank that is silent: %s",
+              fattn_last_reason());
+    tap_check(start(&t, 0, &m) == FATTN_RANK_LOST, "and the transport is of no more use: %s",
+              fattn_last_reason());
+    close_two(&t);
+}
+
+/* A sender that did not wait for the receiver would use its event for another message. */
+static void check_taking(void)
+{
+    two t = open_two();
+    const fattn_message a = message_of(&t, 0, false, COUNT), b = message_of(&t, 1, true, COUNT);
+    must(start(&t, 0, &a));
+    must(start(&t, 1, &b));
+    tap_check(wait(&t, 0, &a, 0.1) == FATTN_RANK_TIMEOUT, "a message that is not taken: %s",
+              fattn_last_reason());
+    close_two(&t);
+}
+
+static void check_giving_up(void)
+{
+    two t = open_two();
+    const fattn_message m = message_of(&t, 1, false, COUNT);
+    must(start(&t, 1, &m));
+    t.transport[0]->abort(t.transport[0]->user, "no more paper");
+    tap_check(wait(&t, 1, &m, 60) == FATTN_RANK_LOST &&
+                  strstr(fattn_last_reason(), "rank 0 gave up: no more paper"),
+              "a rank that gives up: %s", fattn_last_reason());
+    close_two(&t);
+}
+
+static void check_lengths(void)
+{
+    two t = open_two();
+    const fattn_message a = message_of(&t, 0, false, COUNT), b = message_of(&t, 1, true, COUNT - 1);
+    must(start(&t, 0, &a));
+    must(start(&t, 1, &b));
+    tap_check(wait(&t, 1, &b, 60) == FATTN_RANKS_DISAGREE, "two lengths of a message: %s",
+              fattn_last_reason());
+    close_two(&t);
+}
+
+/* Now from one, now from the other, in the same slots. */
+static void check_turns(void)
+{
+    two t = open_two();
+    int right = 0;
+    for (int n = 0; n < 20; n++) {
+        char sent[COUNT], got[COUNT];
+        const fattn_message a = message_of(&t, n % 2, false, COUNT),
+                            b = message_of(&t, !(n % 2), true, COUNT);
+        memset(sent, n + 1, sizeof sent);
+        must(fattn_device_copy(NULL, a.data, sent, COUNT, NULL));
+        must(start(&t, n % 2, &a));
+        must(start(&t, !(n % 2), &b));
+        must(wait(&t, !(n % 2), &b, 60));
+        must(wait(&t, n % 2, &a, 60));
+        must(fattn_device_copy(NULL, got, b.data, COUNT, NULL));
+        must(fattn_stream_synchronize(NULL, NULL));
+        right += memcmp(got, sent, COUNT) == 0;
+    }
+    tap_check(right == 20, "%d of 20 messages between the same two arrive", right);
+    close_two(&t);
+}
+
+static void check_arguments(void)
+{
+    fattn_peers *peers = NULL;
+    fattn_transport *transport = NULL, *second = NULL;
+    tap_check(fattn_peers_create(0, &peers) == FATTN_INVALID_ARGUMENT && !peers, "no ranks: %s",
+              fattn_last_reason());
+    tap_check(fattn_peers_create(65, &peers) == FATTN_INVALID_ARGUMENT, "too many ranks: %s",
+              fattn_last_reason());
+    tap_check(fattn_peers_create(2, NULL) == FATTN_NULL_POINTER, "nowhere to put it: %s",
+              fattn_last_reason());
+    must(fattn_peers_create(2, &peers));
+    tap_check(fattn_peers_open(peers, 2, NULL, NULL, &transport) == FATTN_INVALID_ARGUMENT &&
+                  !transport,
+              "no such rank: %s", fattn_last_reason());
+    must(fattn_peers_open(peers, 0, NULL, NULL, &transport));
+    tap_check(fattn_peers_open(peers, 0, NULL, NULL, &second) == FATTN_INVALID_ARGUMENT && !second,
+              "a rank twice: %s", fattn_last_reason());
+    fattn_device *other = NULL;
+    must(fattn_device_open("reference", &other));
+    tap_check(fattn_peers_open(peers, 1, other, NULL, &second) == FATTN_INVALID_ARGUMENT,
+              "devices of two backends: %s", fattn_last_reason());
+    fattn_device_close(other);
+    fattn_peers_close(transport);
+    must(fattn_peers_open(peers, 0, NULL, NULL, &transport));
+    fattn_peers_close(transport);
+    fattn_peers_destroy(peers);
+    fattn_peers_close(NULL);
+    fattn_peers_destroy(NULL);
+}
+
+int main(int argc, char **argv)
+{
+    if (device_absent(device_named())) {
+        return 0;
+    }
+    check_problems(argc > 1 ? atoi(argv[1]) : 60);
+    check_silence();
+    check_taking();
+    check_giving_up();
+    check_lengths();
+    check_turns();
+    check_arguments();
+    fattn_cache_clear();
+    return tap_done();
+}

@@ -19,6 +19,10 @@
  * caller spins as long for the end of what others have begun. */
 #define SPIN_NS 30000
 
+/* How long a worker spins at most while a job goes on that has nothing left to begin: the processor
+ * is the job's, and another is likely to follow it. */
+#define TAIL_NS 300000
+
 /* How long after a thread could not be made the next attempt is, in nanoseconds. */
 #define RETRY INT64_C(1000000000)
 
@@ -120,7 +124,8 @@ static bool sleep_for_work(fattn_cpu_pool *pool)
 /* Looks for work for a while; false when there was none. */
 static bool spin_for_work(fattn_cpu_pool *pool)
 {
-    const int64_t until = now() + SPIN_NS;
+    int64_t time = now(), until = time + SPIN_NS;
+    const int64_t patience = time + TAIL_NS;
     bool found = false;
     atomic_fetch_add(&pool->spinners, 1);
     do {
@@ -128,7 +133,11 @@ static bool spin_for_work(fattn_cpu_pool *pool)
             fattn_cpu_pause();
             found = is_wanted(pool);
         }
-    } while (!found && now() < until);
+        time = now();
+        if (time < patience && atomic_load_explicit(&pool->posted, memory_order_relaxed)) {
+            until = time + SPIN_NS;
+        }
+    } while (!found && time < until);
     atomic_fetch_sub(&pool->spinners, 1);
     return found;
 }

@@ -310,6 +310,9 @@ int main(int argc, char **argv)
 {
     const int few = argc > 1 && strcmp(argv[1], "short") == 0;
     machine.struct_size = sizeof machine;
+    if (few) {
+        must(setenv("FATTN_NUM_THREADS", "1", 1));
+    }
     must(fattn_device_open(few ? "cpu" : argc > 2 ? argv[2] : NULL, &device));
     must(fattn_device_get_info(device, &machine));
     printf("# %s %s\n", machine.backend, machine.name);

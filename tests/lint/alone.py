@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Headers of backends/cpu compile alone, as an editor reads them: in plain C without a flag, and with the
-vocabulary and the flags of the first instruction set. Vocabularies are read with their own flags only, and those
-of another processor with clang and what .clangd says of them.
+vocabulary and the flags of the first instruction set; those about pairs only if it has them. Vocabularies are read
+with their own flags only, and those of another processor with clang and what .clangd says of them.
 
 usage: alone.py ROOT COMPILER... -- [ISA=FLAGS]...
 """
@@ -66,7 +66,8 @@ def results(root, compiler, isas):
         word, flags = isa.split("=", 1)
         flags = flags.split(" ")
         read = [n for n in vocabularies if any(n in f for f in flags)]
-        read += [n for n in names if number == 0 and n not in vocabularies]
+        has_pairs = word == "amx" or word.endswith("bf16")
+        read += [n for n in names if number == 0 and n not in vocabularies and (has_pairs or "pair" not in n)]
         yield f"headers as {word}", [c for n in read for c in complaints(root, compiler, flags, n)]
 
 

@@ -148,7 +148,7 @@ FATTN_API void fattn_peers_destroy(fattn_peers *peers);
 /*
  * Opens the transport of a rank, for fattn_peers_close(). device: the rank's; NULL is the default
  * one; all are of one backend, and several ranks may share one. It is held open. stream: the one on
- * which the rank's plans compute; NULL is the default one.
+ * which the rank's plans compute; NULL is the default one, beside which CUDA runs no copies.
  *
  * A rank that is late holds nobody up before wait(). Any thread may open, and each transport is
  * used by one thread at a time. After an error of a group the engine is of no more use; others are

@@ -67,6 +67,7 @@ static inline fattn_status threads_wait(void *user, const fattn_message *message
     threads *const all = own->all;
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);
+    seconds = seconds < 1e9 ? seconds : 1e9; /* for ever is thirty years */
     end.tv_sec += (time_t)seconds;
     end.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
     end.tv_sec += end.tv_nsec / 1000000000, end.tv_nsec %= 1000000000;

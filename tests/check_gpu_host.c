@@ -1585,8 +1585,9 @@ static void exchange(fattn_device *const devices[2], const fattn_stream streams[
                      int first)
 {
     enum { BYTES = 64 };
-    static char host[BYTES];
+    static char host[BYTES], received[BYTES];
     fattn_message m[2];
+    memset(host, 1 + sender + 2 * first + (host[0] & 64 ? 0 : 64), sizeof host);
     for (int side = 0; side < 2; side++) {
         const int rank = side ? !sender : sender;
         m[side] = (fattn_message){
@@ -1595,7 +1596,7 @@ static void exchange(fattn_device *const devices[2], const fattn_stream streams[
     for (int after = 0; after < 2; after++) {
         expect_ok(fattn_device_copy(devices[sender], m[0].data, host, BYTES, streams[sender]),
                   "writing");
-        expect_ok(fattn_device_copy(devices[!sender], host, m[1].data, BYTES, streams[!sender]),
+        expect_ok(fattn_device_copy(devices[!sender], received, m[1].data, BYTES, streams[!sender]),
                   "reading");
         for (int n = 0; n < 2 && !after; n++) {
             const int side = n ? !first : first;
@@ -1607,6 +1608,7 @@ static void exchange(fattn_device *const devices[2], const fattn_stream streams[
             expect_ok(t->wait(t->user, &m[side], 1, 10), "waiting");
         }
     }
+    expect(memcmp(received, host, BYTES) == 0, "another message has arrived");
 }
 
 static void check_peers(void)

@@ -8,7 +8,9 @@
  *
  * FATTN_BACKEND names a device with memory of its own, which ranks share.
  */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include <pthread.h>
+#include <time.h>
 
 #include "tests/device.h"
 #include "tests/divided.h"
@@ -167,15 +169,84 @@ static void check_taking(void)
     close_two(&t);
 }
 
-static void check_giving_up(void)
+/* A rank that waits, for ever. */
+typedef struct waiting {
+    const two *t;
+    const fattn_message *m;
+    fattn_status status;
+    char reason[256];
+} waiting;
+
+static void *wait_for_ever(void *context)
 {
+    waiting *const w = context;
+    w->status = wait(w->t, 1, w->m, INFINITY);
+    fattn_last_reason_copy(w->reason, sizeof w->reason);
+    return NULL;
+}
+
+/* waits: whether the other is in wait() by then, or comes to it later. */
+static void check_giving_up(bool waits)
+{
+    static const struct timespec nap = {.tv_nsec = 50000000};
     two t = open_two();
     const fattn_message m = message_of(&t, 1, false, COUNT);
+    waiting w = {.t = &t, .m = &m};
+    pthread_t thread;
     must(start(&t, 1, &m));
-    t.transport[0]->abort(t.transport[0]->user, "no more paper");
-    tap_check(wait(&t, 1, &m, 60) == FATTN_RANK_LOST &&
-                  strstr(fattn_last_reason(), "rank 0 gave up: no more paper"),
-              "a rank that gives up: %s", fattn_last_reason());
+    if (!waits) {
+        t.transport[0]->abort(t.transport[0]->user, "no more paper");
+    }
+    if (pthread_create(&thread, NULL, wait_for_ever, &w)) {
+        exit(1);
+    }
+    if (waits) {
+        nanosleep(&nap, NULL);
+        t.transport[0]->abort(t.transport[0]->user, "no more paper");
+    }
+    pthread_join(thread, NULL);
+    tap_check(w.status == FATTN_RANK_LOST && strstr(w.reason, "rank 0 gave up: no more paper"),
+              "a rank gives up %s the other waits: %s", waits ? "while" : "before", w.reason);
+    close_two(&t);
+}
+
+/* Of two messages one arrives, and the other does not. Neither rank uses the other's after that. */
+static void check_half(void)
+{
+    two t = open_two();
+    fattn_message out[2], in[2];
+    for (int n = 0; n < 2; n++) {
+        out[n] = message_of(&t, 0, false, COUNT), in[n] = message_of(&t, 1, true, COUNT);
+        out[n].tag = in[n].tag = n;
+    }
+    const fattn_transport *const a = t.transport[0], *const b = t.transport[1];
+    must(a->start(a->user, out, 1));
+    must(b->start(b->user, in, 2));
+    tap_check(b->wait(b->user, in, 2, 0.1) == FATTN_RANK_TIMEOUT, "half of the messages: %s",
+              fattn_last_reason());
+    tap_check(a->wait(a->user, out, 1, 0.1) == FATTN_OK, "the sender of that half is done: %s",
+              fattn_last_reason());
+    close_two(&t);
+    t = open_two();
+    out[0] = message_of(&t, 0, false, COUNT), in[0] = message_of(&t, 1, true, COUNT);
+    must(start(&t, 0, out));
+    must(start(&t, 1, in));
+    tap_check(wait(&t, 0, out, 0.1) == FATTN_RANK_TIMEOUT, "a sender gives up waiting: %s",
+              fattn_last_reason());
+    fattn_peers_close(t.transport[0]);
+    t.transport[0] = NULL;
+    tap_check(wait(&t, 1, in, 0.1) == FATTN_RANK_LOST, "and closes before the other waits: %s",
+              fattn_last_reason());
+    close_two(&t);
+}
+
+static void check_tags(void)
+{
+    two t = open_two();
+    const fattn_message same[2] = {message_of(&t, 0, false, COUNT),
+                                   message_of(&t, 0, false, COUNT)};
+    tap_check(t.transport[0]->start(t.transport[0]->user, same, 2) == FATTN_INVALID_ARGUMENT,
+              "a tag twice: %s", fattn_last_reason());
     close_two(&t);
 }
 
@@ -251,7 +322,10 @@ int main(int argc, char **argv)
     check_problems(argc > 1 ? atoi(argv[1]) : 60);
     check_silence();
     check_taking();
-    check_giving_up();
+    check_giving_up(false);
+    check_giving_up(true);
+    check_half();
+    check_tags();
     check_lengths();
     check_turns();
     check_arguments();

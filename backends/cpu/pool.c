@@ -20,7 +20,7 @@
 #define SPIN_NS 30000
 
 /* How long a worker spins at most while a job goes on that has nothing left to begin: the processor
- * is the job's, and another is likely to follow it. */
+ * is the job's, and another job is likely to follow it. */
 #define TAIL_NS 300000
 
 /* How long after a thread could not be made the next attempt is, in nanoseconds. */

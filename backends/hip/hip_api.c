@@ -28,6 +28,7 @@ typedef struct hip_api {
     int (*device_current)(int *device);
     int (*device_set)(int device);
     int (*device_reach)(int other, unsigned flags);
+    int (*last_error)(void); /* clears it */
     int (*module_variable)(void **variable, size_t *bytes, gpu_module module, const char *name);
     int (*copy)(void *dst, const void *src, size_t bytes, int kind, gpu_stream stream);
     int (*stream_device)(gpu_stream stream, int *device);
@@ -99,9 +100,14 @@ static int context_pop(gpu_context *context)
     return result ? result : back;
 }
 
+/* What it says of devices that reach each other already is not for the caller's hipGetLastError. */
 static int context_reach(gpu_context other, unsigned flags)
 {
-    return hip.device_reach(device_of(other), flags);
+    const int result = hip.device_reach(device_of(other), flags);
+    if (result && hip.last_error) {
+        (void)hip.last_error();
+    }
+    return result;
 }
 
 /* Local memory needs no leave: a launch may ask for all of it. */
@@ -177,6 +183,7 @@ static const struct {
     {"hipGetDevice", AT(device_current), false},
     {"hipSetDevice", AT(device_set), false},
     {"hipDeviceEnablePeerAccess", AT(device_reach), false},
+    {"hipGetLastError", AT(last_error), true},
     {"hipModuleLoadData", AT(gpu.module_load), false},
     {"hipModuleUnload", AT(gpu.module_unload), false},
     {"hipModuleGetFunction", AT(gpu.module_function), false},

@@ -22,13 +22,13 @@
 #include "core/status.h"
 #include "fattn/distributed.h"
 
-enum { TAGS = 16, RANKS_MAX = 64 };
+enum { TAGS = 16, RANKS_MAX = 64, SMALL = 64 }; /* SMALL: bytes of a message */
 
 typedef enum slot_state {
     SLOT_WAITS, /* for a side */
     SLOT_BUSY,  /* a thread queues the copy */
     SLOT_QUEUED,
-    SLOT_FAILED
+    SLOT_FAILED /* or one side has taken it back */
 } slot_state;
 
 typedef struct slot {
@@ -47,6 +47,7 @@ typedef struct peer {
     fattn_event *copied[FATTN_MESSAGES_MAX];
     int64_t number[FATTN_MESSAGES_MAX]; /* of the group's sends: slot.begun */
     bool broken;
+    int holds; /* threads that wait for its stream of messages; under the engine's mutex */
 } peer;
 
 struct fattn_peers {
@@ -87,9 +88,9 @@ static fattn_status queue_copy(const peer *from, const peer *to, const slot *s)
     return status || !s->copied ? status : fattn_event_record(s->copied, from->messages);
 }
 
-/* Queues a copy if both sides have come. The mutex is held, but not while the copy is queued: a
- * host makes it then. */
-static fattn_status meet(const peer *p, const fattn_message *m)
+/* Queues a copy if both sides have come. The mutex is held, but not while the copy is queued, for a
+ * host makes it then: *met, and whoever called must look at everything again. */
+static fattn_status meet(const peer *p, const fattn_message *m, bool *met)
 {
     fattn_peers *const all = p->all;
     slot *const s = slot_for(p, m);
@@ -98,9 +99,13 @@ static fattn_status meet(const peer *p, const fattn_message *m)
     if (!s->send || !s->receive || s->state != SLOT_WAITS) {
         return FATTN_OK;
     }
+    *met = true;
     if (s->send->bytes != s->receive->bytes) {
         s->state = SLOT_FAILED;
-        return fattn_transport_fail(FATTN_RANKS_DISAGREE, "a message has two lengths");
+        pthread_cond_broadcast(&all->changed);
+        return fattn_fail(FATTN_RANKS_DISAGREE,
+                          "rank %d sends %lld bytes, and rank %d receives %lld", from,
+                          (long long)s->send->bytes, to, (long long)s->receive->bytes);
     }
     s->state = SLOT_BUSY;
     pthread_mutex_unlock(&all->mutex);
@@ -123,7 +128,10 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
     for (int n = 0; n < count && !status; n++) {
         const fattn_message *const m = &messages[n];
         slot *const s = slot_for(p, m);
-        if (m->receive) {
+        if (m->receive ? s->receive : s->send) {
+            status = fattn_fail(FATTN_INVALID_ARGUMENT, "two messages have tag %d and rank %d",
+                                (int)m->tag, (int)m->peer);
+        } else if (m->receive) {
             s->receive = m;
         } else {
             s->send = m;
@@ -144,14 +152,14 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
 static bool take(const peer *p, const fattn_message *m, int n, fattn_status *status)
 {
     slot *const s = slot_for(p, m);
-    if (!m->receive) {
-        if (s->taken < p->number[n]) {
-            return false;
-        }
+    if (!m->receive && s->taken >= p->number[n]) {
         *status = stream_wait(p, p->table.stream, p->copied[n]);
         return true;
     }
-    if (s->state != SLOT_QUEUED) {
+    if (s->state == SLOT_FAILED) {
+        *status = fattn_fail(FATTN_RANK_LOST, "rank %d took a message back", (int)m->peer);
+    }
+    if (!m->receive || s->state != SLOT_QUEUED) {
         return false;
     }
     *status = stream_wait(p, p->table.stream, s->copied);
@@ -163,7 +171,7 @@ static bool take(const peer *p, const fattn_message *m, int n, fattn_status *sta
     return true;
 }
 
-/* Takes back what others have not met; waits for those who are copying. */
+/* Takes back what the others have not taken; waits for those who are copying. */
 static void take_back(const peer *p, const fattn_message *messages, const bool *done, int count)
 {
     for (int n = 0; n < count; n++) {
@@ -174,15 +182,45 @@ static void take_back(const peer *p, const fattn_message *messages, const bool *
             pthread_cond_wait(&p->all->changed, &p->all->mutex);
         }
         if (!done[n] && own) {
+            s->state = s->state == SLOT_QUEUED ? SLOT_FAILED : s->state;
+            s->copied = NULL; /* an event of a rank that may be closed next */
             s->send = m->receive ? s->send : NULL;
             s->receive = m->receive ? NULL : s->receive;
         }
     }
 }
 
+/* Waits for the copies that a rank has queued. The mutex is held, but not meanwhile: `holds` keeps
+ * the stream. */
+static void settle(fattn_peers *all, int32_t rank)
+{
+    peer *const p = all->peers[rank];
+    if (!p || !p->messages) {
+        return;
+    }
+    p->holds++;
+    pthread_mutex_unlock(&all->mutex);
+    (void)fattn_stream_synchronize(p->device, p->messages);
+    pthread_mutex_lock(&all->mutex);
+    p->holds--;
+    pthread_cond_broadcast(&all->changed);
+}
+
+/* After an error: small messages are over when wait() returns. */
+static void settle_small(const peer *p, const fattn_message *messages, int count)
+{
+    for (int n = 0; n < count; n++) {
+        if (messages[n].bytes <= SMALL) {
+            settle(p->all, messages[n].receive ? messages[n].peer : p->table.rank);
+        }
+    }
+}
+
+/* For ever is thirty years. */
 static struct timespec later(double seconds)
 {
     struct timespec end;
+    seconds = seconds < 1e9 ? seconds : 1e9;
     clock_gettime(CLOCK_MONOTONIC, &end);
     end.tv_sec += (time_t)seconds;
     end.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
@@ -213,21 +251,20 @@ static fattn_status wait(void *user, const fattn_message *messages, int count, d
     int left = count;
     pthread_mutex_lock(&all->mutex);
     while (left > 0 && !status && all->failed < 0) {
-        const int before = left;
+        bool moved = false;
         for (int n = 0; n < count && !status; n++) {
-            status = done[n] ? FATTN_OK : meet(p, &messages[n]);
+            status = done[n] ? FATTN_OK : meet(p, &messages[n], &moved);
         }
-        for (int n = 0; n < count && !status; n++) {
-            done[n] = done[n] || take(p, &messages[n], n, &status);
+        for (int n = 0; n < count && !status && all->failed < 0; n++) {
+            if (!done[n] && take(p, &messages[n], n, &status)) {
+                done[n] = moved = true;
+                left--;
+            }
         }
-        left = 0;
-        for (int n = 0; n < count; n++) {
-            left += !done[n];
-        }
-        if (left == before && late) {
+        if (!moved && !status && late) {
             break;
         }
-        if (left == before) {
+        if (!moved && !status) { /* nothing has changed since the mutex was taken */
             late = pthread_cond_timedwait(&all->changed, &all->mutex, &end) != 0;
         }
     }
@@ -235,8 +272,11 @@ static fattn_status wait(void *user, const fattn_message *messages, int count, d
         status = done[n] ? FATTN_OK : fail_waiting(all, &messages[n], seconds);
     }
     if (status) {
-        take_back(p, messages, done, count);
         p->broken = true;
+        take_back(p, messages, done, count);
+        fattn_reason_hold(status);
+        settle_small(p, messages, count);
+        fattn_reason_let();
     }
     pthread_mutex_unlock(&all->mutex);
     return status;
@@ -248,7 +288,7 @@ static void give_up(void *user, const char *reason)
     pthread_mutex_lock(&p->all->mutex);
     if (p->all->failed < 0) {
         p->all->failed = p->table.rank;
-        snprintf(p->all->reason, sizeof p->all->reason, "%s", reason);
+        snprintf(p->all->reason, sizeof p->all->reason, "%s", reason ? reason : "");
     }
     p->broken = true;
     pthread_cond_broadcast(&p->all->changed);
@@ -380,19 +420,20 @@ fattn_status fattn_peers_open(fattn_peers *peers, int32_t rank, fattn_device *de
     return FATTN_OK;
 }
 
-/* Waits for the copies that read or write the rank's memory. */
+/* Waits for the copies that read or write the rank's memory, and for threads that wait for its
+ * own. */
 static void leave(const peer *p)
 {
     fattn_peers *const all = p->all;
     pthread_mutex_lock(&all->mutex);
-    for (int32_t r = 0; r < all->ranks; r++) {
-        const peer *const other = all->peers[r];
-        if (all->peers[p->table.rank] == p && other && other->messages) {
-            (void)fattn_stream_synchronize(other->device, other->messages);
-        }
-    }
     if (all->peers[p->table.rank] == p) {
+        for (int32_t r = 0; r < all->ranks; r++) {
+            settle(all, r);
+        }
         all->peers[p->table.rank] = NULL;
+    }
+    while (p->holds > 0) {
+        pthread_cond_wait(&all->changed, &all->mutex);
     }
     pthread_mutex_unlock(&all->mutex);
 }

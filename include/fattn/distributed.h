@@ -81,9 +81,9 @@ typedef struct fattn_message {
 
 /*
  * An engine that carries messages: three functions. One thread at a time uses a transport, and has
- * one group of messages under way. Between two ranks messages of equal tag arrive in the order in
- * which they were sent; what the two sides of a message start is never further apart than one
- * group.
+ * one group of messages under way. In a group no two messages of one direction have peer and tag
+ * alike. Between two ranks messages of equal tag arrive in the order in which they were sent; what
+ * the two sides of a message start is never further apart than one group.
  */
 typedef struct fattn_transport {
     size_t struct_size;  /* sizeof(fattn_transport); set by fattn_transport_init */
@@ -94,8 +94,9 @@ typedef struct fattn_transport {
      * until wait() returns. */
     fattn_status (*start)(void *user, const fattn_message *messages, int count);
 
-    /* Waits until all of them are done, `seconds` at most. An error when that passes, when a peer
-     * has given up or is gone, or when the engine fails; the reason names the rank, by
+    /* Waits until all of them are done, `seconds` at most; with device_memory it may return when
+     * they are queued before all that the stream gets from then on. An error when that passes, when
+     * a peer has given up or is gone, or when the engine fails; the reason names the rank, by
      * fattn_transport_fail(). After an error the transport is of no more use. Messages of up to 64
      * bytes are then over; data of larger ones may be used until the engine is closed. */
     fattn_status (*wait)(void *user, const fattn_message *messages, int count, double seconds);
@@ -148,7 +149,7 @@ FATTN_API void fattn_peers_destroy(fattn_peers *peers);
 /*
  * Opens the transport of a rank, for fattn_peers_close(). device: the rank's; NULL is the default
  * one; all are of one backend, and several ranks may share one. It is held open. stream: the one on
- * which the rank's plans compute; NULL is the default one, beside which CUDA runs no copies.
+ * which the rank's plans compute; with NULL, the default one, copies wait for kernels on CUDA.
  *
  * A rank that is late holds nobody up before wait(). Any thread may open, and each transport is
  * used by one thread at a time. After an error of a group the engine is of no more use; others are
@@ -232,11 +233,11 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
 
 /*
  * Runs a plan on all ranks; every rank calls it, with its own shares, in memory of the group's
- * device. Where that is not the host's, it returns when all messages have been received, and
- * results are there when the transport's stream is done. lse is (B,
- * Hq, rows of the share), ragged (Hq, all rows of the shares). Backward takes o and lse as forward
- * gave them. cu_seqlens are those of the plan and NULL here; sink, slopes, seed and offset are the
- * same on all ranks. dsink is the whole sum on every rank.
+ * device. Where that is not the host's, it may return before messages and kernels are done, and
+ * results are there when the transport's stream is. lse is (B, Hq, rows of the share), ragged (Hq,
+ * all rows of the shares). Backward takes o and lse as forward gave them. cu_seqlens are those of
+ * the plan and NULL here; sink, slopes, seed and offset are the same on all ranks. dsink is the
+ * whole sum on every rank.
  *
  * Results do not depend on time: the same ranks give the same bits in every run, in backward on a
  * GPU with FATTN_DETERMINISTIC. On an error, also one of another rank, outputs are untouched,

@@ -12,13 +12,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import tap
 from tap import ok
 
+# Of this test alone: Open MPI fails where two launches make its folder under /tmp at the same time.
+FOLDER = tempfile.TemporaryDirectory(prefix="mpi")  # pylint: disable=consider-using-with
+
 # Without these, Open MPI refuses to run as root or with more ranks than processors, and it reads the memory of
 # other processes, which containers forbid. MPICH ignores them.
 ENVIRONMENT = {
+    "OMPI_MCA_orte_tmpdir_base": FOLDER.name,
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",

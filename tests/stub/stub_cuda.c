@@ -765,8 +765,8 @@ CALL(cuMemcpyAsync, void *dst, const void *src, size_t bytes, object *stream)
     }
     if (!result && !capturing) {
         memmove(dst, src, bytes);
-        clocks *const own = clocks_of(stream_of(stream)); /* which numbers the stream */
-        own->launches[stream_of(stream)->number]++;
+        clocks *const work = clocks_of(stream_of(stream)); /* which numbers the stream */
+        work->launches[stream_of(stream)->number]++;
         mark_copy(src, stream_of(stream));
         mark_copy(dst, stream_of(stream));
     }

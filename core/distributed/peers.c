@@ -147,8 +147,7 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
 
 /* --- Waiting ---------------------------------------------------------------------------------- */
 
-/* Whether a message is over, for this side. A copy that has been queued is taken by its
- * receiver. */
+/* Whether a message is over for this side. The receiver empties the slot of a queued copy. */
 static bool take(const peer *p, const fattn_message *m, int n, fattn_status *status)
 {
     slot *const s = slot_for(p, m);
@@ -353,7 +352,7 @@ static fattn_status make_queue(peer *p)
     return status;
 }
 
-/* Takes a place among the others. Devices that reach each other's memory copy to it directly. */
+/* Joins the other ranks, and lets their devices and its own copy to each other directly. */
 static fattn_status join(peer *p, int32_t rank)
 {
     fattn_peers *const all = p->all;
@@ -420,8 +419,7 @@ fattn_status fattn_peers_open(fattn_peers *peers, int32_t rank, fattn_device *de
     return FATTN_OK;
 }
 
-/* Waits for the copies that read or write the rank's memory, and for threads that wait for its
- * own. */
+/* Waits until no copy uses the rank's memory, and no other thread waits for its stream. */
 static void leave(const peer *p)
 {
     fattn_peers *const all = p->all;

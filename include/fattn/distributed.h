@@ -233,8 +233,8 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
 
 /*
  * Runs a plan on all ranks; every rank calls it, with its own shares, in memory of the group's
- * device. Where that is not the host's, it may return before messages and kernels are done, and
- * results are there when the transport's stream is. lse is (B, Hq, rows of the share), ragged (Hq,
+ * device. On a device with memory of its own the call may return before the work is done: wait for
+ * the transport's stream before reading results. lse is (B, Hq, rows of the share), ragged (Hq,
  * all rows of the shares). Backward takes o and lse as forward gave them. cu_seqlens are those of
  * the plan and NULL here; sink, slopes, seed and offset are the same on all ranks. dsink is the
  * whole sum on every rank.

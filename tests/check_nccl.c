@@ -9,15 +9,12 @@
  *     check_nccl [PROBLEMS]
  */
 #include <dlfcn.h>
-#include <pthread.h>
 
 #include "core/distributed/transports/nccl_vendor.h"
 #include "fattn/nccl.h"
 #include "tests/device.h"
 #include "tests/divided.h"
 #include "tests/tap.h"
-
-enum { RANKS_MAX = 8 };
 
 /* --- CUDA's runtime --------------------------------------------------------------------------- */
 
@@ -91,56 +88,9 @@ const char *cudaGetErrorString(cudaError_t error)
 
 /* --- Ranks ------------------------------------------------------------------------------------ */
 
-typedef struct rank {
-    pthread_t thread;
-    const divided *problem;
-    ncclComm_t comm;
-    fattn_status status;
-    char reason[512];
-    divided_share share;
-} rank;
-
-static void *run_rank(void *context)
+static fattn_status open_rank(void *comms, int rank, fattn_transport **transport)
 {
-    rank *const r = context;
-    fattn_transport *transport = NULL;
-    r->status = fattn_nccl_open(r->comm, NULL, &transport);
-    r->status = r->status ? r->status : divided_run(r->problem, transport, 60, &r->share);
-    fattn_last_reason_copy(r->reason, sizeof r->reason);
-    fattn_nccl_close(transport);
-    return NULL;
-}
-
-static bool problem_is_right(ncclComm_t *comms, int64_t index, int ranks)
-{
-    static rank all[RANKS_MAX];
-    divided d;
-    char text[256] = "";
-    divided_draw(&d, 5, index, ranks);
-    bool good = divided_solve(&d, 5, index) == FATTN_OK;
-    for (int r = 0; good && r < ranks; r++) {
-        all[r] = (rank){.problem = &d, .comm = comms[r]};
-        if (pthread_create(&all[r].thread, NULL, run_rank, &all[r])) {
-            exit(1);
-        }
-    }
-    for (int r = 0; good && r < ranks; r++) {
-        pthread_join(all[r].thread, NULL);
-    }
-    for (int r = 0; good && r < ranks; r++) {
-        snprintf(text, sizeof text, "%.250s", all[r].reason);
-        good = !all[r].status && divided_is_right(&d, ranks, r, &all[r].share, text, sizeof text);
-    }
-    if (!good) {
-        char what[256];
-        divided_describe(&d, what, sizeof what);
-        printf("# case %lld on %d ranks: %s\n#   %s\n", (long long)index, ranks, text, what);
-    }
-    for (int r = 0; good && r < ranks; r++) {
-        divided_share_free(&all[r].share);
-    }
-    divided_free(&d);
-    return good;
+    return fattn_nccl_open(((ncclComm_t *)comms)[rank], NULL, transport);
 }
 
 int main(int argc, char **argv)
@@ -163,11 +113,12 @@ int main(int argc, char **argv)
     memcpy(&destroy, &destroyed, sizeof destroyed);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         const int ranks = numbers[i];
-        ncclComm_t comms[RANKS_MAX];
+        ncclComm_t comms[DIVIDED_RANKS_MAX];
+        const divided_engine engine = {open_rank, fattn_nccl_close, comms};
         int right = 0, tried = 0;
         make(comms, ranks, NULL);
         while (tried < problems && right == tried) { /* a rank that failed leaves others waiting */
-            right += problem_is_right(comms, tried++ * 8 + ranks, ranks);
+            right += divided_case_is_right(&engine, 5, tried++ * 8 + ranks, ranks);
         }
         tap_check(right == problems, "%d ranks: %d of %d drawn problems are right", ranks, right,
                   problems);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Groups whose ranks are threads of one process and devices copy to each other (fattn_peers): drawn
- * problems against the undivided one, and what becomes of the others when a rank is silent, gives
- * up or sends another length. That copies wait for what they have to is tested by check_gpu_host.
+ * Groups over fattn_peers, whose ranks are threads of one process: drawn problems against the
+ * undivided one, and what becomes of the others when a rank is silent, gives up or sends another
+ * length. That copies wait for what they have to is tested by check_gpu_host.
  *
  *     check_peers [PROBLEMS]
  *
@@ -16,61 +16,21 @@
 #include "tests/divided.h"
 #include "tests/tap.h"
 
-enum { RANKS_MAX = 8 };
-
-typedef struct rank_run {
-    pthread_t thread;
-    const divided *problem;
-    fattn_peers *peers;
-    int rank;
-    fattn_status status;
-    char reason[512];
-    divided_share share;
-} rank_run;
-
-static void *run_rank(void *context)
+static fattn_status open_peer(void *peers, int rank, fattn_transport **transport)
 {
-    rank_run *const r = context;
-    fattn_transport *transport = NULL;
-    r->status = fattn_peers_open(r->peers, r->rank, NULL, NULL, &transport);
-    r->status = r->status ? r->status : divided_run(r->problem, transport, 60, &r->share);
-    fattn_last_reason_copy(r->reason, sizeof r->reason);
-    fattn_peers_close(transport);
-    return NULL;
+    return fattn_peers_open(peers, rank, NULL, NULL, transport);
 }
 
 static bool problem_is_right(int64_t index, int ranks)
 {
-    static rank_run runs[RANKS_MAX];
     fattn_peers *peers = NULL;
-    divided d;
-    char text[256] = "";
-    divided_draw(&d, 9, index, ranks);
-    bool good = !divided_solve(&d, 9, index) && !fattn_peers_create(ranks, &peers);
-    const int begun = good ? ranks : 0;
-    for (int r = 0; r < begun; r++) {
-        runs[r] = (rank_run){.problem = &d, .peers = peers, .rank = r};
-        if (pthread_create(&runs[r].thread, NULL, run_rank, &runs[r])) {
-            exit(1);
-        }
+    if (fattn_peers_create(ranks, &peers)) {
+        printf("# %s\n", fattn_last_reason());
+        return false;
     }
-    for (int r = 0; r < begun; r++) {
-        pthread_join(runs[r].thread, NULL);
-    }
-    for (int r = 0; good && r < ranks; r++) {
-        snprintf(text, sizeof text, "%.250s", runs[r].reason);
-        good = !runs[r].status && divided_is_right(&d, ranks, r, &runs[r].share, text, sizeof text);
-    }
-    if (!good) {
-        char what[256];
-        divided_describe(&d, what, sizeof what);
-        printf("# case %lld on %d ranks: %s\n#   %s\n", (long long)index, ranks, text, what);
-    }
-    for (int r = 0; r < begun; r++) {
-        divided_share_free(&runs[r].share);
-    }
+    const divided_engine engine = {open_peer, fattn_peers_close, peers};
+    const bool good = divided_case_is_right(&engine, 9, index, ranks);
     fattn_peers_destroy(peers);
-    divided_free(&d);
     return good;
 }
 

@@ -8,6 +8,7 @@
 #define FATTN_TESTS_DIVIDED_H
 
 #include <math.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -685,6 +686,73 @@ static inline void divided_describe(const divided *d, char *text, size_t size)
              (long long)p->dim, (long long)p->dim_v, (unsigned long long)p->features,
              (long long)p->window_left, (long long)p->window_right, (int)p->anchor, (int)p->layout,
              p->outputs);
+}
+
+/* --- Ranks that are threads ------------------------------------------------------------------- */
+
+enum { DIVIDED_RANKS_MAX = 8 };
+
+/* How a rank's thread opens and closes its transport. */
+typedef struct divided_engine {
+    fattn_status (*open)(void *context, int rank, fattn_transport **transport);
+    void (*close)(fattn_transport *transport);
+    void *context;
+} divided_engine;
+
+typedef struct divided_rank {
+    pthread_t thread;
+    const divided *problem;
+    const divided_engine *engine;
+    int rank;
+    fattn_status status;
+    char reason[512];
+    divided_share share;
+} divided_rank;
+
+static inline void *divided_run_rank(void *context)
+{
+    divided_rank *const r = context;
+    fattn_transport *transport = NULL;
+    r->status = r->engine->open(r->engine->context, r->rank, &transport);
+    r->status = r->status ? r->status : divided_run(r->problem, transport, 60, &r->share);
+    fattn_last_reason_copy(r->reason, sizeof r->reason);
+    r->engine->close(transport);
+    return NULL;
+}
+
+/* Runs a drawn problem on an engine; prints what is wrong. */
+static inline bool divided_case_is_right(const divided_engine *engine, uint64_t seed, int64_t index,
+                                         int ranks)
+{
+    static divided_rank all[DIVIDED_RANKS_MAX];
+    divided d;
+    char text[256] = "";
+    divided_draw(&d, seed, index, ranks);
+    bool good = divided_solve(&d, seed, index) == FATTN_OK;
+    const int begun = good ? ranks : 0;
+    for (int r = 0; r < begun; r++) {
+        all[r] = (divided_rank){.problem = &d, .engine = engine, .rank = r};
+        if (pthread_create(&all[r].thread, NULL, divided_run_rank, &all[r])) {
+            exit(1);
+        }
+    }
+    for (int r = 0; r < begun; r++) {
+        pthread_join(all[r].thread, NULL);
+    }
+    for (int r = 0; good && r < ranks; r++) {
+        snprintf(text, sizeof text, "%.250s", all[r].reason);
+        good = !all[r].status && divided_is_right(&d, ranks, r, &all[r].share, text, sizeof text);
+    }
+    if (!good) {
+        char what[256];
+        divided_describe(&d, what, sizeof what);
+        printf("# case %lld on %d ranks: %s\n#   %s\n", (long long)index, ranks, text, what);
+    }
+    for (int r = 0; r < begun; r++) {
+        divided_share_free(&all[r].share);
+    }
+    divided_free(&d);
+    return good;
 }
 
 #endif

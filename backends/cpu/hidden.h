@@ -146,8 +146,8 @@ static int64_t known_strips(const fattn_problem *p, int64_t br)
 }
 
 /* Sets the panel's bias_ranges, and drops from key blocks first .. past - 1 those at both ends that
- * the bias hides from all rows. known: NULL, or
- * what the thread knows of the panel's rows; part: as in known_bias */
+ * the bias hides from all rows. known: NULL, or what the thread knows of the panel's rows; part: as
+ * in known_bias */
 static void skip_hidden_blocks(panel *pn, known_bias *known, int64_t part, int64_t *first,
                                int64_t *past)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernel rows of the mma.sync kernels (mma_decode.cuh, mma_forward.cuh, mma_backward.cuh), for f16
- * and bf16 from Ampere on. One row a padded width, since tiles go with it; lean rows for what most
- * runs are made of, and rows for everything.
+ * Kernel rows with mma.sync (mma_decode.cuh, mma_forward.cuh, mma_backward.cuh), for f16 and bf16
+ * from Ampere on. One row a padded width, since tiles go with it; lean rows for what most runs are
+ * made of, and rows for everything.
  */
 #include <stdio.h>
 #include <string.h>

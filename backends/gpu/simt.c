@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernel rows of the SIMT kernels (simt_forward.cuh, simt_backward.cuh): plain multiply-adds, any
+ * Kernel rows without matrix units (simt_forward.cuh, simt_backward.cuh): plain multiply-adds, any
  * GPU, every feature. What is the same for one plan is settled here: which width of slab, how many
  * blocks.
  */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernel rows of the kernels on AMD's matrix units (matrix_forward.cuh), for f16 and bf16: MFMA on
- * gfx90a, gfx942 and gfx950, WMMA on gfx11 and gfx12. One row a padded width, since tiles go with
- * it; lean rows for what most runs are made of, and rows for everything.
+ * Kernel rows on AMD's matrix units (matrix_forward.cuh), for f16 and bf16: MFMA on gfx90a, gfx942
+ * and gfx950, WMMA on gfx11 and gfx12. One row a padded width, since tiles go with it; lean rows
+ * for what most runs are made of, and rows for everything.
  */
 #include <stdio.h>
 

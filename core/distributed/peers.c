@@ -4,12 +4,12 @@
  * sender's memory to the receiver's, which a GPU's copy engine makes while its multiprocessors
  * compute.
  *
- * Both sides of a message leave it in a slot, [from][to][tag], when it is started, which takes no
- * time: kernels are queued next. The first to wait for it when both have come queues the copy on
- * the sender's stream of messages, behind what either side's stream held when it started. So a
- * message is over for the host as soon as it is queued: the streams of both sides wait for the
- * copy, the threads only for each other. The receiver empties the slot, and the sender waits until
- * it has: only then may its event stand for another message.
+ * Both sides of a message leave it in a slot, [from][to][tag], when they start it. Starting is
+ * short, since the caller queues kernels next. Once both sides have come, the first of them to wait
+ * queues the copy on the sender's stream of messages, behind what either side's stream held when it
+ * started. So a message is over for the host as soon as it is queued: the streams of both sides
+ * wait for the copy, the threads only for each other. The receiver empties the slot, and the sender
+ * waits until it has: only then may its event stand for another message.
  */
 #define _POSIX_C_SOURCE 200809L /* CLOCK_MONOTONIC */
 #include <pthread.h>
@@ -121,7 +121,7 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
     peer *const p = user;
     fattn_peers *const all = p->all;
     if (p->broken) {
-        return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
+        return fattn_fail(FATTN_RANK_LOST, "this transport has failed before");
     }
     fattn_status status = p->computed ? fattn_event_record(p->computed, p->table.stream) : FATTN_OK;
     pthread_mutex_lock(&all->mutex);
@@ -176,16 +176,16 @@ static void take_back(const peer *p, const fattn_message *messages, const bool *
     for (int n = 0; n < count; n++) {
         const fattn_message *const m = &messages[n];
         slot *const s = slot_for(p, m);
-        const bool own = m->receive ? s->receive == m : s->send == m;
-        while (!done[n] && own && s->state == SLOT_BUSY) {
+        const fattn_message **const side = m->receive ? &s->receive : &s->send;
+        if (done[n] || *side != m) {
+            continue;
+        }
+        while (s->state == SLOT_BUSY) {
             pthread_cond_wait(&p->all->changed, &p->all->mutex);
         }
-        if (!done[n] && own) {
-            s->state = s->state == SLOT_QUEUED ? SLOT_FAILED : s->state;
-            s->copied = NULL; /* an event of a rank that may be closed next */
-            s->send = m->receive ? s->send : NULL;
-            s->receive = m->receive ? NULL : s->receive;
-        }
+        s->state = s->state == SLOT_QUEUED ? SLOT_FAILED : s->state;
+        s->copied = NULL; /* an event of a rank that may be closed next */
+        *side = NULL;
     }
 }
 
@@ -231,13 +231,11 @@ static struct timespec later(double seconds)
 static fattn_status fail_waiting(const fattn_peers *all, const fattn_message *missing,
                                  double seconds)
 {
-    char text[320];
     if (all->failed >= 0) {
-        snprintf(text, sizeof text, "rank %d gave up: %s", (int)all->failed, all->reason);
-        return fattn_transport_fail(FATTN_RANK_LOST, text);
+        return fattn_fail(FATTN_RANK_LOST, "rank %d gave up: %s", (int)all->failed, all->reason);
     }
-    snprintf(text, sizeof text, "rank %d did not answer in %g s", (int)missing->peer, seconds);
-    return fattn_transport_fail(FATTN_RANK_TIMEOUT, text);
+    return fattn_fail(FATTN_RANK_TIMEOUT, "rank %d did not answer in %g s", (int)missing->peer,
+                      seconds);
 }
 
 static fattn_status wait(void *user, const fattn_message *messages, int count, double seconds)

@@ -71,10 +71,10 @@ typedef struct stub_cuda {
     int64_t alive[STUB_KINDS];
     int64_t launches;
     int64_t early;      /* of them, those that might begin before what is ahead of them has ended */
+    int64_t unready;    /* of these, those whose code cannot wait for it */
     int64_t disordered; /* copies of memory that might begin before its last copy has ended */
     int64_t reaches;    /* contexts that may reach another's memory */
     int64_t freed_in_use;    /* memory that was freed before the host waited for its last use */
-    int64_t unready;         /* of these, those whose code cannot wait for it */
     int newest;              /* what the module that was loaded last was compiled for */
     int launch_device;       /* that the last launch ran on */
     char launch_name[64];    /* its function */

@@ -12,7 +12,6 @@ are others, a few entries are compiled for sm_80 and judged; - stands for no NVC
 anew of which it is given the CUBINs of both architectures, from a build with -Dcuda-archs=80,90.
 """
 
-import hashlib
 import os
 import re
 import struct
@@ -48,19 +47,8 @@ HEAD = """\
 """
 
 
-def digest(root, image):
-    """Of the tokens of an image's sources: its own and those that it includes."""
-    seen, todo, hashed = set(), [f"backends/cuda/kernels/{image}.cu"], hashlib.sha256()
-    while todo:
-        path = todo.pop(0)
-        if path in seen or not os.path.exists(os.path.join(root, path)):
-            continue
-        seen.add(path)
-        text = tap.read(root, path)
-        todo += re.findall(r'^#include "(.*)"', text, re.M)
-        text = re.sub(r'/\*.*?\*/|//[^\n]*|("(?:\\.|[^"\\])*")', lambda m: m[1] or " ", text, flags=re.S)
-        hashed.update(" ".join(text.split()).encode() + b"\0")
-    return hashed.hexdigest()[:16]
+def kernels(image):
+    return f"backends/cuda/kernels/{image}.cu"
 
 
 def registers(parts):
@@ -132,7 +120,7 @@ def results(root, nvcc, *cubins):
         if image in images and arch in ARCHS:
             with open(path, "rb") as file:
                 found += judge(image, arch, entries(file.read()), images[image][1])
-    changed = [image for image in IMAGES if image not in images or images[image][0] != digest(root, image)]
+    changed = [image for image in IMAGES if image not in images or images[image][0] != tap.digest(root, kernels(image))]
     every = ("entries of this build stay below the list",
              found if cubins else tap.Skip("this build is not fully optimised"))
     title = "sources are those of the list, or a sample of their entries stays below it"
@@ -163,7 +151,7 @@ def write(root, nvcc, *cubins):
                 with open(paths[image, arch], "rb") as file:
                     for name, figures in entries(file.read()).items():
                         rows.setdefault(name, {})[arch] = figures
-            images[image] = (digest(root, image), rows)
+            images[image] = (tap.digest(root, kernels(image)), rows)
     lines = [HEAD.format(version)]
     for image, (sources, rows) in sorted(images.items()):
         lines.append(f"image {image} {sources}\n")

@@ -4,12 +4,18 @@ build asks for: products that ptxas did not serialise, as many as the shape has,
 last of them no register in memory and no gathering of a warp.
 
 usage: hopper_code.py ROOT NVCC [full]
+       hopper_code.py --write ROOT NVCC
 
-full: of the images of rows wgmma_full_* and wgmma_backward_full_*, which take minutes to compile.
+The same sources, compiled by the same nvcc with the same flags, are the same code: hopper_code.txt lists what was
+compiled and found right, and only what differs from it is compiled again, whole. --write compiles all, judges, and
+lists it.
+
+full: of the images of rows wgmma_full_* and wgmma_backward_full_*, which take minutes to compile, each time.
 
 What makes ptxas do otherwise is in docs/notes/hopper-forward.md.
 """
 
+import hashlib
 import os
 import re
 import struct
@@ -22,6 +28,11 @@ import tap
 SOURCES = ("backends/cuda/kernels/wgmma_forward.cu", "backends/cuda/kernels/wgmma_backward.cu")
 FULL_SOURCES = tuple(f"backends/cuda/kernels/wgmma_{kind}_{width}.cu"
                      for kind in ("full", "backward_full") for width in (64, 128, 256))
+LIST = "tests/lint/hopper_code.txt"
+HEAD = """\
+# Sources of kernels of Hopper's own instructions that hopper_code.py --write has compiled and found right: digests of
+# their tokens, and of the lint and the compiler.
+"""
 # As backends/cuda/meson.build compiles.
 FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-DFATTN_BUILDING", "-I.", "-Iinclude"]
 
@@ -106,10 +117,60 @@ def look(code, products, deferred, barred):
             yield f"{barred[words[n]]} at {16 * n:#x}, among the products"
 
 
+def judges(nvcc):
+    """A digest of this lint, with its ceilings and flags, and of the compiler."""
+    version = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout
+    with open(os.path.abspath(__file__), "rb") as file:
+        return hashlib.sha256(file.read() + version).hexdigest()[:16]
+
+
+def listed(text):
+    """source: (digest of its tokens, of what judged it) of the list."""
+    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    return {source: (tokens, judge) for source, tokens, judge in rows}
+
+
+def stands(known, source, tokens, judge):
+    """Whether the list says that this source was found right by the same lint and compiler."""
+    return known.get(source) == (tokens, judge)
+
+
+def changed(root, nvcc):
+    """Of SOURCES those that the list does not stand for."""
+    known, judge = listed(tap.read(root, LIST)), judges(nvcc)
+    return [source for source in SOURCES if not stands(known, source, tap.digest(root, source), judge)]
+
+
 def results(root, nvcc, *full):
+    if full:
+        return judged(root, nvcc, FULL_SOURCES, shapes(root, full))
+    sources = changed(root, nvcc)
+    if not sources:
+        return [("sources, lint and compiler are those that were found right", [])]
+    return judged(root, nvcc, sources, shapes_of(root, sources))
+
+
+def shapes_of(root, sources):
+    """Those of SOURCES."""
+    known = shapes(root, ())
+    return {name: products for name, products in known.items()
+            if SOURCES[name.startswith("backward_")] in sources}
+
+
+def write(root, nvcc):
+    found = judged(root, nvcc, SOURCES, shapes_of(root, SOURCES))
+    if not any(findings for _, findings in found):
+        judge = judges(nvcc)
+        lines = [f"{source} {tap.digest(root, source)} {judge}\n" for source in SOURCES]
+        with open(os.path.join(root, LIST), "w", encoding="utf-8") as file:
+            file.write(HEAD + "".join(lines))
+    return found
+
+
+def judged(root, nvcc, sources, known):
     titles = ("ptxas serialises no product", "registers stay registers", "loops are products and what these need")
-    notes, spills, loops, seen, known = [], [], [], 0, shapes(root, full)
-    for source in FULL_SOURCES if full else SOURCES:
+    notes, spills, loops, seen = [], [], [], 0
+    for source in sources:
         with tempfile.TemporaryDirectory() as folder:
             cubin, said = compile_image(root, nvcc, folder, source)
         notes += [line for line in said.splitlines() if re.search(r"\bC75\d\d\b|setmaxnreg", line)]
@@ -130,4 +191,5 @@ def results(root, nvcc, *full):
 
 
 if __name__ == "__main__":
-    sys.exit(tap.report(results(*sys.argv[1:])))
+    WRITES = sys.argv[1] == "--write"
+    sys.exit(tap.report(write(*sys.argv[2:]) if WRITES else results(*sys.argv[1:])))

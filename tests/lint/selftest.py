@@ -437,7 +437,7 @@ def cuda_code_cases():
                 os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
                 with open(os.path.join(root, path), "w", encoding="utf-8") as file:
                     file.write(text)
-            return cuda_code.digest(root, "a")
+            return tap.digest(root, cuda_code.kernels("a"))
     source = '#include "core/b.h"\nint x; /* one */\n'
     first, same = digest(source, "int b;\n"), digest(source.replace("one", "another"), "int  b; // two\n")
     yield "a changed header of an image", judge([] if first == same else ["comments count"],
@@ -484,6 +484,10 @@ def hopper_case():
                                               found(product, other, of_registers, deferred=1))
     for title, word in (("a load", load), ("a store", store), ("a gathering", gather)):
         yield f"{title} among products", judge(tidy, found(product, word, product))
+    known = hopper_code.listed("# a.cu 1 2\nb.cu 3 4\n")
+    yield "other sources than those that were read", judge([] if hopper_code.stands(known, "b.cu", "3", "4") else ["b.cu"],
+                                                          ["b.cu"] if not hopper_code.stands(known, "b.cu", "3", "5")
+                                                          and not hopper_code.stands(known, "a.cu", "1", "2") else [])
 
 
 def results():

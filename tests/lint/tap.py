@@ -6,7 +6,9 @@ A lint is a list of (title, findings) pairs: a title with no findings is `ok`, o
 or the name of a file.
 """
 
+import hashlib
 import os
+import re
 
 # The folders with sources.
 ROOMS = ("include", "core", "backends", "tools", "python", "tests", "bench", "examples", "cmake")
@@ -31,6 +33,21 @@ def files(root, endings=SOURCE, rooms=ROOMS):
 def read(root, path):
     with open(os.path.join(root, path), encoding="utf-8") as file:
         return file.read()
+
+
+def digest(root, source):
+    """Of the tokens of a source and of those that it includes."""
+    seen, todo, hashed = set(), [source], hashlib.sha256()
+    while todo:
+        path = todo.pop(0)
+        if path in seen or not os.path.exists(os.path.join(root, path)):
+            continue
+        seen.add(path)
+        text = read(root, path)
+        todo += re.findall(r'^#include "(.*)"', text, re.M)
+        text = re.sub(r'/\*.*?\*/|//[^\n]*|("(?:\\.|[^"\\])*")', lambda m: m[1] or " ", text, flags=re.S)
+        hashed.update(" ".join(text.split()).encode() + b"\0")
+    return hashed.hexdigest()[:16]
 
 
 def report(results):

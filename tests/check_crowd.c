@@ -151,7 +151,7 @@ int main(int argc, char **argv)
     make_problem(&a);
     expected = attend_with(&a, NULL);
     attend_free(&a);
-    check_callers(turns / 2000);
+    check_callers(turns < 4000 ? 2 : turns / 2000);
     check_visitors();
     check_widths(turns);
     fattn_cache_clear();

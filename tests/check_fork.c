@@ -3,19 +3,24 @@
  * Children of a process that uses the library can use it too: after their parent has computed,
  * while another of its threads computes, and in nested forks. They give the parent's results and
  * create threads of their own.
+ *
+ *     check_fork [CHILDREN]
  */
 #define _DEFAULT_SOURCE /* usleep */
 
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/attend.h"
 #include "tests/tap.h"
 
-enum { THREADS = 4, CHILDREN = 40, PATIENCE = 60 /* seconds */ };
+enum { THREADS = 4, PATIENCE = 60 /* seconds */ };
+
+static int children = 40;
 
 typedef int (*child_work)(attend *a, uint64_t expected);
 
@@ -77,7 +82,7 @@ static void *attend_on(void *user)
 
 static bool all_succeed(child_work work, attend *a, uint64_t expected)
 {
-    for (int n = 0; n < CHILDREN; n++) {
+    for (int n = 0; n < children; n++) {
         if (!child_succeeds(work, a, expected)) {
             return false;
         }
@@ -85,9 +90,10 @@ static bool all_succeed(child_work work, attend *a, uint64_t expected)
     return true;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     attend a;
+    children = argc > 1 ? atoi(argv[1]) : children;
     setenv("FATTN_BACKEND", "cpu", 1);
     setenv("FATTN_NUM_THREADS", "4", 1);
     attend_make(&a, FATTN_BACKWARD, 8, 200, 200, 32);
@@ -103,7 +109,7 @@ int main(void)
     pthread_t other;
     const bool started = pthread_create(&other, NULL, attend_on, NULL) == 0;
     tap_check(started && all_succeed(attend_once, &a, expected),
-              "%d children compute while another thread of their parent does", CHILDREN);
+              "%d children compute while another thread of their parent does", children);
     tap_check(started && all_succeed(attend_afresh, &a, expected), "and give devices back");
     atomic_store(&stop, true);
     if (started) {

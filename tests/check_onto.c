@@ -3,9 +3,10 @@
  * Runs that merge their results with o and lse of other keys (run_onto() of a backend), for every
  * row of forward.
  *
- *     check_onto [ROW]...
+ *     check_onto [STEP] [ROW]...
  *
- * ROW: only these rows. Some of their runs, and of a CPU's, must merge where they finish rows.
+ * STEP: only every so manieth run of a row, such as every fifth; it has no factor of 84. ROW: only
+ * these rows. Some of their runs, and of a CPU's, must merge where they finish rows.
  * FATTN_BACKEND names another device than the CPU.
  */
 #include <math.h>
@@ -240,11 +241,11 @@ static void check_case(const memory *m, const onto_case *c, tally *all)
     fattn_plan_destroy(plan);
 }
 
-static void check_row(const memory *m, const fattn_kernel *row, tally *all)
+static void check_row(const memory *m, const fattn_kernel *row, int step, tally *all)
 {
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
     static const int64_t dims[] = {8, 37, 64, 96, 128, 192, 256}, keys[] = {3, KEYS_MAX};
-    for (int n = 0; n < 7 * 3 * 2 * 2; n++) {
+    for (int n = 0; n < 7 * 3 * 2 * 2; n += step) {
         onto_case c = {.row = row, .dtype = dtypes[n % 3], .dim = dims[n / 3 % 7]};
         c.keys = keys[n / 21 % 2];
         c.result = n / 42 ? c.dtype : FATTN_F32;
@@ -269,6 +270,8 @@ int main(int argc, char **argv)
     const fattn_kernel *row;
     fattn_device *device;
     tally all = {0, 0, 0};
+    const int step = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
+    argc -= step > 1, argv += step > 1;
     if (device_absent(device_named())) {
         return 0;
     }
@@ -277,7 +280,7 @@ int main(int argc, char **argv)
     for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
         if (!missing && row->ops & FATTN_OP_BIT(FATTN_FORWARD) &&
             is_named(row, argc - 1, argv + 1)) {
-            check_row(&m, row, &all);
+            check_row(&m, row, step, &all);
         }
     }
     give(&m);

@@ -400,12 +400,28 @@ static void bark(int number)
 
 static bool wanted(const char *id, int argc, char **argv)
 {
+    const bool rest = argc <= 1 || argv[1][0] == '-'; /* all but those named */
     for (int n = 1; n < argc; n++) {
-        if (strcmp(argv[n], id) == 0) {
-            return true;
+        if (strcmp(argv[n] + rest, id) == 0) {
+            return !rest;
         }
     }
-    return argc <= 1;
+    return rest;
+}
+
+/* A word that names no hazard of the table. */
+static const char *unknown(const hazard *table, int argc, char **argv)
+{
+    for (int n = 1; n < argc; n++) {
+        const hazard *h = table;
+        while (h->id != NULL && strcmp(argv[n] + (argv[1][0] == '-'), h->id) != 0) {
+            h++;
+        }
+        if (h->id == NULL) {
+            return argv[n];
+        }
+    }
+    return NULL;
 }
 
 static void run_one(const hazard *h)
@@ -448,6 +464,9 @@ int hazard_main(const hazard *table, int argc, char **argv)
     }
     find_places(named, devices, &device_count);
     tap_check(hazard_place_count > 0, "%d kernel rows to run on", hazard_place_count);
+    if (unknown(table, argc, argv)) {
+        tap_check(false, "%s is a hazard", unknown(table, argc, argv));
+    }
     for (const hazard *h = table; hazard_place_count > 0 && h->id != NULL; h++) {
         if (wanted(h->id, argc, argv)) {
             run_one(h);

@@ -26,8 +26,9 @@ typedef struct hazard {
     const char *skip;   /* why */
 } hazard;
 
-/* The body of main. Runs all hazards of the table, or those named in argv, each under a watchdog.
- * The table ends with a row whose id is NULL. */
+/* The body of main. Runs all hazards of the table, those named in argv, or all but those named
+ * there, each with a '-' before it. Each has a watchdog. The table ends with a row whose id is
+ * NULL. */
 int hazard_main(const hazard *table, int argc, char **argv);
 
 /* Counts a check of the running hazard and prints the sentence if it fails. Returns holds. */

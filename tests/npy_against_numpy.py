@@ -79,14 +79,16 @@ def same(folder, array, version):
 
 
 def test_exchange(folder, rng):
-    for code in CODES:
+    """Every shape in version 1. Others differ in their headers alone: a third of the shapes, by dtype another."""
+    for number, code in enumerate(CODES):
         for mark in "<>":
             for version in VERSIONS:
                 fine = True
-                for shape in SHAPES:
+                for shape in SHAPES if version == (1, 0) else SHAPES[(number + version[0]) % 3::3]:
                     array = draw(rng, np.dtype(mark + code), shape)
                     fine &= same(folder, array, version)
-                    fine &= same(folder, np.asfortranarray(array), version)
+                    if len(shape) > 1:  # otherwise the same file
+                        fine &= same(folder, np.asfortranarray(array), version)
                 ok(fine, f"{mark}{code}, version {version[0]}, C and Fortran order")
 
 

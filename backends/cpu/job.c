@@ -21,39 +21,9 @@ static bool lets_in(fattn_cpu_board *board, uint64_t state, bool owner)
 void fattn_cpu_board_post(fattn_cpu_board *board, fattn_cpu_job *job)
 {
     const uint64_t state = atomic_load(&board->state);
-    for (int i = 0; i < FATTN_THREADS_MAX / 64; i++) {
-        atomic_init(&job->taken[i], 0);
-    }
     atomic_store_explicit(&board->helpers, job->workers - 1, memory_order_relaxed);
     board->job = job;
     atomic_store(&board->state, (state / GENERATION + 1) * GENERATION);
-}
-
-/* A number for a helper, from 1 on. There is one: fewer helpers than numbers are inside. */
-static int take_number(fattn_cpu_job *job)
-{
-    for (int i = 0;; i = (i + 1) % (FATTN_THREADS_MAX / 64)) {
-        uint64_t taken = atomic_load_explicit(&job->taken[i], memory_order_relaxed);
-        while (~taken) {
-            const int bit = __builtin_ctzll(~taken);
-            if (i * 64 + bit + 1 >= job->workers) {
-                break; /* another is giving back a lower one */
-            }
-            if (atomic_compare_exchange_weak_explicit(&job->taken[i], &taken,
-                                                      taken | UINT64_C(1) << bit,
-                                                      memory_order_acquire, memory_order_relaxed)) {
-                return i * 64 + bit + 1;
-            }
-        }
-    }
-}
-
-/* A worker that gets the number writes to the same scratch, after all that its last one wrote. */
-static void give_number_back(fattn_cpu_job *job, int number)
-{
-    const int bit = number - 1;
-    atomic_fetch_and_explicit(&job->taken[bit / 64], ~(UINT64_C(1) << bit % 64),
-                              memory_order_release);
 }
 
 fattn_cpu_visit fattn_cpu_board_work(fattn_cpu_board *board, bool owner)
@@ -67,12 +37,10 @@ fattn_cpu_visit fattn_cpu_board_work(fattn_cpu_board *board, bool owner)
     } while (!atomic_compare_exchange_weak(&board->state, &state, state + unit));
 
     fattn_cpu_job *const job = board->job;
-    const int phase = (int)phase_of(state), number = owner ? 0 : take_number(job);
+    const int phase = (int)phase_of(state);
     const bool last_phase = phase + 1 == job->phases;
-    job->work(job->context, phase, number);
-    if (!owner) {
-        give_number_back(job, number);
-    }
+    /* Helpers leave only when no more come, so their count is a number that no other one has. */
+    job->work(job->context, phase, owner ? 0 : (int)(state & HELPERS) + 1);
 
     uint64_t next;
     bool alone;

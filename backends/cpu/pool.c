@@ -12,6 +12,7 @@
 #include <sys/prctl.h>
 #endif
 
+#include "core/env.h"
 #include "core/fork.h"
 #include "core/memory.h"
 
@@ -31,12 +32,12 @@
 
 struct fattn_cpu_pool {
     fattn_cpu_board boards[BOARDS];
-    _Alignas(64) atomic_uint_least64_t posted; /* boards with jobs */
-    atomic_uint_least64_t owned;               /* boards that callers have */
-    atomic_int spinners;                       /* workers that are awake without work */
+    _Alignas(64) atomic_uint_least64_t posted; /* boards with jobs: spinning workers read it */
+    _Alignas(64) atomic_int spinners;          /* workers that are awake without work */
     atomic_int sleepers;                       /* workers that are not */
     atomic_int waiters;                        /* callers that sleep until a phase is over */
     atomic_int made;                           /* workers */
+    atomic_uint_least64_t owned;               /* boards that callers have */
 
     pthread_mutex_t mutex;
     pthread_cond_t work;  /* for sleepers */

@@ -5,7 +5,7 @@
 
 #include "core/kernel.h"
 
-#define FATTN_THREADS_MAX 1024 /* of a device */
+#define FATTN_THREADS_MAX 1024 /* of a device; a multiple of 64 */
 
 typedef struct fattn_env {
     const char *backend; /* FATTN_BACKEND, NULL when unset; checked where devices are opened */

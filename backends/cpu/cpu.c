@@ -200,27 +200,29 @@ typedef struct layout {
 } layout;
 
 /*
- * Threads that have enough to do. One alone takes about as long as its arithmetic, at a third of
- * the peak that its rows have on most processors, or its bytes, out of a second-level cache,
- * whichever is longer. Waking another takes 2 microseconds of the caller's time where it sleeps and
- * next to nothing where it spins for work, and it has to be at work for some microseconds to save
- * more: decoding 128 keys, 4.5 microseconds on one thread, gains a tenth by a second one that is
- * awake, 256 keys a quarter.
+ * Threads that have enough to do. One alone takes about as long as its products, at a third of the
+ * peak that its rows have on most processors, its scores, which become weights in vectors however
+ * fast products are, or its bytes, out of a second-level cache, whichever is longest. Waking
+ * another takes 2 microseconds of the caller's time where it sleeps and next to nothing where it
+ * spins for work, and it has to be at work for some microseconds to save more: decoding 128 keys,
+ * 4.5 microseconds on one thread, gains a tenth by a second one that is awake, 256 keys a quarter.
  */
-#define FLOPS_A_NANOSECOND 2 /* a lane and operation of a lane */
+#define FLOPS_A_NANOSECOND 2           /* a lane and operation of a lane */
+#define SCORES_A_NANOSECOND (1.0 / 32) /* a lane */
 #define BYTES_A_NANOSECOND 40
 #define WORTH_WAKING 6e3 /* nanoseconds of one thread's time */
 
-static int worth(const cpu *device, fattn_dtype dtype, int64_t items, double flops, double bytes)
+static int worth(const cpu *device, fattn_dtype dtype, int64_t items, double flops, double scores,
+                 double bytes)
 {
     int i = 0;
     while (!(peak_of(device, i)->row.dtypes & FATTN_DTYPE_BIT(dtype))) {
         i++;
     }
     const fattn_cpu_peak *const peak = peak_of(device, i);
-    const double arithmetic = flops / (FLOPS_A_NANOSECOND * peak->row.lanes * peak->row.flops);
-    const double traffic = bytes / BYTES_A_NANOSECOND;
-    const double time = arithmetic > traffic ? arithmetic : traffic;
+    const double products = flops / (FLOPS_A_NANOSECOND * peak->row.lanes * peak->row.flops);
+    const double weights = scores / (SCORES_A_NANOSECOND * peak->row.lanes);
+    const double time = fmax(fmax(products, weights), bytes / BYTES_A_NANOSECOND);
     int64_t workers = device->team.threads;
     workers = items < workers ? items : workers;
     workers = time / WORTH_WAKING < (double)workers ? (int64_t)(time / WORTH_WAKING) + 1 : workers;
@@ -233,8 +235,10 @@ static fattn_status plan(fattn_plan *made)
     const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)made->kernel;
     fattn_tiling *const t = &made->tiling;
     if (t->workers == 0) {
-        t->workers = worth(made->device->impl, made->problem.dtype, t->items,
-                           fattn_io_flops(&made->problem), t->traffic);
+        const fattn_problem *const p = &made->problem;
+        const double flops = fattn_io_flops(p), a_score = 2 * ((double)p->dim + (double)p->dim_v);
+        t->workers = worth(made->device->impl, p->dtype, t->items, flops,
+                           a_score > 0 ? flops / a_score : 0, t->traffic);
     }
     layout l = {.shared = kernel->shared(&made->problem, t),
                 .scratch = kernel->scratch(&made->problem, t)};
@@ -410,7 +414,7 @@ static fattn_status run_verb(const cpu *device, void (*work)(const step *step, v
     if (!status) {
         steps all = {.step = {{.work = work, .of = args, .items.count = items}}};
         all.step->run.items = &all.step->items;
-        run_steps(device, &all, items > 0, worth(device, FATTN_F32, items, 0, bytes));
+        run_steps(device, &all, items > 0, worth(device, FATTN_F32, items, 0, 0, bytes));
     }
     return status;
 }

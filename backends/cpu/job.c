@@ -18,16 +18,41 @@ static bool lets_in(fattn_cpu_board *board, uint64_t state, bool owner)
     return !(state & DRAINING) && phase_of(state) != OVER && (owner || (state & HELPERS) < room);
 }
 
+/* A number for a helper, `wanted` if nobody has it. There is one: fewer helpers than numbers are
+ * inside, or about to leave. */
+static int take_number(fattn_cpu_job *job, int wanted)
+{
+    for (int number = wanted < job->workers ? wanted : 1;;
+         number = number % (job->workers - 1) + 1) {
+        const uint64_t bit = UINT64_C(1) << (number - 1) % 64;
+        if (!(atomic_fetch_or_explicit(&job->taken[(number - 1) / 64], bit, memory_order_acquire) &
+              bit)) {
+            return number;
+        }
+    }
+}
+
+/* A worker that gets the number writes to the same scratch, after all that its last one wrote. */
+static void give_number_back(fattn_cpu_job *job, int number)
+{
+    atomic_fetch_and_explicit(&job->taken[(number - 1) / 64], ~(UINT64_C(1) << (number - 1) % 64),
+                              memory_order_release);
+}
+
 void fattn_cpu_board_post(fattn_cpu_board *board, fattn_cpu_job *job)
 {
     const uint64_t state = atomic_load(&board->state);
+    for (int n = 0; n < FATTN_THREADS_MAX / 64; n++) {
+        atomic_init(&job->taken[n], 0);
+    }
     atomic_store_explicit(&board->helpers, job->workers - 1, memory_order_relaxed);
     board->job = job;
     atomic_store(&board->state, (state / GENERATION + 1) * GENERATION);
 }
 
-fattn_cpu_visit fattn_cpu_board_work(fattn_cpu_board *board, bool owner)
+fattn_cpu_visit fattn_cpu_board_work(fattn_cpu_board *board, int worker)
 {
+    const bool owner = worker == FATTN_CPU_OWNER;
     const uint64_t unit = owner ? OWNER : HELPER;
     uint64_t state = atomic_load(&board->state);
     do {
@@ -38,9 +63,12 @@ fattn_cpu_visit fattn_cpu_board_work(fattn_cpu_board *board, bool owner)
 
     fattn_cpu_job *const job = board->job;
     const int phase = (int)phase_of(state);
+    const int number = owner ? FATTN_CPU_OWNER : take_number(job, worker);
     const bool last_phase = phase + 1 == job->phases;
-    /* Helpers leave only when no more come, so their count is a number that no other one has. */
-    job->work(job->context, phase, owner ? 0 : (int)(state & HELPERS) + 1);
+    job->work(job->context, phase, number);
+    if (!owner) {
+        give_number_back(job, number);
+    }
 
     uint64_t next;
     bool alone;

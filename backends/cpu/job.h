@@ -20,12 +20,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/env.h"
+
 typedef struct fattn_cpu_job {
     /* Takes what there is to begin in a phase, and returns when it has done that. */
     void (*work)(const void *context, int phase, int worker);
     const void *context;
     int phases;  /* below 255 */
     int workers; /* at a time, 1 .. FATTN_THREADS_MAX: work() gets numbers below it */
+    atomic_uint_least64_t taken[FATTN_THREADS_MAX / 64]; /* numbers that helpers have */
 } fattn_cpu_job;
 
 typedef struct fattn_cpu_board {
@@ -45,9 +48,13 @@ typedef enum fattn_cpu_visit {
 /* Puts a job on a board that has none, or whose job is over. */
 void fattn_cpu_board_post(fattn_cpu_board *board, fattn_cpu_job *job);
 
-/* Enters the phase that is open, works, and leaves. The owner has number 0 and always finds room;
- * there may be one at a time. */
-fattn_cpu_visit fattn_cpu_board_work(fattn_cpu_board *board, bool owner);
+#define FATTN_CPU_OWNER 0
+
+/* Enters the phase that is open, works, and leaves. worker: FATTN_CPU_OWNER, who always finds room,
+ * and there may be one at a time; or the number that a helper would like, from 1 on. It should be
+ * the same in every job, because scratch goes by numbers: what a number's scratch held last is then
+ * in the cache of the processor that has it next. */
+fattn_cpu_visit fattn_cpu_board_work(fattn_cpu_board *board, int worker);
 
 /* Whether a helper would be let in now. */
 bool fattn_cpu_board_wants(fattn_cpu_board *board);

@@ -30,6 +30,12 @@
 /* Jobs at a time that others help with; callers beyond them work alone. */
 #define BOARDS 64
 
+typedef struct worker {
+    pthread_t thread;
+    fattn_cpu_pool *pool;
+    int number; /* from 1 on, which it would like to have in jobs */
+} worker;
+
 struct fattn_cpu_pool {
     fattn_cpu_board boards[BOARDS];
     _Alignas(64) atomic_uint_least64_t posted; /* boards with jobs: spinning workers read it */
@@ -45,7 +51,7 @@ struct fattn_cpu_pool {
     int calls;            /* sleepers that are still to be woken; under mutex */
     bool stop;            /* under mutex */
     int64_t retry;        /* not before this time; under mutex */
-    pthread_t *workers;   /* room for FATTN_THREADS_MAX; under mutex */
+    worker *workers;      /* room for FATTN_THREADS_MAX; under mutex */
     fattn_cpu_set cpus;   /* empty: whichever */
     int64_t references;   /* under `pools_mutex` */
     fattn_cpu_pool *next; /* under `pools_mutex` */
@@ -145,10 +151,10 @@ static bool spin_for_work(fattn_cpu_pool *pool)
 
 /* --- Workers ---------------------------------------------------------------------------------- */
 
-/* One visit to a board, on behalf of the pool. */
-static fattn_cpu_visit visit(fattn_cpu_pool *pool, fattn_cpu_board *board, bool owner)
+/* One visit to a board, on behalf of the pool; number: fattn_cpu_board_work()'s. */
+static fattn_cpu_visit visit(fattn_cpu_pool *pool, fattn_cpu_board *board, int number)
 {
-    const fattn_cpu_visit visit = fattn_cpu_board_work(board, owner);
+    const fattn_cpu_visit visit = fattn_cpu_board_work(board, number);
     if (visit == FATTN_CPU_ENDED) {
         wake(pool, atomic_load(&board->helpers));
     }
@@ -162,15 +168,16 @@ static fattn_cpu_visit visit(fattn_cpu_pool *pool, fattn_cpu_board *board, bool 
 
 /* Helps with the jobs that are posted, beginning with another one each time; whether there was any
  * work. */
-static bool help(fattn_cpu_pool *pool, int *first)
+static bool help(const worker *own, int *first)
 {
+    fattn_cpu_pool *const pool = own->pool;
     const uint64_t posted = atomic_load(&pool->posted);
     const int from = *first = (*first + 1) % BOARDS;
     bool helped = false;
     for (int i = 0; i < BOARDS && posted && !helped; i++) {
         const int n = (from + i) % BOARDS;
         if (posted >> n & 1) {
-            helped = visit(pool, &pool->boards[n], false) != FATTN_CPU_REFUSED;
+            helped = visit(pool, &pool->boards[n], own->number) != FATTN_CPU_REFUSED;
         }
     }
     return helped;
@@ -178,13 +185,14 @@ static bool help(fattn_cpu_pool *pool, int *first)
 
 static void *work(void *of)
 {
-    fattn_cpu_pool *const pool = of;
+    const worker *const own = of;
+    fattn_cpu_pool *const pool = own->pool;
     int first = 0;
 #ifdef __linux__
     (void)prctl(PR_SET_NAME, "fattn", 0, 0, 0);
 #endif
     do {
-        while (help(pool, &first) || spin_for_work(pool)) {}
+        while (help(own, &first) || spin_for_work(pool)) {}
     } while (sleep_for_work(pool));
     return NULL;
 }
@@ -207,8 +215,11 @@ static bool make_worker(fattn_cpu_pool *pool)
 #endif
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int failed =
-        pthread_create(&pool->workers[atomic_load(&pool->made)], &attributes, work, pool);
+    const int made = atomic_load(&pool->made);
+    worker *const w = &pool->workers[made];
+    w->pool = pool;
+    w->number = made + 1;
+    const int failed = pthread_create(&w->thread, &attributes, work, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     if (!failed) {
@@ -289,7 +300,7 @@ void fattn_cpu_pool_run(fattn_cpu_pool *pool, fattn_cpu_job *job)
     atomic_fetch_or(&pool->posted, bit);
     wake(pool, job->workers - 1);
     while (!fattn_cpu_board_over(board)) {
-        const fattn_cpu_visit became = visit(pool, board, true);
+        const fattn_cpu_visit became = visit(pool, board, FATTN_CPU_OWNER);
         if (became == FATTN_CPU_LEFT || became == FATTN_CPU_REFUSED) {
             wait_for_others(pool, board);
         }
@@ -331,12 +342,12 @@ static void reset_all(void)
 
 static fattn_cpu_pool *make(const fattn_cpu_set *cpus)
 {
-    const size_t size = sizeof(fattn_cpu_pool) + FATTN_THREADS_MAX * sizeof(pthread_t);
+    const size_t size = sizeof(fattn_cpu_pool) + FATTN_THREADS_MAX * sizeof(worker);
     fattn_cpu_pool *const pool = fattn_memory_alloc_aligned(size);
     if (!pool) {
         return NULL;
     }
-    pool->workers = (pthread_t *)(pool + 1);
+    pool->workers = (worker *)(pool + 1);
     pool->cpus = *cpus;
     pool->references = 1;
     pool->next = pools;
@@ -372,7 +383,7 @@ static void end(fattn_cpu_pool *pool)
     pthread_mutex_unlock(&pool->mutex);
     pthread_cond_broadcast(&pool->work);
     for (int i = 0; i < atomic_load(&pool->made); i++) {
-        pthread_join(pool->workers[i], NULL);
+        pthread_join(pool->workers[i].thread, NULL);
     }
     pthread_cond_destroy(&pool->work);
     pthread_cond_destroy(&pool->done);

@@ -80,10 +80,10 @@ static void run_own(const fattn_cpu_team *team, fattn_cpu_job *job)
 
 /* The caller's threads at one board. They go through all phases. A thread that finds no item left
  * in a phase waits until the items at work are done. */
-static void work_off(fattn_cpu_board *board, bool owner)
+static void work_off(fattn_cpu_board *board, int worker)
 {
     for (int spins = 0; !fattn_cpu_board_over(board);) {
-        if (fattn_cpu_board_work(board, owner) != FATTN_CPU_REFUSED) {
+        if (fattn_cpu_board_work(board, worker) != FATTN_CPU_REFUSED) {
             spins = 0;
         } else if (++spins > 1000) {
             sched_yield();
@@ -101,8 +101,8 @@ typedef struct visitors {
 static void visit(void *context, int64_t index)
 {
     visitors *const v = context;
-    (void)index;
-    work_off(&v->board, !atomic_exchange(&v->owned, true));
+    const bool owner = !atomic_exchange(&v->owned, true);
+    work_off(&v->board, owner ? FATTN_CPU_OWNER : 1 + (int)index);
 }
 
 /* Counts on nothing but that its function returns when all calls have: that they come in any order,
@@ -112,7 +112,7 @@ static void run_callers(const fattn_cpu_team *team, fattn_cpu_job *job)
     visitors v = {.board.job = NULL};
     fattn_cpu_board_post(&v.board, job);
     team->parallel_for(team->parallel_user, job->workers, visit, &v);
-    work_off(&v.board, true);
+    work_off(&v.board, FATTN_CPU_OWNER);
 }
 
 #ifdef _OPENMP
@@ -125,7 +125,7 @@ static void run_openmp(const fattn_cpu_team *team, fattn_cpu_job *job)
     }
     fattn_cpu_board_post(&board, job);
 #pragma omp parallel num_threads(job->workers)
-    work_off(&board, omp_get_thread_num() == 0);
+    work_off(&board, omp_get_thread_num());
 }
 
 static fattn_status open_openmp(fattn_cpu_team *team)
@@ -145,7 +145,7 @@ static void run_loaded(const fattn_cpu_team *team, fattn_cpu_job *job)
     }
     fattn_cpu_board_post(&v.board, job);
     team->region(join, &v, (unsigned)job->workers, 0);
-    work_off(&v.board, true);
+    work_off(&v.board, FATTN_CPU_OWNER);
 }
 
 /* A build that links no runtime of OpenMP uses the one that its process has, as PyTorch's. */

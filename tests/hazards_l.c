@@ -296,6 +296,64 @@ static void l4_rows(void)
     }
 }
 
+enum { PLAIN_ROWS = 66, PLAIN_KEYS = 512, PLAIN_HEADS = 2 };
+
+/* A case with a bias or a mask whose rows begin at multiples of 16 bytes, which kernels read in
+ * another way: the first of so many draws. heads: each has one of its own. */
+static bool build_aligned(draw_case *c, fattn_dtype dtype, uint64_t feature, int64_t dim,
+                          bool heads)
+{
+    const int64_t stride[4] = {0, heads ? PLAIN_ROWS * PLAIN_KEYS : 0, PLAIN_KEYS, 1};
+    for (uint64_t n = 0; n < 200; n++) {
+        *c = hazard_case(FATTN_FORWARD, dtype, 1, PLAIN_HEADS, 1, PLAIN_ROWS, PLAIN_KEYS, dim);
+        c->seed += n;
+        c->problem.features = feature;
+        c->problem.dtype_bias = feature == FATTN_BIAS ? dtype : FATTN_DTYPE_DEFAULT;
+        memcpy(feature == FATTN_BIAS ? c->problem.bias_stride : c->problem.mask_stride, stride,
+               sizeof stride);
+        const draw_tensor *const t = &c->tensors[feature == FATTN_BIAS ? DRAW_BIAS : DRAW_MASK];
+        if (hazard_build(c) && t->stride[3] == 1 &&
+            (t->offset | t->stride[1] * t->size | t->stride[2] * t->size) % 16 == 0) {
+            return true;
+        }
+        draw_free(c);
+    }
+    return hazard_check(false, "no draw is aligned");
+}
+
+/* Masks, and biases that are masks: 0 where a row sees a key, and -inf elsewhere. Tiles where all
+ * is seen are not read, and what one row of one head has there must not be lost: another number, or
+ * a key that is hidden. Keys are hidden behind a causal mask, before one that a padded sequence
+ * begins at, and between two. */
+static void l4_plain(void)
+{
+    static const int64_t widths[] = {64, 128, 200};
+    const bool few = hazard_emulated() || hazard_on_host(&hazard_places[0]);
+    for (int n = 0; n < (few ? 6 : 36); n++) {
+        const fattn_dtype dtype = dtypes[n % 3];
+        const uint64_t feature = n / 3 % 2 ? FATTN_MASK : FATTN_BIAS;
+        const draw_id id = feature == FATTN_BIAS ? DRAW_BIAS : DRAW_MASK;
+        const int kind = (n + n / 6) % 3, padded = n % 4 < 2 ? 150 : 0, gap = n % 5 < 2 ? 240 : 0;
+        const int64_t odd[3] = {kind % PLAIN_HEADS, 3 + 20 * (n % 4), 160 + 57 * (n % 5)};
+        draw_case c;
+        if (!build_aligned(&c, dtype, feature, widths[n % 5 % 3], kind > 0)) {
+            continue;
+        }
+        for (int64_t e = 0; e < (kind ? PLAIN_HEADS : 1) * PLAIN_ROWS * PLAIN_KEYS; e++) {
+            const int64_t h = e / PLAIN_KEYS / PLAIN_ROWS, i = e / PLAIN_KEYS % PLAIN_ROWS;
+            const int64_t j = e % PLAIN_KEYS;
+            const bool alone = kind && h == odd[0] && i == odd[1] && j == odd[2];
+            const bool hidden = j < padded || (j >= 250 && j < 250 + gap);
+            const bool seen = !hidden && j <= i + PLAIN_KEYS - PLAIN_ROWS;
+            const double bias = alone ? 4 : seen ? 0 : -(double)INFINITY;
+            draw_set(&c, id, draw_at(&c, id, 0, h, i, j),
+                     feature == FATTN_BIAS ? bias : seen && !alone);
+        }
+        hazard_judge(&c, 2, "%d padded, %d between, kind %d, dtype %d, feature %llx", padded, gap,
+                     kind, (int)dtype, (unsigned long long)feature);
+    }
+}
+
 /* A row that sees the first keys of the second 64 alone, under a window that begins a few keys
  * before them. The bias is misaligned by as many numbers: 16 bytes of it, from a multiple of 16 on,
  * hold those hidden keys and these. */
@@ -563,6 +621,7 @@ static const hazard table[] = {
     {"hazard_L4", "NaN came through a bias of -inf", l4, NULL},
     {"hazard_L4_heads", "a head loses keys that another's bias hides", l4_heads, NULL},
     {"hazard_L4_rows", "a row loses keys, or its bias, that others hide or lack", l4_rows, NULL},
+    {"hazard_L4_plain", "what one row has where others see all was lost", l4_plain, NULL},
     {"hazard_L4_ends", "a key behind a multiple of 64 was taken for hidden", l4_ends, NULL},
     {"hazard_L5", "tiles that a bias hides were computed", l5, NULL},
     {"hazard_L6", "a row of one key had a probability of almost 1", l6, NULL},

@@ -334,6 +334,8 @@ static int64_t full_fast_bytes(const fattn_kernel *row, const fattn_problem *p, 
     return run_of(fattn_gpu_kernel_of(row), p)->shared;
 }
 
+#define FULL_LOOKS (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK) /* that a kernel before looks at */
+
 /* A block mask beside another feature of pairs runs on the rows of mma.c, which skip what it rules
  * out too. */
 static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
@@ -345,8 +347,8 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
     if (features & FATTN_BLOCK_MASK && features != FATTN_BLOCK_MASK) {
         return "takes a block mask without a feature of single pairs";
     }
-    if (features & FATTN_BLOCK_MASK && tiles >= ITEMS_MAX) {
-        return "counts 32 tiles of a block mask at a time, below 2^31";
+    if (features & FULL_LOOKS && tiles >= ITEMS_MAX) {
+        return "counts 32 tiles of a bias or mask at a time, below 2^31";
     }
     return cannot(row, p);
 }
@@ -368,37 +370,43 @@ static int64_t block_words(const fattn_problem *p, const fattn_tiling *t)
     return gpu_times(full_items(p, t), WGMMA_BLOCK_WORDS(t->k_blocks));
 }
 
-/* The counter, and what a bias or a block mask leaves of each item's keys. */
+/* The counter, and what a bias, a mask or a block mask leaves of each item's keys. */
 static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_tiling *t)
 {
     (void)row;
-    const int64_t seen = p->features & FATTN_BIAS ? gpu_floats(full_items(p, t))
-                         : p->features & FATTN_BLOCK_MASK
-                             ? gpu_floats(gpu_times(block_words(p, t), 2))
-                             : 0;
-    return seen < 0 || seen > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + seen;
+    const int64_t words =
+        p->features & FULL_LOOKS ? gpu_floats(gpu_times(block_words(p, t), 2)) : 0;
+    return words < 0 || words > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + words;
+}
+
+/* A block has 32 tiles of keys of an item, of the first head and sequence that share a bias or
+ * mask. */
+static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const int64_t *const stride = p->features & FATTN_BIAS ? p->bias_stride : p->mask_stride;
+    const int64_t shared = (stride[0] ? 1 : p->batch) * (stride[1] ? 1 : p->heads_k);
+    const int64_t warps = fattn_min64(fattn_max64(t->k_blocks, 1), WGMMA_SEEN_THREADS / 32);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d", kernel->width);
+    shape->blocks = fattn_max64(block_words(p, t) / fattn_max64(shared, 1), 1);
+    shape->threads = (int)(32 * warps);
+    shape->early = true;
 }
 
 static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                              const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    if (p->features & FATTN_BLOCK_MASK) {
+    if (p->features & (FATTN_BIAS | FATTN_MASK)) {
+        seen_shape(kernel, p, t, shape);
+    } else if (p->features & FATTN_BLOCK_MASK) {
         snprintf(shape->entry, sizeof shape->entry, "wgmma_blocks_%d", kernel->width);
         shape->blocks = fattn_ceil_div(block_words(p, t), WGMMA_BLOCK_THREADS / 32);
         shape->threads = WGMMA_BLOCK_THREADS;
         shape->early = true;
-        return;
-    }
-    if (!(p->features & FATTN_BIAS)) {
+    } else {
         clear_shape(kernel, p, t, shape);
-        return;
     }
-    snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d", kernel->width);
-    shape->blocks = full_items(p, t);
-    shape->threads = WGMMA_SEEN_THREADS;
-    shape->shared = WGMMA_CONTROL + WGMMA_TERM_CONTROL(MMA_ANY, 64 * WGMMA_FULL_WARPGROUPS);
-    shape->early = true;
 }
 
 static void full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,

@@ -90,11 +90,13 @@
     (WGMMA_SHARED(width, width, WGMMA_FULL_WARPGROUPS, keys, stages) +      \
      (term_stages)*WGMMA_TERM_PANEL(features, 64 * WGMMA_FULL_WARPGROUPS) + \
      WGMMA_TERM_CONTROL(features, 64 * WGMMA_FULL_WARPGROUPS))
-#define WGMMA_SEEN_THREADS 512 /* of the kernel that looks for keys which a bias hides */
 
-/* Of the one that looks what a block mask keeps: a warp finds two words for 32 tiles of keys of an
- * item, bits of those that some pair is kept of, and of those that some is dropped of besides. */
+/* Of the kernels before it, which look what a bias, a mask or a block mask does in each tile of
+ * keys of an item. They find two words for 32 tiles: bits of those that some pair is kept of, and
+ * of those that are mixed: some pair is dropped, or has a bias that is not 0. A warp has 32 tiles
+ * of a block mask, and a block 32 of a bias or mask. */
 #define WGMMA_BLOCK_THREADS 128
+#define WGMMA_SEEN_THREADS 256
 #define WGMMA_BLOCK_WORDS(k_blocks) (((k_blocks) + 31) / 32)
 
 /* Keys that one copy brings of a page: powers of two that divide the page and the tile. */

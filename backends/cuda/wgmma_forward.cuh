@@ -16,7 +16,8 @@
  *         o = o alpha + p V     of the tile before runs
  *         p                     of tile n: online softmax; a row lies in the four lanes of a quad
  *
- * The planner is in wgmma_forward_items.cuh, the copier and the stager in wgmma_forward_copies.cuh.
+ * The planner is in wgmma_forward_items.cuh, the copier and the stager in wgmma_forward_copies.cuh,
+ * and what runs before it in wgmma_forward_before.cuh.
  *
  * Tiles of keys come from the last to the first. A warpgroup skips those that none of its rows
  * sees, unless warpgroups take turns: then each begins its products when the one before it has
@@ -52,6 +53,7 @@ template <class S> struct wgmma_tile_terms {
     int panel;                 /* of all that go through the ring, the tile's first */
     float *shift;              /* of the thread's two rows: mma_alibi() */
     int j0;
+    bool plain; /* a bias is 0, or a mask keeps all: nothing is staged */
 };
 
 /* What a thread knows of its two rows as long as an item lasts, and of the tile it is at. */
@@ -140,6 +142,13 @@ template <class S>
 GPU_DEVICE void mma_bias_staged(const wgmma_tile_terms<S> &s, float factor,
                                 float x[1][S::KEYS / 8][4])
 {
+    if (s.plain) {
+        GPU_UNROLL
+        for (int n = 0; n < S::KEYS / 2; n++) {
+            x[0][n / 4][n % 4] *= factor;
+        }
+        return;
+    }
     if (!s.item.bias_rows) {
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
@@ -166,6 +175,9 @@ template <class S>
 GPU_DEVICE void mma_mask_staged(const wgmma_tile_terms<S> &s, float x[1][S::KEYS / 8][4])
 {
     static_assert(S::TERM_PANELS == 1, "a tile is one panel");
+    if (s.plain) {
+        return;
+    }
     if (!s.item.mask_rows) {
         uint32_t words[2][S::OWN / 4];
         wgmma_unstaged_get<S, uint8_t>(s, 0, words[0]);
@@ -626,16 +638,17 @@ template <class S> struct wgmma_used {
     GPU_DEVICE int phase(int n) { return n / S::RING % 2; }
 };
 
-/* What the terms of the tile of keys `block` are; known: of the thread's rows. */
+/* What the terms of the tile of keys `block` are; plain: as wgmma_tile_terms has it; known: of the
+ * thread's rows. */
 template <class S>
 GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, const wgmma_block<S> &b,
-                                                   int place, int block, int panel,
+                                                   int place, int block, bool plain, int panel,
                                                    wgmma_row_terms &known)
 {
     wgmma_control<S> &control = *b.control;
     wgmma_tile_terms<S> s = {
-        control.terms[place], NULL,           NULL, NULL, NULL, &control, {0, 0}, panel,
-        known.shift,          block * S::KEYS};
+        control.terms[place], NULL, NULL, NULL, NULL, &control, {0, 0}, panel, known.shift,
+        block * S::KEYS,      plain};
     if constexpr (S::KNOWN == MMA_ANY) {
         s.bias = control.bias;
         s.mask = control.mask;
@@ -668,16 +681,16 @@ template <class S> GPU_DEVICE void wgmma_zero_past(int keys, int j0, float x[S::
 /* Dot products in x, of the tile of keys `block`, become scores; bound: mma_terms()'s. */
 template <class S>
 GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int block,
-                            wgmma_used<S> &used, wgmma_row_terms &known, float x[S::KEYS / 8][4],
-                            float bound[1][2])
+                            bool plain, wgmma_used<S> &used, wgmma_row_terms &known,
+                            float x[S::KEYS / 8][4], float bound[1][2])
 {
-    const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, block, used.terms, known);
+    const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, block, plain, used.terms, known);
     if (mma_has<S>(g, FATTN_SOFTCAP)) {
         wgmma_zero_past<S>(s.item.keys, s.j0, x);
     }
     mma_terms<S>(g, s, s.j0, (float(*)[S::KEYS / 8][4]) x, bound);
     mma_prefetch_bias<S>(g, s, block - 1, block > b.control->item[place].block ? block : 0);
-    used.terms += S::IS_STAGED && s.item.bias_rows ? S::TERM_PANELS : 0;
+    used.terms += S::IS_STAGED && s.item.bias_rows && !s.plain ? S::TERM_PANELS : 0;
 }
 
 /* The thread's keys of row r, from key j0 on, that the block mask keeps. */
@@ -767,21 +780,21 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     float x[S::KEYS / 8][4], alpha[2], bound[1][2];
     uint32_t p[S::KEYS / 16][4];
     int first[2], past[2], block = w.own_past[group] - 1;
-    int left = 0; /* tiles behind this one, where a block mask rules some out */
+    int left = 0; /* tiles behind this one, where some are skipped */
     bool mixed = false;
     const auto read_tile = [&]() {
-        if constexpr (S::HAS_BLOCKS) {
+        if constexpr (S::SKIPS) {
             const int tile = control.tile[used.stage(used.k)];
             block = tile & INT32_MAX;
             mixed = tile < 0;
         }
     };
-    if constexpr (S::HAS_BLOCKS) {
+    if constexpr (S::SKIPS) {
         left = control.tiles[place] - 1;
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
         read_tile();
     }
-    const auto ends = [&]() { return S::HAS_BLOCKS ? left == 0 : block == last_block; };
+    const auto ends = [&]() { return S::SKIPS ? left == 0 : block == last_block; };
     int tail = block == w.past - 1 ? w.tail : 0;
 
     const auto clear = [&]() {
@@ -813,7 +826,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         if constexpr (S::HAS_BLOCKS) {
             wgmma_score_blocks<S>(g, control.terms[place], mixed, block, x);
         } else if constexpr (!S::IS_LEAN) {
-            wgmma_score(g, b, place, block, used, known, x, bound);
+            wgmma_score(g, b, place, block, S::SKIPS && !mixed, used, known, x, bound);
         }
         if (block >= full_past || block < full) {
             const int j = block * S::KEYS;
@@ -845,7 +858,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     wgmma_pack<T, S::KEYS>(x, p);
     drop();
     GPU_ROLLED
-    while (S::HAS_BLOCKS ? left > 0 : block > last_block) {
+    while (S::SKIPS ? left > 0 : block > last_block) {
         block--;
         left--;
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
@@ -895,18 +908,10 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
 
 /* Passes the tiles of keys that none of the warpgroup's rows sees. */
 template <class S>
-GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int place, int tiles, wgmma_used<S> &used)
+GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int tiles, wgmma_used<S> &used)
 {
     wgmma_control<S> &control = *b.control;
     for (; tiles > 0; tiles--) {
-        if constexpr (S::IS_STAGED) {
-            for (int c = 0; control.terms[place].bias_rows && c < S::TERM_PANELS; c++) {
-                const int stage = used.terms % S::TERM_RING;
-                wgmma_await(&control.term_full[stage], used.terms / S::TERM_RING % 2);
-                wgmma_release(&control.term_empty[stage]);
-                used.terms++;
-            }
-        }
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
         wgmma_release(&control.k_empty[used.stage(used.k++)]);
         wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
@@ -921,7 +926,7 @@ GPU_DEVICE void wgmma_begin_rows(const fattn_gpu_args &g, const wgmma_block<S> &
 {
     if constexpr (S::KNOWN == MMA_ANY || S::KNOWN == FATTN_ALIBI) {
         wgmma_row_terms none = {{0, 0}, {0, 0}};
-        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0, 0, none);
+        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0, false, 0, none);
         const int r = row + mma_lane();
         __syncwarp(); /* those of the item before are not looked at any more */
         if (mma_lane() < 16) {
@@ -963,7 +968,9 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
             wgmma_prefetch_rows(b, w, row);
         }
         wgmma_await(&control.q_full, n % 2);
-        wgmma_skip<S>(b, place, w.past - w.own_past[group], used);
+        if (!S::SKIPS) {
+            wgmma_skip<S>(b, w.past - w.own_past[group], used);
+        }
         if (w.own_past[group] > w.block) {
             wgmma_walk<S>(g, b, place, group, row, used, rows);
         } else {
@@ -1080,94 +1087,6 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
     } else {
         wgmma_take_registers<S::OWN_REGISTERS>();
         wgmma_work(g, b, group - 1);
-    }
-}
-
-/* --- Before it -------------------------------------------------------------------------------- */
-
-/* What a block mask leaves of each item's tiles of keys, in the workspace: a warp has 32 of them.
- * Clears the counter, too. */
-template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
-{
-    const fattn_problem &p = g.problem;
-    const int64_t words = WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
-    const int warps = WGMMA_BLOCK_THREADS / 32, group = wgmma_group_of(p);
-    const int queries = wgmma_places<S>(group) / group;
-    fattn_tiling tiling = g.tiling; /* as wgmma_plan_begin() has it */
-    tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
-    gpu_admit_later();
-    gpu_await_earlier();
-    if (gpu_block() == 0 && gpu_thread() == 0) {
-        *(unsigned *)g.workspace = 0;
-    }
-    for (int64_t n = gpu_block() * warps + gpu_thread() / 32;
-         n < tiling.heads * tiling.q_blocks * words; n += gpu_blocks() * warps) {
-        const int64_t item = fattn_quotient(n, words),
-                      j0 = ((n - item * words) * 32 + mma_lane()) * S::KEYS;
-        const fattn_work work = fattn_schedule_item(&tiling, p.heads_k, item);
-        gpu_pairs t;
-        t.b = work.batch;
-        t.seq = gpu_sequence(g, work.batch);
-        const int64_t i0 = work.block * queries, i1 = fattn_min64(i0 + queries, t.seq.sq);
-        gpu_mask_blocks found = {false, false};
-        if (i0 < i1 && j0 < t.seq.sk) {
-            found = gpu_mask_blocks_of(g, t, i0, i1, work.head * group, group, j0,
-                                       fattn_min64(j0 + S::KEYS, t.seq.sk), 0, 1);
-        }
-        const uint32_t kept = __ballot_sync(0xffffffffu, found.kept);
-        const uint32_t dropped = __ballot_sync(0xffffffffu, found.dropped);
-        if (mma_lane() == 0) {
-            uint32_t *const to = wgmma_block_words(g, 0) + 2 * n;
-            to[0] = kept;
-            to[1] = dropped;
-        }
-    }
-}
-
-/* Where a bias of -inf hides keys from all rows of an item, the number of tiles before them goes to
- * the workspace: a block of WGMMA_SEEN_THREADS an item, of the first head where heads share the
- * bias. Clears the counter, too. */
-template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
-{
-    extern __shared__ char shared[];
-    wgmma_control<S> &control = *(wgmma_control<S> *)shared;
-    wgmma_block<S> b = {};
-    b.control = &control;
-    b.group = wgmma_group_of(g.problem);
-    gpu_admit_later();
-    gpu_await_earlier();
-    if (gpu_block() == 0 && gpu_thread() == 0) {
-        *(unsigned *)g.workspace = 0;
-    }
-    if (gpu_thread() < GPU_WAVE) {
-        wgmma_plan_begin(g, b);
-    }
-    for (int64_t n = gpu_block();; n += gpu_blocks()) {
-        gpu_sync(); /* the item before may still be read */
-        if (n >= control.tiling.items) {
-            return;
-        }
-        const fattn_work work = wgmma_item_work<S>(g, control.tiling, n);
-        if (work.head > 0 && g.problem.bias_stride[1] == 0) {
-            continue;
-        }
-        if (gpu_thread() < GPU_WAVE) {
-            control.item[0].exists = wgmma_item_set(g, b, n, false, 0);
-        }
-        gpu_sync();
-        const wgmma_item &w = control.item[0];
-        const mma_item &t = control.terms[0];
-        int tiles = w.past;
-        if (w.exists && w.past > w.block) {
-            const int64_t i1 = t.i0 + wgmma_query(b, w.rows - 1) + 1;
-            const int64_t past = gpu_seen_past(g, t.pairs, t.i0, i1, t.hk * t.group, t.group,
-                                               (int64_t)w.block * S::KEYS,
-                                               fattn_min64((int64_t)w.past * S::KEYS, w.keys));
-            tiles = (int)((past + S::KEYS - 1) / S::KEYS);
-        }
-        if (gpu_thread() == 0) {
-            *wgmma_seen_tiles(g, control.tiling, work) = tiles;
-        }
     }
 }
 

@@ -122,30 +122,31 @@ GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map
 template <class S>
 GPU_DEVICE int wgmma_tiles_of(const wgmma_block<S> &b, const wgmma_item &w, int place)
 {
-    if constexpr (S::HAS_BLOCKS) {
+    if constexpr (S::SKIPS) {
         return b.control->tiles[place];
     }
     return w.past - w.block;
 }
 
-/* The tile that comes before `tile`, of those that a block mask leaves. */
+/* The tile that comes before `tile`, of those that are kept. */
 template <class S> GPU_DEVICE int wgmma_tile_before(const wgmma_block<S> &b, int place, int tile)
 {
-    if constexpr (S::HAS_BLOCKS) {
+    if constexpr (S::SKIPS) {
         return wgmma_tile_below(b.control->words[place], tile);
     }
     return tile - 1;
 }
 
-/* Says which tile is in place `stage` of the ring, whose last one has been used: who multiplies
- * reads it once its keys are there. */
-template <class S>
-GPU_DEVICE void wgmma_tell_tile(const wgmma_block<S> &b, int place, int stage, int tile)
+/* Whether what is alone matters in a tile. */
+template <class S> GPU_DEVICE bool wgmma_is_mixed(const wgmma_block<S> &b, int place, int tile)
 {
-    if constexpr (S::HAS_BLOCKS) {
-        const bool mixed = b.control->words[place][tile / 32 * 2 + 1] >> tile % 32 & 1;
-        b.control->tile[stage] = mixed ? tile | WGMMA_MIXED : tile;
-    }
+    return b.control->words[place][tile / 32 * 2 + 1] >> tile % 32 & 1;
+}
+
+/* How a tile is said to who multiplies, who reads it once its keys are there. */
+template <class S> GPU_DEVICE int wgmma_tile_said(const wgmma_block<S> &b, int place, int tile)
+{
+    return wgmma_is_mixed(b, place, tile) ? tile | WGMMA_MIXED : tile;
 }
 
 /* Keys of a tile, then values of the one before: in the order in which they are needed. PAGED: by a
@@ -182,10 +183,11 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                 }
             }
             if (left >= 0 && keys) {
-                if constexpr (S::HAS_BLOCKS) {
+                if constexpr (S::SKIPS) {
+                    const int said = wgmma_tile_said(b, place, slot.tile);
                     wgmma_await(&control.k_empty[used % S::RING], used / S::RING % 2 ^ 1);
                     if (speaks) {
-                        wgmma_tell_tile(b, place, used % S::RING, slot.tile);
+                        control.tile[used % S::RING] = said;
                     }
                 }
                 wgmma_copy_tile<S, S::PANELS, PAGED>(g, b.k, maps + 1, control.k_full,
@@ -216,8 +218,8 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
 
 /* --- The stager ------------------------------------------------------------------------------- */
 
-/* Copies each tile of a bias or mask, in panels of 128 bytes of each row: heads of a group side by
- * side as in a tile of queries. Heads or queries that share what they read have one row. */
+/* Copies each mixed tile of a bias or mask, in panels of 128 bytes of each row: heads of a group
+ * side by side as in a tile of queries. Heads or queries that share what they read have one row. */
 template <class S>
 GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
                                 const wgmma_block<S> &b)
@@ -236,7 +238,12 @@ GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
         }
         const mma_item &t = control.terms[n % WGMMA_ITEMS];
         GPU_ROLLED
-        for (int block = w.past - 1; copies && block >= w.block; block--) {
+        for (int left = wgmma_tiles_of(b, w, n % WGMMA_ITEMS), block = w.past; copies && left > 0;
+             left--) {
+            block = wgmma_tile_before(b, n % WGMMA_ITEMS, block);
+            if (!wgmma_is_mixed(b, n % WGMMA_ITEMS, block)) {
+                continue;
+            }
             GPU_UNROLL
             for (int c = 0; c < S::TERM_PANELS; c++, used++) {
                 const int stage = used % S::TERM_RING;

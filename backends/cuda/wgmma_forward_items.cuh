@@ -47,6 +47,7 @@ struct wgmma_shape {
         IS_SPLIT = SPLITS,
         MERGES = ONTO,
         HAS_BLOCKS = FEATURES == FATTN_BLOCK_MASK,
+        SKIPS = HAS_BLOCKS || IS_STAGED, /* tiles without a pair, wherever they are */
         /* What mma_terms.cuh asks of a shape. */
         TILES = 1,
         WARP_TILES = 1,
@@ -101,7 +102,15 @@ template <class S> struct wgmma_terms<S, FATTN_ALIBI> {
     mma_item terms[WGMMA_ITEMS];
     gpu_f2 alibi[S::ROWS];
 };
-template <class S> struct wgmma_staged_terms {
+
+/* Tiles of keys of an item that are not ruled out by a bias, a mask or a block mask that is alone,
+ * and which of them is in each place of the ring, with WGMMA_MIXED where the feature matters. */
+#define WGMMA_MIXED INT32_MIN
+template <class S> struct wgmma_kept_tiles {
+    const uint32_t *words[WGMMA_ITEMS];
+    int tiles[WGMMA_ITEMS], tile[S::RING];
+};
+template <class S> struct wgmma_staged_terms : wgmma_kept_tiles<S> {
     mma_item terms[WGMMA_ITEMS];
     uint64_t term_full[S::TERM_RING], term_empty[S::TERM_RING];
 };
@@ -110,13 +119,8 @@ template <class S> struct wgmma_terms<S, FATTN_BIAS> : wgmma_staged_terms<S> {
 template <class S> struct wgmma_terms<S, FATTN_MASK> : wgmma_staged_terms<S> {
 };
 
-/* With a block mask: tiles of keys of an item that are not ruled out, and which of them is in each
- * place of the ring, with WGMMA_MIXED where some pairs are dropped. */
-#define WGMMA_MIXED INT32_MIN
-template <class S> struct wgmma_terms<S, FATTN_BLOCK_MASK> {
+template <class S> struct wgmma_terms<S, FATTN_BLOCK_MASK> : wgmma_kept_tiles<S> {
     mma_item terms[WGMMA_ITEMS];
-    const uint32_t *words[WGMMA_ITEMS];
-    int tiles[WGMMA_ITEMS], tile[S::RING];
 };
 
 /* The part of its keys that an item has. */
@@ -158,12 +162,19 @@ template <class S> GPU_DEVICE int wgmma_places(int group)
     return group == 1 ? S::ROWS : S::ROWS / group * group;
 }
 
+/* Whether a bias or a mask may hide keys. */
+template <class S> GPU_DEVICE bool wgmma_hides(const fattn_gpu_args &g)
+{
+    return mma_has<S>(g, FATTN_BIAS) || mma_has<S>(g, FATTN_MASK);
+}
+
 /* Whether items are handed out by a counter (wgmma.h). Where keys are cut into parts, these are
  * alike, or each has a block of its own. */
 template <class S> GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
-    return !S::IS_SPLIT && (gpu_sequences_differ(p) || p.window_left >= 0 || p.window_right >= 0);
+    return !S::IS_SPLIT && (gpu_sequences_differ(p) || p.window_left >= 0 || p.window_right >= 0 ||
+                            wgmma_hides<S>(g));
 }
 
 /* Taking turns gained where it is said to (docs/notes/hopper-forward.md). Where memory bounds, a
@@ -195,11 +206,17 @@ template <class S> GPU_DEVICE void wgmma_item_tail(const fattn_problem &p, wgmma
     w.tail = w.tail < S::KEYS ? w.tail : 0;
 }
 
-/* The keys of an item whose first query is i0, of which none has a tile from number `seen` on. Lane
- * n finds out what warpgroup n sees. */
+/* Tiles of keys first .. past - 1. */
+typedef struct wgmma_tiles {
+    int first, past;
+} wgmma_tiles;
+
+/* The keys of an item whose first query is i0, from the first tile that is kept to the last. Lane n
+ * finds out what warpgroup n sees. */
 template <class S>
 GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b,
-                                const fattn_sequence &seq, int64_t i0, int seen, wgmma_item &w)
+                                const fattn_sequence &seq, int64_t i0, wgmma_tiles kept,
+                                wgmma_item &w)
 {
     const fattn_problem &p = g.problem;
     const int64_t at = i0 + seq.diagonal, limit = INT64_C(1) << 62;
@@ -210,15 +227,15 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
     w.past_key = p.window_right < 0 ? w.keys
                                     : (int)gpu_clamp(at + fattn_min64(p.window_right, limit) + 1,
                                                      MMA_LEFTMOST, w.keys);
-    w.block = mma_seen_by(w, 0).first / S::KEYS;
+    w.block = max(mma_seen_by(w, 0).first / S::KEYS, kept.first);
     const int n = mma_lane(), row = min(64 * n, w.rows - 1);
     const mma_seen first = mma_seen_by(w, wgmma_query(b, row));
     const mma_seen last = mma_seen_by(w, wgmma_query(b, min(row + 63, w.rows - 1)));
     const bool exists = n < S::WARPGROUPS && 64 * n < w.rows;
-    const int own_past = exists ? min((last.past + S::KEYS - 1) / S::KEYS, seen) : 0;
+    const int own_past = exists ? min((last.past + S::KEYS - 1) / S::KEYS, kept.past) : 0;
     w.past = max(wgmma_largest(own_past), w.block);
     if (n < S::WARPGROUPS) {
-        w.own_past[n] = b.turns || S::HAS_BLOCKS ? w.past : max(own_past, w.block);
+        w.own_past[n] = b.turns || S::SKIPS ? w.past : max(own_past, w.block);
         w.full[n] = (last.first + S::KEYS - 1) / S::KEYS;
         w.full_past[n] = first.past / S::KEYS;
     }
@@ -317,24 +334,25 @@ GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const fattn_tilin
     return work;
 }
 
-/* Where the tiles of keys are, of an item, before those that a bias of -inf hides from all of its
- * rows (wgmma_seen_all): one number for all heads that share the bias. */
-GPU_DEVICE int *wgmma_seen_tiles(const fattn_gpu_args &g, const fattn_tiling &tiling,
-                                 const fattn_work &work)
+/* Where the words of an item are (wgmma.h), which are one for all that share a bias or mask. */
+template <class S>
+GPU_DEVICE uint32_t *wgmma_words_of(const fattn_gpu_args &g, const fattn_tiling &tiling,
+                                    const fattn_work &work)
 {
+    const fattn_problem &p = g.problem;
+    bool batches = true, heads = true;
+    if (!S::HAS_BLOCKS) {
+        const int64_t *const stride = p.features & FATTN_BIAS ? p.bias_stride : p.mask_stride;
+        batches = stride[0] != 0;
+        heads = stride[1] != 0;
+    }
     const int64_t head =
-        g.problem.bias_stride[1] ? work.batch * g.problem.heads_k + work.head : work.batch;
-    return (int *)(g.workspace + WGMMA_WORKSPACE) + head * tiling.q_blocks + work.block;
-}
-
-/* The words of item `number` of a block mask (wgmma_blocks_all). */
-GPU_DEVICE uint32_t *wgmma_block_words(const fattn_gpu_args &g, int64_t number)
-{
+        (batches ? work.batch : 0) * (heads ? p.heads_k : 1) + (heads ? work.head : 0);
     return (uint32_t *)(g.workspace + WGMMA_WORKSPACE) +
-           number * 2 * WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
+           (head * tiling.q_blocks + work.block) * 2 * WGMMA_BLOCK_WORDS(tiling.k_blocks);
 }
 
-/* The last tile below `past` that a block mask leaves something of, or -1. */
+/* The last tile below `past` that something is kept of, or -1. */
 GPU_DEVICE int wgmma_tile_below(const uint32_t *words, int past)
 {
     GPU_ROLLED
@@ -347,12 +365,22 @@ GPU_DEVICE int wgmma_tile_below(const uint32_t *words, int past)
     return -1;
 }
 
-/* Counts the tiles that a block mask leaves of an item, which is empty where it leaves none. */
-template <class S>
-GPU_DEVICE void wgmma_item_blocks(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
-                                  int place, wgmma_item &w)
+/* The first and the last tile that something is kept of, for the kernel of all features. */
+GPU_DEVICE wgmma_tiles wgmma_kept_ends(const uint32_t *words, int tiles)
 {
-    const uint32_t *const words = wgmma_block_words(g, number);
+    wgmma_tiles kept = {0, wgmma_tile_below(words, tiles) + 1};
+    GPU_ROLLED
+    while (kept.first < kept.past && !(words[kept.first / 32 * 2] >> kept.first % 32 & 1)) {
+        kept.first++;
+    }
+    return kept;
+}
+
+/* Counts the tiles that are kept of an item, which is empty where there are none. */
+template <class S>
+GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint32_t *words, int place,
+                                 wgmma_item &w)
+{
     int tiles = 0;
     GPU_ROLLED
     for (int n = w.block / 32; 32 * n < w.past; n++) {
@@ -370,19 +398,21 @@ GPU_DEVICE void wgmma_item_blocks(const fattn_gpu_args &g, const wgmma_block<S> 
     }
 }
 
-/* Item `number`; returns whether it has rows, and keys of its own. seen: whether wgmma_seen_all()
- * has looked at its bias. Lanes write the same, each of them. */
+/* Item `number`; returns whether it has rows, and keys of its own. Lanes write the same, each of
+ * them. */
 template <class S>
 GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
-                               bool seen, int place)
+                               int place)
 {
     wgmma_item &w = b.control->item[place];
     const fattn_problem &p = g.problem;
     number = S::IS_SPLIT ? gpu_item_of(g, number) : number;
     const fattn_work work = wgmma_item_work<S>(g, b.control->tiling, number);
-    const int tiles = seen && mma_has<S>(g, FATTN_BIAS)
-                          ? *wgmma_seen_tiles(g, b.control->tiling, work)
-                          : INT32_MAX;
+    wgmma_tiles kept = {0, INT32_MAX};
+    if (S::KNOWN == MMA_ANY && wgmma_hides<S>(g)) {
+        kept = wgmma_kept_ends(wgmma_words_of<S>(g, b.control->tiling, work),
+                               (int)b.control->tiling.k_blocks);
+    }
     fattn_sequence &seq = b.control->seq;
     if (gpu_sequences_differ(p)) {
         seq = gpu_sequence(g, work.batch);
@@ -397,7 +427,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     if (w.rows == 0) {
         return false;
     }
-    wgmma_item_keys(g, b, seq, i0, tiles, w);
+    wgmma_item_keys(g, b, seq, i0, kept, w);
     if constexpr (S::IS_SPLIT) {
         wgmma_part &part = b.control->part[place];
         part.number = (int)number;
@@ -406,8 +436,8 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
             return false;
         }
     }
-    if constexpr (S::HAS_BLOCKS) {
-        wgmma_item_blocks(g, b, number, place, w);
+    if constexpr (S::SKIPS) {
+        wgmma_item_tiles(b, wgmma_words_of<S>(g, b.control->tiling, work), place, w);
     }
     w.q_row = (int)(seq.q_row + i0);
     w.k_row = (int)seq.k_row;
@@ -465,7 +495,7 @@ template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgm
         }
         number = n > 0 ? next() : number;
         wgmma_await(&control.item_empty[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2 ^ 1);
-        while (number < items && !wgmma_item_set(g, b, number, true, n % WGMMA_ITEMS)) {
+        while (number < items && !wgmma_item_set(g, b, number, n % WGMMA_ITEMS)) {
             number = next();
         }
         w.exists = number < items;

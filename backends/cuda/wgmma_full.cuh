@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Entries of the images "wgmma_full_64", "_128", "_256": wgmma_<run>_<type>_<width> for each shape
- * of wgmma.h, what clears their counter, and what looks for keys that a bias or a block mask
- * hides. */
+ * of wgmma.h, what clears their counter, and what looks for keys that a bias, a mask or a
+ * block mask hides. */
 #ifndef FATTN_CUDA_WGMMA_FULL_CUH
 #define FATTN_CUDA_WGMMA_FULL_CUH
 
@@ -9,6 +9,7 @@
 
 #define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
 #include "backends/cuda/wgmma_forward.cuh"
+#include "backends/cuda/wgmma_forward_before.cuh"
 
 typedef struct wgmma_full_maps {
     wgmma_map map[4]; /* q, k, v, and a bias or mask that is alone */
@@ -25,7 +26,7 @@ typedef struct wgmma_full_maps {
     WGMMA_FULL_ENTRY(wgmma_##run##_f16_##width, mma_f16, features, width, __VA_ARGS__) \
     WGMMA_FULL_ENTRY(wgmma_##run##_bf16_##width, mma_bf16, features, width, __VA_ARGS__)
 
-/* Of a run with a bias, in the place of clear. */
+/* Of a run with a bias or a mask, in the place of clear. */
 #define WGMMA_SEEN_ENTRY(width, keys, stages)                                                      \
     GPU_KERNEL(WGMMA_SEEN_THREADS, 1) wgmma_seen_##width(const GPU_PARAM fattn_gpu_args g)         \
     {                                                                                              \

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What runs before forward on Hopper (wgmma_forward.cuh): kernels that find out which keys of an
+ * item a block mask, a bias or a mask hides.
+ */
+#ifndef FATTN_CUDA_WGMMA_FORWARD_BEFORE_CUH
+#define FATTN_CUDA_WGMMA_FORWARD_BEFORE_CUH
+
+#include "backends/cuda/wgmma_forward_items.cuh"
+
+/* --- Block masks ------------------------------------------------------------------------------ */
+
+/* What a block mask leaves of each item's tiles of keys, in the workspace: a warp has 32 of them.
+ * Clears the counter, too. */
+template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t words = WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
+    const int warps = WGMMA_BLOCK_THREADS / 32, group = wgmma_group_of(p);
+    const int queries = wgmma_places<S>(group) / group;
+    fattn_tiling tiling = g.tiling; /* as wgmma_plan_begin() has it */
+    tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
+    gpu_admit_later();
+    gpu_await_earlier();
+    if (gpu_block() == 0 && gpu_thread() == 0) {
+        *(unsigned *)g.workspace = 0;
+    }
+    for (int64_t n = gpu_block() * warps + gpu_thread() / 32;
+         n < tiling.heads * tiling.q_blocks * words; n += gpu_blocks() * warps) {
+        const int64_t item = fattn_quotient(n, words),
+                      j0 = ((n - item * words) * 32 + mma_lane()) * S::KEYS;
+        const fattn_work work = fattn_schedule_item(&tiling, p.heads_k, item);
+        gpu_pairs t;
+        t.b = work.batch;
+        t.seq = gpu_sequence(g, work.batch);
+        const int64_t i0 = work.block * queries, i1 = fattn_min64(i0 + queries, t.seq.sq);
+        gpu_mask_blocks found = {false, false};
+        if (i0 < i1 && j0 < t.seq.sk) {
+            found = gpu_mask_blocks_of(g, t, i0, i1, work.head * group, group, j0,
+                                       fattn_min64(j0 + S::KEYS, t.seq.sk), 0, 1);
+        }
+        const uint32_t kept = __ballot_sync(0xffffffffu, found.kept);
+        const uint32_t dropped = __ballot_sync(0xffffffffu, found.dropped);
+        if (mma_lane() == 0) {
+            uint32_t *const to = wgmma_words_of<S>(g, tiling, work) + 2 * (n - item * words);
+            to[0] = kept;
+            to[1] = dropped;
+        }
+    }
+}
+
+/* --- A bias or a mask ------------------------------------------------------------------------- */
+
+/* The bias or mask of an item's rows; E is as many bytes as an element. */
+template <class E> struct wgmma_looked_at {
+    const E *first; /* of the first row, at key 0 */
+    int64_t head, row, key;
+    int heads, rows, keys;
+    uint32_t hidden, plain; /* elements that say so, as often as a word has them */
+    bool chunks;            /* 16 bytes may be read at once */
+};
+
+/* Whether all of a tile are `wanted`, for all rows. A warp asks. */
+template <class S, class E>
+GPU_DEVICE bool wgmma_tile_is(const wgmma_looked_at<E> &term, int tile, uint32_t wanted)
+{
+    enum { CHUNK = 16 / sizeof(E), CHUNKS = S::KEYS / CHUNK, STEP = GPU_WAVE / CHUNKS, READS = 8 };
+    const int j0 = tile * S::KEYS, keys = min(term.keys - j0, (int)S::KEYS);
+    const bool chunks = term.chunks && keys == S::KEYS;
+    const int steps = chunks ? (term.rows + STEP - 1) / STEP : (term.rows * keys + 31) / 32;
+    const E *from = term.first + j0 * term.key;
+    GPU_ROLLED
+    for (int h = 0; h < term.heads; h++, from += term.head) {
+        GPU_ROLLED
+        for (int step = 0; step < steps; step += READS) {
+            uint32_t bits = 0;
+            if (chunks) {
+                const E *const own = from + mma_lane() % CHUNKS * CHUNK;
+                GPU_UNROLL
+                for (int n = 0; n < READS; n++) {
+                    const int r = min((step + n) * STEP + mma_lane() / CHUNKS, term.rows - 1);
+                    const gpu_u4 x = *(const gpu_u4 *)(own + r * term.row);
+                    bits |= (x.x ^ wanted) | (x.y ^ wanted) | (x.z ^ wanted) | (x.w ^ wanted);
+                }
+            } else {
+                GPU_UNROLL
+                for (int n = 0; n < READS; n++) {
+                    const int e = min((step + n) * 32 + mma_lane(), term.rows * keys - 1);
+                    bits |= (uint32_t)(from[e / keys * term.row + e % keys * term.key] ^ (E)wanted);
+                }
+            }
+            if (__any_sync(0xffffffffu, bits != 0)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Looks at tiles 32 word .. and puts two words there. A lane looks at two elements of a tile, at
+ * its opposite corners, and its warp at all of those where both are hidden, or plain. */
+template <class S, class E>
+GPU_DEVICE void wgmma_look(const wgmma_looked_at<E> &term, int word, uint32_t to[2])
+{
+    GPU_SHARED uint32_t hidden, plain;
+    const int warps = gpu_threads() / 32, warp = gpu_thread() / 32;
+    const int tiles = min((term.keys + S::KEYS - 1) / S::KEYS - 32 * word, 32);
+    const int own = warp + warps * mma_lane(), j0 = (32 * word + own) * S::KEYS;
+    bool hides = false, is_plain = false;
+    if (own < tiles) {
+        const E low = term.first[j0 * term.key];
+        const E high = term.first[(term.heads - 1) * term.head + (term.rows - 1) * term.row +
+                                  (min(j0 + S::KEYS, term.keys) - 1) * term.key];
+        hides = low == high && low == (E)term.hidden;
+        is_plain = low == high && low == (E)term.plain;
+    }
+    const uint32_t hiding = __ballot_sync(0xffffffffu, hides);
+    uint32_t left = hiding | __ballot_sync(0xffffffffu, is_plain);
+    if (gpu_thread() == 0) {
+        hidden = plain = 0;
+    }
+    gpu_sync();
+    GPU_ROLLED
+    for (; left; left &= left - 1) {
+        const int lane = __ffs((int)left) - 1, n = warp + warps * lane;
+        const bool is_hidden = hiding >> lane & 1;
+        const uint32_t wanted = is_hidden ? term.hidden : term.plain;
+        if (wgmma_tile_is<S>(term, 32 * word + n, wanted) && mma_lane() == 0) {
+            atomicOr(is_hidden ? &hidden : &plain, 1u << n);
+        }
+    }
+    gpu_sync();
+    if (gpu_thread() == 0) {
+        to[0] = ~hidden & mma_bits_below(tiles);
+        to[1] = to[0] & ~plain;
+    }
+    gpu_sync(); /* before another item */
+}
+
+/* What a bias, or else a mask, does in tiles of keys, in the workspace: a block has 32 of an item,
+ * of the first head and sequence that share it. Sequences may have fewer queries and keys than are
+ * looked at. Clears the counter, too. */
+template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const bool bias = p.features & FATTN_BIAS;
+    const int64_t *const stride = bias ? p.bias_stride : p.mask_stride;
+    const int size = !bias ? 1 : p.dtype_bias == FATTN_F32 ? 4 : 2;
+    const int group = wgmma_group_of(p), queries = wgmma_places<S>(group) / group;
+    const int64_t words = WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
+    const int64_t heads = stride[1] ? p.heads_k : 1, batches = stride[0] ? p.batch : 1;
+    fattn_tiling tiling = g.tiling; /* as wgmma_plan_begin() has it */
+    tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
+    gpu_admit_later();
+    gpu_await_earlier();
+    if (gpu_block() == 0 && gpu_thread() == 0) {
+        *(unsigned *)g.workspace = 0;
+    }
+    for (int64_t n = gpu_block(); n < batches * heads * tiling.q_blocks * words;
+         n += gpu_blocks()) {
+        const int64_t item = fattn_quotient(n, words), head = fattn_quotient(item, tiling.q_blocks);
+        fattn_work work;
+        work.batch = fattn_quotient(head, heads);
+        work.head = head - work.batch * heads;
+        work.block = item - head * tiling.q_blocks;
+        const int64_t i0 = work.block * queries;
+        const int64_t at = work.batch * stride[0] + work.head * group * stride[1] + i0 * stride[2];
+        const auto look = [&](auto element, const void *data, uint32_t hidden, uint32_t plain) {
+            typedef decltype(element) E;
+            wgmma_looked_at<E> term;
+            term.first = (const E *)data + at;
+            term.head = stride[1], term.row = stride[2], term.key = stride[3];
+            term.heads = stride[1] ? group : 1;
+            term.rows = stride[2] ? (int)fattn_min64(queries, p.seqlen_q - i0) : 1;
+            term.keys = (int)p.seqlen_k;
+            term.hidden = hidden;
+            term.plain = plain;
+            term.chunks = mma_are_rows(data, stride, (int)sizeof(E));
+            const int word = (int)(n - item * words);
+            wgmma_look<S>(term, word, wgmma_words_of<S>(g, tiling, work) + 2 * word);
+        };
+        if (size == 1) { /* of a mask other numbers than 1 may keep a pair, too */
+            look((uint8_t)0, g.buffers.mask, 0, 0x01010101u);
+        } else if (size == 2) {
+            look((uint16_t)0, g.buffers.bias, p.dtype_bias == FATTN_F16 ? 0xfc00fc00u : 0xff80ff80u,
+                 0);
+        } else {
+            look((uint32_t)0, g.buffers.bias, 0xff800000u, 0);
+        }
+    }
+}
+
+#endif

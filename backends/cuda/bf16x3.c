@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Kernel rows of f32 on tensor cores (bf16x3_forward.cuh, bf16x3_backward.cuh), from Ampere on:
- * what most runs are made of, with aligned rows. Decoding and the other features are left to the
- * SIMT kernels.
+ * what most runs are made of, with aligned rows, and forward also what changes scores. Decoding and
+ * the other features are left to the SIMT kernels.
  */
 #include <stdio.h>
+#include <string.h>
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/mma.h"
@@ -13,58 +14,77 @@
 #include "core/dtype.h"
 
 #define BF16X3_LEAN (FATTN_GPU_LEAN & ~FATTN_PAGED)
+/* A soft cap is to be as exact as f32 is. */
+#define BF16X3_FULL \
+    (BF16X3_LEAN | FATTN_SINK | (MMA_OF_PAIRS & ~(FATTN_SOFTCAP | FATTN_BLOCK_MASK)))
 
 /* --- Forward ---------------------------------------------------------------------------------- */
 
 /* Below it reading keys is what takes time, and not multiplying them. */
 #define BF16X3_ROWS_MIN 17
 
+/* Beyond it the few pairs that are kept may be too small beside the others. */
+#define BF16X3_DROPOUT_MAX 0.99
+
+typedef struct bf16x3_shape {
+    const char *run;
+    uint64_t features; /* of pairs */
+    int width, rows, keys, tiles, warps, blocks;
+} bf16x3_shape;
+#define BF16X3_SHAPE(run, ...) {#run, __VA_ARGS__},
+static const bf16x3_shape forward_shapes[] = {BF16X3_SHAPES(BF16X3_SHAPE)};
+
+/* The row's shape of this tile. */
+static const bf16x3_shape *shape_of(const fattn_kernel *row, int64_t rows, int64_t keys)
+{
+    const fattn_gpu_kernel *const kernel = fattn_gpu_kernel_of(row);
+    const bf16x3_shape *s = forward_shapes;
+    while (strcmp(s->run, kernel->run) != 0 || s->width != kernel->width || s->rows != rows ||
+           s->keys != keys) {
+        s++;
+    }
+    return s;
+}
+
 static int64_t forward_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
+    const bf16x3_shape *const s = shape_of(row, tile.br, tile.bc);
     (void)p;
-    return BF16X3_SHARED(fattn_gpu_kernel_of(row)->width, tile.br, tile.bc);
+    return BF16X3_SHARED(s->features, s->width, s->rows, s->keys);
 }
 
 static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                           const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    const int width = kernel->width;
+    const bf16x3_shape *const s = shape_of(&kernel->row, t->br, t->bc);
     (void)p;
-#define BF16X3_THREADS(channels, rows, keys, tiles, warps, blocks) \
-    {channels, rows, keys, 32 * (warps)},
-    static const struct {
-        int width, rows, keys, threads;
-    } shapes[] = {BF16X3_SHAPES(BF16X3_THREADS)};
-    int n = 0;
-    while (shapes[n].width != width || shapes[n].rows != t->br || shapes[n].keys != t->bc) {
-        n++;
-    }
-    snprintf(shape->entry, sizeof shape->entry, "bf16x3_forward_%d_%dx%d", width, (int)t->br,
-             (int)t->bc);
+    snprintf(shape->entry, sizeof shape->entry, "bf16x3_%s_%d_%dx%d", s->run, s->width, s->rows,
+             s->keys);
     shape->blocks = t->items;
-    shape->threads = shapes[n].threads;
-    shape->shared = (int)BF16X3_SHARED(width, t->br, t->bc);
+    shape->threads = 32 * s->warps;
+    shape->shared = (int)BF16X3_SHARED(s->features, s->width, s->rows, s->keys);
 }
 
 /* ...: the tiles, shapes of mma.h, most rows first. */
-#define BF16X3_ROW(channels, ...)                                        \
-    {                                                                    \
-        .row = {.name = "bf16x3_forward_" #channels,                     \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),                      \
-                .dtypes = FATTN_DTYPE_BIT(FATTN_F32),                    \
-                .features = BF16X3_LEAN,                                 \
-                .dim_max = channels,                                     \
-                .rows_min = BF16X3_ROWS_MIN,                             \
-                .align = 16,                                             \
-                .must_fit = true,                                        \
-                .packs_groups = true,                                    \
-                .split = fattn_gpu_split,                                \
-                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},      \
-                .cannot = fattn_cuda_too_large,                          \
-                .fast_bytes = forward_bytes,                             \
-                .workspace = fattn_cuda_parts_workspace},                \
-        .image = "bf16x3_forward", .isa = 80, .needs = "sm_80 or newer", \
-        .phases = {forward_shape, fattn_gpu_combine}, .width = channels, \
+#define BF16X3_ROW(run_, channels, bits, ...)                                          \
+    {                                                                                  \
+        .row = {.name = "bf16x3_" #run_ "_" #channels,                                 \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                    \
+                .dtypes = FATTN_DTYPE_BIT(FATTN_F32),                                  \
+                .features = bits,                                                      \
+                .dim_max = channels,                                                   \
+                .dropout_max = BF16X3_DROPOUT_MAX,                                     \
+                .rows_min = BF16X3_ROWS_MIN,                                           \
+                .align = 16,                                                           \
+                .must_fit = true,                                                      \
+                .packs_groups = true,                                                  \
+                .split = fattn_gpu_split,                                              \
+                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                    \
+                .cannot = fattn_cuda_too_large,                                        \
+                .fast_bytes = forward_bytes,                                           \
+                .workspace = fattn_cuda_parts_workspace},                              \
+        .image = "bf16x3_forward", .isa = 80, .needs = "sm_80 or newer",               \
+        .phases = {forward_shape, fattn_gpu_combine}, .width = channels, .run = #run_, \
     }
 
 /* --- Backward --------------------------------------------------------------------------------- */
@@ -147,8 +167,10 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
     }
 
 const fattn_gpu_kernel fattn_cuda_bf16x3[] = {
-    BF16X3_ROW(64, {128, 64}, {64, 64}),
-    BF16X3_ROW(128, {128, 64}, {64, 32}),
+    BF16X3_ROW(forward, 64, BF16X3_LEAN, {128, 64}, {64, 64}),
+    BF16X3_ROW(forward, 128, BF16X3_LEAN, {128, 64}, {64, 32}),
+    BF16X3_ROW(full, 64, BF16X3_FULL, {64, 64}),
+    BF16X3_ROW(full, 128, BF16X3_FULL, {128, 64}, {64, 32}),
     BF16X3_BACKWARD_ROW(64, {32, 128}, {32, 32}),
     BF16X3_BACKWARD_ROW(128, {32, 64}, {32, 32}),
     {.row = {.name = NULL}},

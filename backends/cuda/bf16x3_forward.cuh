@@ -108,7 +108,8 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
     const fattn_problem &p = g.problem;
     const float unit = g.rule.unit;
     const float *const k = (const float *)s.item.k, *const v = (const float *)s.item.v;
-    const int past = s.item.past, keys = s.item.keys;
+    const int keys = s.item.keys;
+    int past = s.item.past;
     mma_bf16x3_part<S::THREADS, S::WIDTH, S::KEYS> part;
     int block = s.item.block;
 
@@ -121,6 +122,12 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
         return;
     }
     part.fetch(k + (int64_t)block * S::KEYS * p.k.seq, p.k.seq, p.dim, keys - block * S::KEYS);
+    if constexpr (!mma_is_lean(S::VARIANT)) {
+        mma_begin(g, s, s.item);
+        if (mma_has<S>(g, FATTN_BIAS)) {
+            past = mma_seen_past<S>(g, s.item, block + 1);
+        }
+    }
     const bool inexact_q = gpu_any(bf16x3_queries<S>(g, s));
     bool inexact = bf16x3_put<S>(s.k[0], part);
     for (; block < past; block++) {
@@ -137,10 +144,22 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
             bf16x3_dots_by_fma<S>(g, s, inexact_k, tile_k, live, x);
         }
         inexact = bf16x3_put<S>(s.v[0], part);
-        mma_score<S>(g, s, block < s.item.full || block >= s.item.full_past, j0, x);
+        const bool partial = block < s.item.full || block >= s.item.full_past;
+        if constexpr (mma_is_lean(S::VARIANT)) {
+            mma_score<S>(g, s, partial, j0, x);
+        } else {
+            mma_terms<S>(g, s, j0, x, largest);
+            mma_prefetch_bias<S>(g, s, block + 1, past);
+            if (partial) {
+                mma_keep<S>(s, j0, x);
+            }
+        }
         mma_largest<S>(x, largest);
         mma_rise<S>(unit, largest, rows);
         mma_weigh<S>(unit, rows, x);
+        if (mma_has<S>(g, FATTN_DROPOUT)) {
+            mma_drop<S>(g, s, j0, x);
+        }
         const bool inexact_v =
             gpu_any(inexact); /* values are here, and everyone is through with keys */
         if (block + 1 < past) {
@@ -173,7 +192,8 @@ GPU_DEVICE void bf16x3_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, 
 
 template <class S> GPU_DEVICE void bf16x3_forward_all(const fattn_gpu_args &g)
 {
-    static_assert(sizeof(mma_scratch<S>) <= BF16X3_SHARED(S::WIDTH, S::ROWS, S::KEYS), "too small");
+    static_assert(sizeof(mma_scratch<S>) <= BF16X3_SHARED(S::KNOWN, S::WIDTH, S::ROWS, S::KEYS),
+                  "too small");
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;
     for (int64_t item = gpu_block(); item < g.tiling.items; item += gpu_blocks()) {

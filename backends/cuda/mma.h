@@ -62,17 +62,21 @@ enum mma_variant {
                                  : 0)
 
 /*
- * Forward of f32, X(width, rows, keys, tiles, warps, blocks): tiles are of three planes, and the
- * least fits as above.
+ * Forward of f32, X(run, its features of pairs, width, rows, keys, tiles, warps, blocks): tiles are
+ * of three planes, and the least fits as above.
  */
-#define BF16X3_SHAPES(X)     \
-    X(64, 128, 64, 2, 4, 2)  \
-    X(64, 64, 64, 1, 4, 3)   \
-    X(128, 128, 64, 1, 8, 1) \
-    X(128, 64, 32, 1, 4, 2)
+#define BF16X3_SHAPES(X)                    \
+    X(forward, 0, 64, 128, 64, 2, 4, 2)     \
+    X(forward, 0, 64, 64, 64, 1, 4, 3)      \
+    X(forward, 0, 128, 128, 64, 1, 8, 1)    \
+    X(forward, 0, 128, 64, 32, 1, 4, 2)     \
+    X(full, MMA_ANY, 64, 64, 64, 1, 4, 2)   \
+    X(full, MMA_ANY, 128, 128, 64, 1, 8, 1) \
+    X(full, MMA_ANY, 128, 64, 32, 1, 4, 2)
 
 /* A tile of queries, one of keys, one of values, all in three planes; and as above. */
-#define BF16X3_SHARED(width, rows, keys) (6 * (width) * ((rows) + 2 * (keys)) + 4 * (rows) + 512)
+#define BF16X3_SHARED(features, width, rows, keys) \
+    (6 * (width) * ((rows) + 2 * (keys)) + (4 + MMA_TERM_BYTES(features, keys)) * (rows) + 512)
 
 /*
  * Of decoding: X(width, keys, warps, stages). A block takes at most 16 rows along a part of their

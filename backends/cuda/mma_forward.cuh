@@ -278,6 +278,20 @@ template <class S> GPU_DEVICE int mma_next(const fattn_gpu_args &g, const mma_it
     return block;
 }
 
+/* Behind the last tile of keys of the item's part, from `block` on, that a bias of -inf does not
+ * hide from all of its rows. The whole block asks. */
+template <class S>
+GPU_DEVICE int mma_seen_past(const fattn_gpu_args &g, const mma_item &w, int block)
+{
+    if (block >= w.past) {
+        return w.past;
+    }
+    const int64_t past =
+        gpu_seen_past(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group, block * (int64_t)S::KEYS,
+                      fattn_min64((int64_t)w.past * S::KEYS, w.keys));
+    return (int)((past + S::KEYS - 1) / S::KEYS);
+}
+
 /* Meets the keys of the item's part. */
 template <class S>
 GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
@@ -295,12 +309,8 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
     mma_commit();
     if constexpr (!mma_is_lean(S::VARIANT)) {
         mma_begin(g, s, w);
-        if (mma_has<S>(g, FATTN_BIAS) && block + 1 < past) { /* whose tile is on its way */
-            const int64_t keys = fattn_min64((int64_t)past * S::KEYS, w.keys);
-            past = (int)((gpu_seen_past(g, s.item.pairs, w.i0, w.i1, w.hk * w.group, w.group,
-                                        (block + 1) * (int64_t)S::KEYS, keys) +
-                          S::KEYS - 1) /
-                         S::KEYS);
+        if (mma_has<S>(g, FATTN_BIAS)) {
+            past = mma_seen_past<S>(g, s.item, block + 1); /* the first tile is on its way */
         }
         mma_stage<S>(g, s, block, past);
     }

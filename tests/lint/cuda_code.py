@@ -33,7 +33,7 @@ SAMPLES = {
     "mma_forward": {"MMA_SHAPES(X)": "X(lean, 0, 128, 128, 64, 2, 2, 4, 2) X(full, MMA_ANY, 128, 128, 64, 2, 2, 4, 2)"},
     "mma_decode": {"MMA_DECODE_SHAPES(X)": "X(128, 16, 4, 3)", "MMA_DECODE_WIDE_SHAPES(X)": ""},
     "mma_backward": {"MMA_BACKWARD_SHAPES(X)": "X(128, 64, 128)", "MMA_RUNS_OF_ONE(Y, ...)": ""},
-    "bf16x3_forward": {"BF16X3_SHAPES(X)": "X(128, 128, 64, 1, 8, 1)"},
+    "bf16x3_forward": {"BF16X3_SHAPES(X)": "X(forward, 0, 128, 128, 64, 1, 8, 1) X(full, MMA_ANY, 128, 64, 32, 1, 4, 2)"},
     "bf16x3_backward": {"BF16X3_BACKWARD_SHAPES(X)": "X(64, 32, 128, 8, 2, 2, 1)"},
 }
 

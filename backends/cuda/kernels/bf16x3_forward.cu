@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Image "bf16x3_forward": bf16x3_forward_<width>_<rows>x<keys> for each shape of mma.h. */
+/* Image "bf16x3_forward": bf16x3_<run>_<width>_<rows>x<keys> for each shape of mma.h. */
 #define FATTN_SMALL_QUOTIENTS /* fattn_cuda_too_large() */
 #include "backends/cuda/vendor.h"
 
@@ -7,11 +7,11 @@
 
 #include "backends/cuda/bf16x3_forward.cuh"
 
-#define BF16X3_ENTRY(width, rows, keys, tiles, warps, blocks)                    \
-    GPU_KERNEL(32 * warps, blocks)                                               \
-    bf16x3_forward_##width##_##rows##x##keys(const GPU_PARAM fattn_gpu_args g)   \
-    {                                                                            \
-        bf16x3_forward_all<mma_shape<mma_f32, width, tiles, warps, keys, 0>>(g); \
+#define BF16X3_ENTRY(run, features, width, rows, keys, tiles, warps, blocks)            \
+    GPU_KERNEL(32 * warps, blocks)                                                      \
+    bf16x3_##run##_##width##_##rows##x##keys(const GPU_PARAM fattn_gpu_args g)          \
+    {                                                                                   \
+        bf16x3_forward_all<mma_shape<mma_f32, width, tiles, warps, keys, features>>(g); \
     }
 BF16X3_SHAPES(BF16X3_ENTRY)
 

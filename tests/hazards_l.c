@@ -352,6 +352,13 @@ static void l4_plain(void)
         hazard_judge(&c, 2, "%d padded, %d between, kind %d, dtype %d, feature %llx", padded, gap,
                      kind, (int)dtype, (unsigned long long)feature);
     }
+    /* No sequence has a bias that all would share. */
+    draw_case none =
+        hazard_case(FATTN_FORWARD, FATTN_F16, 0, PLAIN_HEADS, 1, PLAIN_ROWS, PLAIN_KEYS, 64);
+    none.problem.features = FATTN_BIAS;
+    none.problem.dtype_bias = FATTN_F16;
+    memset(none.problem.bias_stride, 0, sizeof none.problem.bias_stride);
+    hazard_judge_drawn(&none, 0, "an empty batch");
 }
 
 /* A row that sees the first keys of the second 64 alone, under a window that begins a few keys

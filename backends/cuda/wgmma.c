@@ -389,7 +389,8 @@ static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     const int64_t shared = (stride[0] ? 1 : p->batch) * (stride[1] ? 1 : p->heads_k);
     const int64_t warps = fattn_min64(fattn_max64(t->k_blocks, 1), WGMMA_SEEN_THREADS / 32);
     snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d", kernel->width);
-    shape->blocks = fattn_max64(block_words(p, t) / fattn_max64(shared, 1), 1);
+    /* One at least clears the counter, unless there is no batch. */
+    shape->blocks = t->items > 0 ? fattn_max64(block_words(p, t) / shared, 1) : 0;
     shape->threads = (int)(32 * warps);
     shape->early = true;
 }

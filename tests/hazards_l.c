@@ -355,10 +355,16 @@ static void l4_plain(void)
     /* No sequence has a bias that all would share. */
     draw_case none =
         hazard_case(FATTN_FORWARD, FATTN_F16, 0, PLAIN_HEADS, 1, PLAIN_ROWS, PLAIN_KEYS, 64);
-    none.problem.features = FATTN_BIAS;
+    none.problem.features = FATTN_BIAS | FATTN_CU_SEQLENS_Q;
     none.problem.dtype_bias = FATTN_F16;
-    memset(none.problem.bias_stride, 0, sizeof none.problem.bias_stride);
-    hazard_judge_drawn(&none, 0, "an empty batch");
+    if (!hazard_build(&none)) {
+        draw_free(&none);
+        return;
+    }
+    for (int axis = 0; axis < 2; axis++) {
+        none.problem.bias_stride[axis] = none.tensors[DRAW_BIAS].stride[axis] = 0;
+    }
+    hazard_judge(&none, 0, "an empty batch");
 }
 
 /* A row that sees the first keys of the second 64 alone, under a window that begins a few keys

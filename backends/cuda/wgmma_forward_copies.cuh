@@ -160,6 +160,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
     wgmma_control<S> &control = *b.control;
     const fattn_problem &p = g.problem;
     const bool speaks = !PAGED || mma_lane() == 0;
+    const bool counts = wgmma_counts<S>(g); /* then the planner waits until it may go on */
     const int shift = PAGED ? 31 - __clz(WGMMA_PIECE((int)p.page_size, S::KEYS)) : 0;
     wgmma_pages<S> now = {shift, 0, 0, 0}, next = now;
     int used = 0; /* tiles of the ring of keys; that of values is one behind */
@@ -193,7 +194,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                 wgmma_copy_tile<S, S::PANELS, PAGED>(g, b.k, maps + 1, control.k_full,
                                                      control.k_empty, used, w, p.k, slot, shift);
             }
-            if (left == min(last, 2) && keys && speaks) {
+            if (left == min(last, 2) && counts && keys && speaks) {
                 wgmma_arrive(&control.item_wanted);
             }
             if (left == last) {

@@ -151,7 +151,7 @@ static bool spin_for_work(fattn_cpu_pool *pool)
 
 /* --- Workers ---------------------------------------------------------------------------------- */
 
-/* One visit to a board, on behalf of the pool; number: fattn_cpu_board_work()'s. */
+/* One visit to a board, on behalf of the pool. number: as in fattn_cpu_board_work(). */
 static fattn_cpu_visit visit(fattn_cpu_pool *pool, fattn_cpu_board *board, int number)
 {
     const fattn_cpu_visit visit = fattn_cpu_board_work(board, number);

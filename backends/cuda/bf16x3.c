@@ -23,9 +23,6 @@
 /* Below it reading keys is what takes time, and not multiplying them. */
 #define BF16X3_ROWS_MIN 17
 
-/* Beyond it the few pairs that are kept may be too small beside the others. */
-#define BF16X3_DROPOUT_MAX 0.99
-
 typedef struct bf16x3_shape {
     const char *run;
     uint64_t features; /* of pairs */
@@ -73,7 +70,7 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                 .dtypes = FATTN_DTYPE_BIT(FATTN_F32),                                  \
                 .features = bits,                                                      \
                 .dim_max = channels,                                                   \
-                .dropout_max = BF16X3_DROPOUT_MAX,                                     \
+                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                 \
                 .rows_min = BF16X3_ROWS_MIN,                                           \
                 .align = 16,                                                           \
                 .must_fit = true,                                                      \

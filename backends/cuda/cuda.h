@@ -19,6 +19,10 @@ const char *fattn_cuda_too_large(const fattn_kernel *row, const fattn_problem *p
 int64_t fattn_cuda_parts_workspace(const fattn_kernel *row, const fattn_problem *problem,
                                    const fattn_tiling *tiling);
 
+/* The largest probability of dropout for kernels that multiply weights of 16 bits: beyond it the
+ * few pairs that are kept may be too small beside the others. */
+#define FATTN_CUDA_DROPOUT_MAX 0.99
+
 /* What parts of the keys cost a row that memory bounds: they fill rounds of all multiprocessors. */
 fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_limits *limits);
 

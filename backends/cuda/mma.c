@@ -145,9 +145,6 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     }
 }
 
-/* Beyond it the few pairs that are kept may be too small beside the others for f16. */
-#define MMA_DROPOUT_MAX 0.99
-
 /* ...: the tiles, shapes of mma.h, most rows first. */
 #define MMA_ROW(variant, channels, bytes, bits, ...)                     \
     {                                                                    \
@@ -157,7 +154,7 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                 .features = bits,                                        \
                 .dim_max = channels,                                     \
                 .align = bytes,                                          \
-                .dropout_max = MMA_DROPOUT_MAX,                          \
+                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                   \
                 .must_fit = true,                                        \
                 .packs_groups = true,                                    \
                 .split = fattn_gpu_split,                                \
@@ -239,7 +236,7 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
                 .dim_max = channels,                                                     \
                 .rows_max = MMA_DECODE_ROWS,                                             \
                 .align = 16,                                                             \
-                .dropout_max = MMA_DROPOUT_MAX,                                          \
+                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                   \
                 .packs_groups = true,                                                    \
                 .split = fattn_cuda_split_evenly,                                        \
                 .must_fit = true,                                                        \
@@ -324,7 +321,7 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
                 .align = bytes,                                                   \
                 .own_dtype_o = true,                                              \
                 .adds_dbias = true,                                               \
-                .dropout_max = MMA_DROPOUT_MAX,                                   \
+                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                            \
                 .must_fit = true,                                                 \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},               \
                 .fast_bytes = backward_bytes,                                     \

@@ -13,9 +13,6 @@
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 
-/* Beyond it the few pairs that are kept may be too small beside the others for f16. */
-#define WGMMA_DROPOUT_MAX 0.99
-
 #define WGMMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
 /* Rows of mma.c skip what block masks rule out, and so does forward here. What a batch-invariant
@@ -461,7 +458,7 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
         .row = {.name = "wgmma_full_" #channels,                                                   \
                 WGMMA_FORWARD_ROW(channels),                                                       \
                 .features = WGMMA_FULL_FEATURES,                                                   \
-                .dropout_max = WGMMA_DROPOUT_MAX,                                                  \
+                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                             \
                 .tiles = (const fattn_tile[]){{64 * WGMMA_FULL_WARPGROUPS, keys}, {0, 0}},         \
                 .cannot = cannot_full,                                                             \
                 .pays = full_pays,                                                                 \
@@ -718,7 +715,7 @@ static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_prob
                 WGMMA_GRADIENT_ROW(channels),                                                 \
                 .features = WGMMA_BACKWARD_FULL_FEATURES(channels),                           \
                 .adds_dbias = true,                                                           \
-                .dropout_max = WGMMA_DROPOUT_MAX,                                             \
+                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                        \
                 .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},                            \
                 .fast_bytes = backward_full_bytes,                                            \
                 .workspace = backward_full_workspace},                                        \

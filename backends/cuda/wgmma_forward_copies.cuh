@@ -137,13 +137,13 @@ template <class S> GPU_DEVICE int wgmma_tile_before(const wgmma_block<S> &b, int
     return tile - 1;
 }
 
-/* Whether what is alone matters in a tile. */
+/* Whether the feature matters in a tile: it drops some pair, or is a bias that is not 0. */
 template <class S> GPU_DEVICE bool wgmma_is_mixed(const wgmma_block<S> &b, int place, int tile)
 {
     return b.control->words[place][tile / 32 * 2 + 1] >> tile % 32 & 1;
 }
 
-/* How a tile is said to who multiplies, who reads it once its keys are there. */
+/* What warpgroups are told about a tile. They read it once its keys are there. */
 template <class S> GPU_DEVICE int wgmma_tile_said(const wgmma_block<S> &b, int place, int tile)
 {
     return wgmma_is_mixed(b, place, tile) ? tile | WGMMA_MIXED : tile;

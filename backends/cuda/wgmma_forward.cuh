@@ -51,6 +51,7 @@ template <class S> struct wgmma_tile_terms {
     wgmma_control<S> *control; /* and its barriers */
     uint32_t staged[2];        /* where the thread begins to read the ring's first panel */
     int panel;                 /* of all that go through the ring, the tile's first */
+    const uint32_t *pairs;     /* of a bias: wgmma_read_bias() */
     float *shift;              /* of the thread's two rows: mma_alibi() */
     int j0;
     bool plain; /* a bias is 0, or a mask keeps all: nothing is staged */
@@ -110,34 +111,46 @@ template <class S> GPU_DEVICE uint32_t wgmma_panel_begin(const wgmma_tile_terms<
     return (uint32_t)(n % S::TERM_RING * S::TERM_BYTES);
 }
 
-/* The warp has read it. */
-template <class S> GPU_DEVICE void wgmma_panel_end(const wgmma_tile_terms<S> &s, int c)
+/* The warp has read all panels of the tile: a lane says so of each. */
+template <class S> GPU_DEVICE void wgmma_panels_end(const wgmma_tile_terms<S> &s)
 {
     __syncwarp();
-    wgmma_release(&s.control->term_empty[(s.panel + c) % S::TERM_RING]);
+    if (mma_lane() < S::TERM_PANELS) {
+        wgmma_arrive(&s.control->term_empty[(s.panel + mma_lane()) % S::TERM_RING]);
+    }
 }
 
-/* x = factor x + bias: words of 64 columns, of row h those whose numbers are h and h + 2 in each
- * four. */
+/* The thread's pairs of biases in a tile that is not plain: number 2 n + h has those of columns 8 n
+ * on and of its row h. */
 template <class S>
-GPU_DEVICE void wgmma_add_panel(const uint32_t words[S::TERM_KEYS / 4], float factor,
-                                float x[S::TERM_KEYS / 8][4])
+GPU_DEVICE void wgmma_read_bias(const wgmma_tile_terms<S> &s, uint32_t pairs[S::KEYS / 4])
 {
-    const bool hides = mma_bias_hides<S::TERM_KEYS / 4, S::type::DTYPE>(words);
-    GPU_UNROLL
-    for (int n = 0; n < S::TERM_KEYS / 2; n++) {
-        float *const score = &x[n / 4][n % 4];
-        *score = fmaf(*score, factor, mma_bias_at<S::type::DTYPE>(words + n / 2, n % 2));
-    }
-    if (hides) {
+    enum { LOADS = S::TERM_KEYS / 16 }; /* of a panel */
+    if (!s.item.bias_rows) {
         GPU_UNROLL
-        for (int n = 0; n < S::TERM_KEYS / 2; n++) {
-            const float bias = mma_bias_at<S::type::DTYPE>(words + n / 2, n % 2);
-            x[n / 4][n % 4] = bias == -fattn_f32_infinity() ? bias : x[n / 4][n % 4];
+        for (int h = 0; h < 2; h++) {
+            uint32_t words[S::OWN / 2];
+            wgmma_unstaged_get<S, uint16_t>(s, h, words);
+            GPU_UNROLL
+            for (int n = 0; n < S::OWN / 2; n++) {
+                pairs[2 * n + h] = words[n];
+            }
         }
+        return;
     }
+    uint32_t from[S::TERM_PANELS];
+    GPU_UNROLL
+    for (int c = 0; c < S::TERM_PANELS; c++) {
+        from[c] = s.staged[0] + wgmma_panel_begin<S>(s, c);
+    }
+    GPU_UNROLL
+    for (int n = 0; n < S::KEYS / 16; n++) {
+        mma_load(pairs + 4 * n, from[n / LOADS] ^ n % LOADS << 5);
+    }
+    wgmma_panels_end(s);
 }
 
+/* x = factor x + bias. Where a bias of -inf meets a score that is not finite, x becomes NaN. */
 template <class S>
 GPU_DEVICE void mma_bias_staged(const wgmma_tile_terms<S> &s, float factor,
                                 float x[1][S::KEYS / 8][4])
@@ -149,25 +162,38 @@ GPU_DEVICE void mma_bias_staged(const wgmma_tile_terms<S> &s, float factor,
         }
         return;
     }
-    if (!s.item.bias_rows) {
-        GPU_UNROLL
-        for (int h = 0; h < 2; h++) {
-            uint32_t words[S::OWN / 2];
-            wgmma_unstaged_get<S, uint16_t>(s, h, words);
-            mma_bias_words<S>(words, factor, 0, h, x);
-        }
-        return;
-    }
     GPU_UNROLL
-    for (int c = 0; c < S::TERM_PANELS; c++) {
-        uint32_t words[S::TERM_KEYS / 4];
-        const uint32_t from = s.staged[0] + wgmma_panel_begin<S>(s, c);
+    for (int n = 0; n < S::KEYS / 2; n++) {
+        const float bias = mma_bias_at<S::type::DTYPE>(s.pairs + n / 2, n % 2);
+        x[0][n / 4][n % 4] = fmaf(x[0][n / 4][n % 4], factor, bias);
+    }
+}
+
+/* Whether some score is NaN. Those that a multiply-add makes have no sign. */
+template <class S> GPU_DEVICE bool wgmma_has_nan(const float x[S::KEYS / 8][4])
+{
+    int most[4];
+    GPU_UNROLL
+    for (int e = 0; e < 4; e++) {
+        most[e] = __float_as_int(x[0][e]);
         GPU_UNROLL
-        for (int n = 0; n < S::TERM_KEYS / 16; n++) {
-            mma_load(words + 4 * n, from ^ n << 5);
+        for (int n = 1; n + 1 < S::KEYS / 8; n += 2) {
+            most[e] = wgmma_larger(most[e], __float_as_int(x[n][e]), __float_as_int(x[n + 1][e]));
         }
-        wgmma_panel_end<S>(s, c);
-        wgmma_add_panel<S>(words, factor, x[0] + c * S::TERM_KEYS / 8);
+        most[e] = max(most[e], __float_as_int(x[S::KEYS / 8 - 1][e]));
+    }
+    const int all = max(wgmma_larger(most[0], most[1], most[2]), most[3]);
+    return all > __float_as_int(fattn_f32_infinity());
+}
+
+/* A bias of -inf hides its pair, whatever the dot product is. */
+template <class S>
+GPU_DEVICE void wgmma_hide(const uint32_t pairs[S::KEYS / 4], float x[S::KEYS / 8][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < S::KEYS / 2; n++) {
+        const float bias = mma_bias_at<S::type::DTYPE>(pairs + n / 2, n % 2);
+        x[n / 4][n % 4] = bias == -fattn_f32_infinity() ? bias : x[n / 4][n % 4];
     }
 }
 
@@ -196,7 +222,7 @@ GPU_DEVICE void mma_mask_staged(const wgmma_tile_terms<S> &s, float x[1][S::KEYS
             score[1] = two & 0xff00 ? score[1] : -fattn_f32_infinity();
         }
     }
-    wgmma_panel_end<S>(s, 0);
+    wgmma_panels_end(s);
 }
 
 /* x + shift = factor x - slope distance. Where all of a warp's queries are on one side of the
@@ -250,7 +276,7 @@ template <class S> struct wgmma_rows {
 
 /* Whether some score of a warp's rows may exceed its reference by more than the margin. Numbers
  * that are not negative are in the order of their bits, of which three are compared at once; a
- * negative limit counts as exceeded. */
+ * negative limit counts as exceeded, and so does NaN where a bias may hide its pair. */
 template <class S>
 GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_rows<S> &rows, const float shift[2],
                                      const float x[S::KEYS / 8][4])
@@ -269,7 +295,9 @@ GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_rows<S> &rows, cons
         even = wgmma_larger(even, __float_as_int(x[N - 1][2 * h]),
                             __float_as_int(x[N - 1][2 * h + 1]));
         const float limit = (rows.state[h].m - shift[h]) * unit + WGMMA_MARGIN;
-        exceeds = exceeds || !(limit >= 0) || __int_as_float(max(even, odd)) * unit > limit;
+        const float top = __int_as_float(max(even, odd)) * unit;
+        exceeds =
+            exceeds || !(limit >= 0) || (S::KNOWN == FATTN_BIAS ? !(top <= limit) : top > limit);
     }
     return __any_sync(0xffffffffu, exceeds);
 }
@@ -643,11 +671,11 @@ template <class S> struct wgmma_used {
 template <class S>
 GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, const wgmma_block<S> &b,
                                                    int place, int block, bool plain, int panel,
-                                                   wgmma_row_terms &known)
+                                                   const uint32_t *pairs, wgmma_row_terms &known)
 {
     wgmma_control<S> &control = *b.control;
     wgmma_tile_terms<S> s = {
-        control.terms[place], NULL, NULL, NULL, NULL, &control, {0, 0}, panel, known.shift,
+        control.terms[place], NULL, NULL, NULL, NULL, &control, {0, 0}, panel, pairs, known.shift,
         block * S::KEYS,      plain};
     if constexpr (S::KNOWN == MMA_ANY) {
         s.bias = control.bias;
@@ -681,16 +709,17 @@ template <class S> GPU_DEVICE void wgmma_zero_past(int keys, int j0, float x[S::
 /* Dot products in x, of the tile of keys `block`, become scores; bound: mma_terms()'s. */
 template <class S>
 GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int block,
-                            bool plain, wgmma_used<S> &used, wgmma_row_terms &known,
-                            float x[S::KEYS / 8][4], float bound[1][2])
+                            bool plain, const uint32_t *pairs, wgmma_used<S> &used,
+                            wgmma_row_terms &known, float x[S::KEYS / 8][4], float bound[1][2])
 {
-    const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, block, plain, used.terms, known);
+    const wgmma_tile_terms<S> s =
+        wgmma_tile_terms_of(g, b, place, block, plain, used.terms, pairs, known);
     if (mma_has<S>(g, FATTN_SOFTCAP)) {
         wgmma_zero_past<S>(s.item.keys, s.j0, x);
     }
     mma_terms<S>(g, s, s.j0, (float(*)[S::KEYS / 8][4]) x, bound);
     mma_prefetch_bias<S>(g, s, block - 1, block > b.control->item[place].block ? block : 0);
-    used.terms += S::IS_STAGED && s.item.bias_rows && !s.plain ? S::TERM_PANELS : 0;
+    used.terms += S::KNOWN == FATTN_MASK && s.item.mask_rows && !s.plain ? S::TERM_PANELS : 0;
 }
 
 /* The thread's keys of row r, from key j0 on, that the block mask keeps. */
@@ -778,7 +807,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     const uint64_t q = wgmma_descriptor(b.q + group * 64 * 128, 0);
     const uint64_t k = wgmma_descriptor(b.k, 0), v = wgmma_descriptor(b.v, S::KEYS * 128);
     float x[S::KEYS / 8][4], alpha[2], bound[1][2];
-    uint32_t p[S::KEYS / 16][4];
+    uint32_t p[S::KEYS / 16][4], pairs[S::KNOWN == FATTN_BIAS ? S::KEYS / 4 : 1];
     int first[2], past[2], block = w.own_past[group] - 1;
     int left = 0; /* tiles behind this one, where some are skipped */
     bool mixed = false;
@@ -822,11 +851,29 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_staged_begin<S>(control.terms[place], wgmma_term_stride<S>(g.problem), row,
                               known.staged);
     }
+    const auto read_bias = [&]() {
+        if constexpr (S::KNOWN == FATTN_BIAS) {
+            if (mixed) {
+                const wgmma_tile_terms<S> s =
+                    wgmma_tile_terms_of(g, b, place, block, false, used.terms, NULL, known);
+                wgmma_read_bias(s, pairs);
+                used.terms += s.item.bias_rows ? S::TERM_PANELS : 0;
+            }
+        }
+    };
+    const auto rise = [&]() {
+        if constexpr (S::KNOWN == FATTN_BIAS) {
+            if (mixed && wgmma_has_nan<S>(x)) {
+                wgmma_hide<S>(pairs, x);
+            }
+        }
+        wgmma_rise<S>(unit, known.shift, x, rows, alpha);
+    };
     const auto score = [&]() {
         if constexpr (S::HAS_BLOCKS) {
             wgmma_score_blocks<S>(g, control.terms[place], mixed, block, x);
         } else if constexpr (!S::IS_LEAN) {
-            wgmma_score(g, b, place, block, S::SKIPS && !mixed, used, known, x, bound);
+            wgmma_score(g, b, place, block, S::SKIPS && !mixed, pairs, used, known, x, bound);
         }
         if (block >= full_past || block < full) {
             const int j = block * S::KEYS;
@@ -846,6 +893,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         }
     };
 
+    read_bias();
     wgmma_wait<0>();
     wgmma_settle<S::KEYS / 8>(x);
     wgmma_release(&control.k_empty[used.stage(used.k++)]);
@@ -853,7 +901,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_release(&control.q_empty);
     }
     score();
-    wgmma_rise<S>(unit, known.shift, x, rows, alpha);
+    rise();
     wgmma_weigh<S>(unit, known.shift, rows, x);
     wgmma_pack<T, S::KEYS>(x, p);
     drop();
@@ -863,6 +911,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         left--;
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
         read_tile();
+        read_bias();
         wgmma_turn_begin(b, group);
         wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, S::KEYS, false>(
             q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
@@ -882,7 +931,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
                                ? wgmma_bound_exceeds_margin<S>(unit, rows, bound[0])
                                : wgmma_exceeds_margin<S>(unit, rows, known.shift, x);
         if (rises) {
-            wgmma_rise<S>(unit, known.shift, x, rows, alpha);
+            rise();
         }
         wgmma_weigh<S>(unit, known.shift, rows, x);
         wgmma_wait<0>();
@@ -926,7 +975,7 @@ GPU_DEVICE void wgmma_begin_rows(const fattn_gpu_args &g, const wgmma_block<S> &
 {
     if constexpr (S::KNOWN == MMA_ANY || S::KNOWN == FATTN_ALIBI) {
         wgmma_row_terms none = {{0, 0}, {0, 0}};
-        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0, false, 0, none);
+        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0, false, 0, NULL, none);
         const int r = row + mma_lane();
         __syncwarp(); /* those of the item before are not looked at any more */
         if (mma_lane() < 16) {

@@ -199,6 +199,14 @@ static int __float_as_int(float x)
     return y;
 }
 
+/* What the unit makes is 0x7fffffff where it is no number; a host keeps an operand's sign. */
+static float multiply_add(float a, float b, float c)
+{
+    const float y = fmaf(a, b, c);
+    return std::isnan(y) ? __int_as_float(0x7fffffff) : y;
+}
+#define fmaf multiply_add
+
 /* The word that lane `from` of the warp gives. */
 static uint32_t exchange(uint32_t word, int from)
 {

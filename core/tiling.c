@@ -132,11 +132,13 @@ static double walked_bytes(const fattn_problem *p)
                : (double)p->seqlen_q * group * (dims * element + (double)p->dim * sizeof(float));
 }
 
-/* Heads whose rows take turns under a causal mask, all of them or as many as half of a shared cache
- * holds, in parts of one size. */
+/* Heads whose rows take turns where some rows may see more keys than others, under a causal mask or
+ * a bias of -inf: all of them or as many as half of a shared cache holds, in parts of one size. */
 static int64_t pick_together(const fattn_problem *p, const fattn_limits *limits, int64_t heads)
 {
-    int64_t together = p->window_right < 0 || heads < 1 ? 1 : heads;
+    const bool differ =
+        p->window_right >= 0 || p->features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK);
+    int64_t together = differ && heads > 1 ? heads : 1;
     while (together > 1 && (double)together * walked_bytes(p) > (double)limits->shared_cache / 2) {
         together = fattn_ceil_div(together, 2);
     }

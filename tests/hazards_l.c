@@ -184,12 +184,14 @@ static void l3(void)
     }
 }
 
-/* Hides key j from all rows, and writes x to one of its channels. */
+/* Hides key j from all rows, by the bias or else the mask, and writes x to one of its channels. */
 static void hide_key(draw_case *c, int64_t j, draw_id id, double x)
 {
+    const bool biased = c->problem.features & FATTN_BIAS;
+    const draw_id by = biased ? DRAW_BIAS : DRAW_MASK;
     for (int64_t n = 0; n < c->problem.batch * c->problem.heads_q * c->problem.seqlen_q; n++) {
         const int64_t h = n / c->problem.seqlen_q, i = n % c->problem.seqlen_q;
-        draw_set(c, DRAW_BIAS, draw_at(c, DRAW_BIAS, 0, h, i, j), -(double)INFINITY);
+        draw_set(c, by, draw_at(c, by, 0, h, i, j), biased ? -(double)INFINITY : 0);
     }
     for (int64_t hk = 0; hk < c->problem.heads_k; hk++) {
         draw_set(c, id, draw_at(c, id, 0, j, hk, j % c->problem.dim), x);
@@ -265,31 +267,36 @@ static void l4_heads(void)
 /* Rows that begin and end with -inf, or with 0, and differ between, one of them earlier than the
  * others: what a single row has must not be taken for hidden or unbiased, nor what lies between two
  * runs of one number. The odd row is the first, the last or the middle one. Both runs are longer
- * than a vector, among the first 64 keys too. */
+ * than a vector, among the first 64 keys too. The same with a mask, of whose keys the rows see only
+ * the outer or only the others. */
 static void l4_rows(void)
 {
     enum { ROWS = 71, KEYS = 203 };
     static const int begin[2][3] = {{28, 30, 34}, {20, 24, 40}};
-    for (int m = 0; m < 18; m++) {
+    for (int m = 0; m < 36; m++) {
         const fattn_dtype dtype = dtypes[m % 3];
         const int odd = m / 3 % 3 * (ROWS / 2);
-        const double outer = m < 9 ? -(double)INFINITY : 0;
+        const bool masks = m >= 18, hides = m % 18 < 9;
+        const double outer = masks ? !hides : hides ? -(double)INFINITY : 0;
+        const draw_id id = masks ? DRAW_MASK : DRAW_BIAS;
         draw_case c = hazard_case(FATTN_FORWARD, dtype, 1, 1, 1, ROWS, KEYS, 64);
         const int64_t stride[4] = {0, 0, KEYS, 1};
-        c.problem.features = FATTN_BIAS;
-        c.problem.dtype_bias = dtype;
-        memcpy(c.problem.bias_stride, stride, sizeof stride);
+        c.problem.features = masks ? FATTN_MASK : FATTN_BIAS;
+        c.problem.dtype_bias = masks ? FATTN_DTYPE_DEFAULT : dtype;
+        memcpy(masks ? c.problem.mask_stride : c.problem.bias_stride, stride, sizeof stride);
         const bool built = hazard_build(&c);
         for (int64_t n = 0; built && n < ROWS * KEYS; n++) {
             const int64_t i = n / KEYS, j = n % KEYS;
             const int *const from = begin[i == odd];
-            draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, i, j),
+            draw_set(&c, id, draw_at(&c, id, 0, 0, i, j),
                      j < from[0] || j >= from[2] ? outer
+                     : masks                     ? hides
                      : j < from[1]               ? 3
                                                  : -2);
         }
         if (built) {
-            hazard_judge(&c, 2, "row %d alone has its bias, %g outside", odd, outer);
+            hazard_judge(&c, 2, "row %d alone has its %s, %g outside", odd, masks ? "mask" : "bias",
+                         outer);
         } else {
             draw_free(&c);
         }
@@ -405,8 +412,8 @@ static void l4_ends(void)
     }
 }
 
-/* On a CPU hidden tiles are not multiplied: a NaN among their values, which a weight of 0 would not
- * stop, has no effect. Tiles of all rows end at multiples of 384 keys. */
+/* On a CPU tiles that a bias or a mask hides are not multiplied: a NaN among their values, which a
+ * weight of 0 would not stop, has no effect. Tiles of all rows end at multiples of 384 keys. */
 static void check_skipped(const place *at, draw_case *c, draw_id out)
 {
     const int64_t heads = c->problem.heads_q, dim = c->problem.dim;
@@ -468,8 +475,10 @@ static void l5(void)
             if (!hazard_on_host(at)) {
                 check_causal_bias(at, ops[n % 2], dtypes[d]);
             }
-            for (int64_t rows = 1; rows < 150 && strcmp(at->backend, "cpu") == 0; rows += 70) {
-                draw_case c = biased(ops[n % 2], dtypes[d], rows, 1160);
+            for (int m = 0; m < 6 && strcmp(at->backend, "cpu") == 0; m++) {
+                draw_case c = biased(ops[n % 2], dtypes[d], 1 + 70 * (m / 2), 1160);
+                c.problem.features = m % 2 ? FATTN_MASK : FATTN_BIAS;
+                c.problem.dtype_bias = m % 2 ? FATTN_DTYPE_DEFAULT : c.problem.dtype_bias;
                 if (!hazard_spares(at, &c) && hazard_build(&c) && draw_save(&c) == FATTN_OK &&
                     hazard_takes(at, &c)) {
                     check_skipped(at, &c, n % 2 ? DRAW_DQ : DRAW_O);
@@ -636,7 +645,7 @@ static const hazard table[] = {
     {"hazard_L4_rows", "a row loses keys, or its bias, that others hide or lack", l4_rows, NULL},
     {"hazard_L4_plain", "what one row has where others see all was lost", l4_plain, NULL},
     {"hazard_L4_ends", "a key behind a multiple of 64 was taken for hidden", l4_ends, NULL},
-    {"hazard_L5", "tiles that a bias hides were computed", l5, NULL},
+    {"hazard_L5", "tiles that a bias or a mask hides were computed", l5, NULL},
     {"hazard_L6", "a row of one key had a probability of almost 1", l6, NULL},
     {"hazard_L7", "dBias of pairs that a bias hides was NaN", l7, NULL},
     {"hazard_L8", "dropout hid a NaN from the gradient of values", l8, NULL},

@@ -717,7 +717,7 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
     }
     for (int64_t n = 0; n < d.heads; n++) {
         int64_t begin = first, end = past;
-        /* For the panel's bias_ranges. */
+        /* For the panel's ranges. */
         skip_hidden_blocks(&d.head[n].panel, NULL, 0, &begin, &end);
     }
     bool more = find_tile(&d, first, past, &d.next);

@@ -177,7 +177,7 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
         forward_begin(&strips[n], kind, work.split);
         (void)fattn_schedule_keys(&parts, work.split, &first, &past);
         panel_blocks(&strips[n].panel, &first, &past);
-        known_bias *const known = strips->known ? &strips->known[work.block * room + n] : NULL;
+        known_ranges *const known = strips->known ? &strips->known[work.block * room + n] : NULL;
         skip_hidden_blocks(&strips[n].panel, known, part, &first, &past);
         begin = fattn_min64(begin, first);
         end = fattn_max64(end, past);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a bias of -inf or 0 spares: such numbers are how engines write masks.
+ * What a mask, or a bias of -inf and 0, spares: engines write causal masks and padding as either.
  *
  * When a panel turns to its keys, its rows of the bias are read from both ends for keys that -inf
  * hides from all rows, and from there on for keys where it is 0 for all of them. The former are
  * never multiplied, the latter need no bias. With any other bias the search ends at its first and
  * its last number. A causal mask, a window or padding is wholly described so, in four numbers,
  * where a table of tiles would grow with Sq Sk. What else is hidden is found tile by tile: the test
- * of a tile stops at the first number that is not -inf.
+ * of a tile stops at the first number that is not -inf. Masks are read in the same way: 0 hides a
+ * pair, and pairs that are kept need no mask.
  */
 #ifndef FATTN_CPU_HIDDEN_H
 #define FATTN_CPU_HIDDEN_H
@@ -54,8 +55,8 @@ INLINE int64_t equal_numbers(fattn_dtype dtype, const char *bias, int64_t n, fv 
 
 /* Of a row's keys first .. past - 1, how many have that bias before (or, backwards, after) the
  * first that has another. row: index of key 0 */
-static int64_t run_of(const panel *pn, int64_t row, int64_t first, int64_t past, float value,
-                      bool backwards)
+static int64_t bias_run(const panel *pn, int64_t row, int64_t first, int64_t past, float value,
+                        bool backwards)
 {
     const fattn_dtype dtype = pn->p->dtype_bias;
     const int64_t step = pn->p->bias_stride[3], n = past - first;
@@ -78,132 +79,191 @@ static int64_t run_of(const panel *pn, int64_t row, int64_t first, int64_t past,
     return run;
 }
 
-/* How many of a row's keys first .. past - 1 -inf hides at the end. */
-static int64_t hidden_after(const panel *pn, int64_t row, int64_t first, int64_t past)
+/* Whether one of 32 bytes is 0 (or, kept, is not). */
+INLINE bool some_differ(const uint8_t *mask, bool kept)
 {
-    const int64_t hidden = run_of(pn, row, first, past, -INFINITY, false);
-    return hidden == past - first ? hidden : run_of(pn, row, first, past, -INFINITY, true);
+    const uint64_t ones = UINT64_C(0x0101010101010101);
+    uint64_t eight, some = 0;
+    for (int c = 0; c < 32; c += 8) {
+        memcpy(&eight, mask + c, sizeof eight);
+        some |= kept ? (eight - ones) & ~eight & ones << 7 : eight;
+    }
+    return some != 0;
 }
 
-/* Rows of the bias that the panel's rows have: heads and queries that share one count once. Row n
+/* The same of a mask that keeps the pair, or does not. */
+static int64_t mask_run(const panel *pn, int64_t row, int64_t first, int64_t past, bool kept,
+                        bool backwards)
+{
+    const int64_t step = pn->p->mask_stride[3], n = past - first;
+    const uint8_t *const mask = pn->run->buffers->mask + row + first * step;
+    int64_t run = 0;
+    while (step == 1 && run + 32 <= n &&
+           !some_differ(mask + (backwards ? n - run - 32 : run), kept)) {
+        run += 32;
+    }
+    while (run < n && (mask[(backwards ? n - 1 - run : run) * step] != 0) == kept) {
+        run++;
+    }
+    return run;
+}
+
+static bool has_hider(const fattn_problem *p, int by)
+{
+    return p->features & (by == BIAS_HIDES ? FATTN_BIAS : FATTN_MASK);
+}
+
+static const int64_t *hider_stride(const fattn_problem *p, int by)
+{
+    return by == BIAS_HIDES ? p->bias_stride : p->mask_stride;
+}
+
+/* Keys that are hidden, and those whose score does not change. */
+typedef enum run_kind { HIDDEN_RUN, IDLE_RUN } run_kind;
+
+/* Of a row's keys first .. past - 1, how many are so before (or, backwards, after) the first that
+ * is not. row: index of key 0 */
+static int64_t run_of(const panel *pn, int by, int64_t row, int64_t first, int64_t past,
+                      run_kind kind, bool backwards)
+{
+    return by == BIAS_HIDES
+               ? bias_run(pn, row, first, past, kind == HIDDEN_RUN ? -INFINITY : 0, backwards)
+               : mask_run(pn, row, first, past, kind == IDLE_RUN, backwards);
+}
+
+/* How many of a row's keys first .. past - 1 are hidden at the end. */
+static int64_t hidden_after(const panel *pn, int by, int64_t row, int64_t first, int64_t past)
+{
+    const int64_t hidden = run_of(pn, by, row, first, past, HIDDEN_RUN, false);
+    return hidden == past - first ? hidden : run_of(pn, by, row, first, past, HIDDEN_RUN, true);
+}
+
+/* Rows of the hider that the panel's rows have: heads and queries that share one count once. Row n
  * is the n-th from the last on. */
-typedef struct bias_rows {
+typedef struct hider_rows {
     int64_t heads, count;
-} bias_rows;
+} hider_rows;
 
-static bias_rows bias_rows_of(const panel *pn)
+static hider_rows hider_rows_of(const panel *pn, int by)
 {
-    const int64_t *const stride = pn->p->bias_stride;
+    const int64_t *const stride = hider_stride(pn->p, by);
     const int64_t heads = stride[1] ? pn->group : 1;
-    return (bias_rows){.heads = heads, .count = heads * (stride[2] ? pn->i1 - pn->i0 : 1)};
+    return (hider_rows){.heads = heads, .count = heads * (stride[2] ? pn->i1 - pn->i0 : 1)};
 }
 
-static int64_t bias_row(const panel *pn, bias_rows rows, int64_t n)
+static int64_t hider_row(const panel *pn, int by, hider_rows rows, int64_t n)
 {
-    const int64_t *const stride = pn->p->bias_stride;
+    const int64_t *const stride = hider_stride(pn->p, by);
     const int64_t i = rows.heads == 1 ? n : n / rows.heads, h = n - i * rows.heads;
     return pn->b * stride[0] + (pn->hk * pn->group + h) * stride[1] + (pn->i1 - 1 - i) * stride[2] +
            pn->start_k * stride[3];
 }
 
-/* What the bias leaves of keys first .. past - 1. A slope may make NaN of 0. The last row comes
+/* What the hider leaves of keys first .. past - 1. A slope may make NaN of 0. The last row comes
  * first: a causal mask hides least from it. The others are then read in the order of memory, which
  * for a bias larger than the caches takes half the time of reading each from both its ends. */
-static bias_ranges bias_ranges_of(const panel *pn, int64_t first, int64_t past)
+static hider_ranges ranges_of(const panel *pn, int by, int64_t first, int64_t past)
 {
-    const bias_rows rows = bias_rows_of(pn);
-    const bool sloped = pn->p->features & FATTN_ALIBI_BIAS;
-    fattn_range seen = {.first = past, .past = first}, zero = {.first = past, .past = past};
+    const hider_rows rows = hider_rows_of(pn, by);
+    const bool sloped = by == BIAS_HIDES && pn->p->features & FATTN_ALIBI_BIAS;
+    fattn_range seen = {.first = past, .past = first}, idle = {.first = past, .past = past};
     for (int64_t n = 0; n < rows.count; n++) {
-        const int64_t row = bias_row(pn, rows, n == 0 ? 0 : rows.count - n);
-        const int64_t before = run_of(pn, row, first, seen.first, -INFINITY, false);
+        const int64_t row = hider_row(pn, by, rows, n == 0 ? 0 : rows.count - n);
+        const int64_t before = run_of(pn, by, row, first, seen.first, HIDDEN_RUN, false);
         seen.first = fattn_min64(seen.first, first + before);
         if (n == 0 && !sloped) {
-            zero.first = seen.first;
+            idle.first = seen.first;
         }
-        zero.past = zero.first + run_of(pn, row, zero.first, zero.past, 0, false);
+        idle.past = idle.first + run_of(pn, by, row, idle.first, idle.past, IDLE_RUN, false);
         const int64_t least = fattn_max64(seen.past, seen.first);
-        const int64_t after = hidden_after(pn, row, least, past);
+        const int64_t after = hidden_after(pn, by, row, least, past);
         seen.past = past - after > seen.first ? fattn_max64(seen.past, past - after) : seen.past;
-        if (seen.first == first && seen.past == past && zero.past <= zero.first) {
+        if (seen.first == first && seen.past == past && idle.past <= idle.first) {
             break;
         }
     }
-    return (bias_ranges){.seen = seen, .zero = zero};
+    return (hider_ranges){.seen = seen, .idle = idle};
 }
 
-/* What a thread found for the rows of a strip. Heads that share a bias share it. */
-typedef struct known_bias {
+/* What a thread found for the rows of a strip. Heads that share a bias or mask share it. */
+typedef struct known_ranges {
     int64_t part; /* of which keys of which sequence, from 1 on; 0 at first */
-    bias_ranges ranges;
-} known_bias;
+    hider_ranges ranges[HIDERS];
+} known_ranges;
 
-/* Strips of whose rows a thread remembers the bias: all, where heads share it. */
+/* Strips of whose rows a thread remembers what is hidden: all, where heads share that. */
 static int64_t known_strips(const fattn_problem *p, int64_t br)
 {
-    const bool shared = p->features & FATTN_BIAS && p->bias_stride[1] == 0 && p->heads_k > 1;
+    bool shared = p->heads_k > 1 && (has_hider(p, BIAS_HIDES) || has_hider(p, MASK_HIDES));
+    for (int by = 0; by < HIDERS; by++) {
+        shared = shared && (!has_hider(p, by) || hider_stride(p, by)[1] == 0);
+    }
     return shared ? (p->seqlen_q * (p->heads_q / p->heads_k) + br - 1) / br : 0;
 }
 
-/* Sets the panel's bias_ranges, and drops from key blocks first .. past - 1 those at both ends that
- * the bias hides from all rows. known: NULL, or what the thread knows of the panel's rows; part: as
- * in known_bias */
-static void skip_hidden_blocks(panel *pn, known_bias *known, int64_t part, int64_t *first,
+/* Sets the panel's ranges, and drops from key blocks first .. past - 1 those at both ends that are
+ * hidden from all rows. known: NULL, or what the thread knows of the panel's rows; part: as in
+ * known_ranges */
+static void skip_hidden_blocks(panel *pn, known_ranges *known, int64_t part, int64_t *first,
                                int64_t *past)
 {
-    if (!(pn->p->features & FATTN_BIAS) || *first >= *past) {
-        return;
-    }
-    if (known && known->part == part) {
-        pn->bias_ranges = known->ranges;
-    } else {
-        const int64_t end = fattn_band_rows(&pn->band, pn->i0, pn->i1).past;
-        pn->bias_ranges = bias_ranges_of(pn, *first * pn->bc, fattn_min64(*past * pn->bc, end));
+    const int64_t end = fattn_band_rows(&pn->band, pn->i0, pn->i1).past;
+    for (int by = 0; by < HIDERS && *first < *past; by++) {
+        hider_ranges *const ranges = &pn->ranges[by];
+        if (!has_hider(pn->p, by)) {
+            continue;
+        }
+        *ranges = known && known->part == part
+                      ? known->ranges[by]
+                      : ranges_of(pn, by, *first * pn->bc, fattn_min64(*past * pn->bc, end));
+        const fattn_range seen = ranges->seen;
+        *first = seen.first / pn->bc;
+        *past = seen.first < seen.past ? (seen.past + pn->bc - 1) / pn->bc : *first;
     }
     if (known) {
-        *known = (known_bias){.part = part, .ranges = pn->bias_ranges};
+        known->part = part;
+        memcpy(known->ranges, pn->ranges, sizeof known->ranges);
     }
-    const fattn_range seen = pn->bias_ranges.seen;
-    *first = seen.first / pn->bc;
-    *past = seen.first < seen.past ? (seen.past + pn->bc - 1) / pn->bc : *first;
 }
 
 /* How many of the keys first .. past - 1 come before those that are hidden from all rows.
  * Prefetches the number with which the test of the next tile begins. */
-static int64_t seen_keys(const panel *pn, int64_t first, int64_t past)
+static int64_t seen_keys(const panel *pn, int by, int64_t first, int64_t past)
 {
-    const bias_rows rows = bias_rows_of(pn);
-    const int64_t next = fattn_min64(past + pn->bc, pn->bias_ranges.seen.past) - 1;
+    const hider_rows rows = hider_rows_of(pn, by);
+    const int64_t next = fattn_min64(past + pn->bc, pn->ranges[by].seen.past) - 1;
+    const int64_t later = hider_row(pn, by, rows, 0) + next * hider_stride(pn->p, by)[3];
+    __builtin_prefetch(by == BIAS_HIDES ? element(pn->run->buffers->bias, pn->p->dtype_bias, later)
+                                        : (const char *)pn->run->buffers->mask + later);
     int64_t seen = first;
-    __builtin_prefetch(element(pn->run->buffers->bias, pn->p->dtype_bias,
-                               bias_row(pn, rows, 0) + next * pn->p->bias_stride[3]));
     for (int64_t n = 0; n < rows.count && seen < past; n++) {
-        seen = past - run_of(pn, bias_row(pn, rows, n), seen, past, -INFINITY, true);
+        seen = past - run_of(pn, by, hider_row(pn, by, rows, n), seen, past, HIDDEN_RUN, true);
     }
     return seen - first;
 }
 
-/* The tile of key block `block` as span_of() has it, without what a bias hides. cut: it may end
- * early; else it is whole or empty. */
+/* The tile of key block `block` as span_of() has it, without what is hidden. cut: it may end early;
+ * else it is whole or empty. */
 static span seen_span(const panel *pn, int64_t block, bool cut)
 {
-    const bias_ranges *const bias = &pn->bias_ranges;
     span s = span_of(pn, block);
     const int64_t past = s.first + s.live;
-    if (s.kind == FATTN_TILE_EMPTY || !(pn->p->features & FATTN_BIAS)) {
-        return s;
+    int64_t live = s.live;
+    for (int by = 0; by < HIDERS && s.kind != FATTN_TILE_EMPTY && live > 0; by++) {
+        const hider_ranges *const ranges = &pn->ranges[by];
+        if (!has_hider(pn->p, by)) {
+            continue;
+        }
+        if (ranges->idle.first <= s.first && past <= ranges->idle.past) {
+            s.unbiased = s.unbiased || by == BIAS_HIDES;
+            s.kind = by == MASK_HIDES && s.only_masked ? FATTN_TILE_FULL : s.kind;
+            continue;
+        }
+        live = fattn_min64(live, ranges->seen.past - s.first);
+        live = past <= ranges->seen.first || live <= 0 ? 0
+                                                       : seen_keys(pn, by, s.first, s.first + live);
     }
-    s.unbiased = bias->zero.first <= s.first && past <= bias->zero.past;
-    if (s.unbiased) {
-        return s;
-    }
-    int64_t live = fattn_min64(past, bias->seen.past) - s.first;
-    if (past <= bias->seen.first || live <= 0) {
-        live = 0;
-    } else {
-        live = seen_keys(pn, s.first, s.first + live);
-    }
-    if (live == 0) {
+    if (live <= 0) {
         s.live = s.padded = 0;
         s.kind = FATTN_TILE_EMPTY;
     } else if (cut && live < s.live) {

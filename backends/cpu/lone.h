@@ -13,22 +13,6 @@
 #include "backends/cpu/hidden.h"
 #include "backends/cpu/terms.h"
 
-/* The first key from j on that the mask keeps, or past. */
-static int64_t next_kept(const uint8_t *mask, int64_t step, int64_t j, int64_t past)
-{
-    uint64_t some = 0;
-    for (; step == 1 && j + (int64_t)sizeof some <= past; j += (int64_t)sizeof some) {
-        memcpy(&some, mask + j, sizeof some);
-        if (some) {
-            break;
-        }
-    }
-    while (j < past && !mask[j * step]) {
-        j++;
-    }
-    return j;
-}
-
 /* The first key from j on, before `past`, in whose block the block mask keeps row r. */
 static int64_t next_block(const panel *pn, int64_t r, int64_t j, int64_t past)
 {
@@ -48,12 +32,11 @@ static int64_t next_key(const panel *pn, int64_t r, int64_t j, int64_t past)
     const fattn_problem *const p = pn->p;
     for (int64_t before = -1; j != before && j < past;) {
         before = j;
-        if (p->features & FATTN_BIAS) {
-            j += run_of(pn, term_index(pn, p->bias_stride, r, 0), j, past, -INFINITY, false);
-        }
-        if (p->features & FATTN_MASK) {
-            const uint8_t *const mask = pn->run->buffers->mask;
-            j = next_kept(mask + term_index(pn, p->mask_stride, r, 0), p->mask_stride[3], j, past);
+        for (int by = 0; by < HIDERS; by++) {
+            if (has_hider(p, by)) {
+                const int64_t row = term_index(pn, hider_stride(p, by), r, 0);
+                j += run_of(pn, by, row, j, past, HIDDEN_RUN, false);
+            }
         }
         if (p->features & FATTN_BLOCK_MASK) {
             j = next_block(pn, r, j, past);

@@ -43,11 +43,14 @@ typedef struct key_copies {
     float *k, *v; /* [bc][d_pad], [bc][dv_pad] */
 } key_copies;
 
-/* Keys by their bias: outside `seen` it is -inf for all rows of a panel, in `zero` it is 0 for
- * all. */
-typedef struct bias_ranges {
-    fattn_range seen, zero;
-} bias_ranges;
+/* What may hide keys: a bias by -inf, a mask by 0. */
+typedef enum hider { BIAS_HIDES, MASK_HIDES, HIDERS } hider;
+
+/* Keys by a hider: outside `seen` it hides them from all rows of a panel; in `idle` it changes no
+ * row's score, for the bias is 0, or the mask keeps the pair. */
+typedef struct hider_ranges {
+    fattn_range seen, idle;
+} hider_ranges;
 
 typedef struct panel {
     const fattn_problem *p;
@@ -67,13 +70,13 @@ typedef struct panel {
     fattn_band band;
     fattn_score_rule rule;
     fattn_dropout dropout;
-    bias_ranges bias_ranges; /* of the keys ahead */
 
     /* Scratch. d_pad and dv_pad: D and Dv rounded up to vectors. */
     int64_t d_pad, dv_pad;
-    query_row *row;   /* [br] */
-    float *slope;     /* [br] of ALiBi */
-    uint32_t *drop_i; /* [br] query and global head, for dropout */
+    query_row *row;       /* [br] */
+    hider_ranges *ranges; /* [HIDERS] of the keys ahead */
+    float *slope;         /* [br] of ALiBi */
+    uint32_t *drop_i;     /* [br] query and global head, for dropout */
     uint32_t *drop_h;
 
     /* Scratch that panels of one thread can share. */
@@ -183,7 +186,9 @@ static void panel_prepare(const panel *pn)
 /* What a panel keeps for itself, after panel_layout(). */
 static void panel_layout_rows(panel *pn, arena *from)
 {
+    const bool may_hide = pn->p->features & (FATTN_BIAS | FATTN_MASK);
     pn->row = carve(from, pn->br, sizeof *pn->row);
+    pn->ranges = carve(from, may_hide ? HIDERS : 0, sizeof *pn->ranges);
     pn->slope = carve(from, pn->br, sizeof(float));
     pn->drop_i = carve(from, pn->br, sizeof(uint32_t));
     pn->drop_h = carve(from, pn->br, sizeof(uint32_t));
@@ -358,6 +363,7 @@ typedef struct span {
     fattn_tile_kind kind;
     fattn_range common; /* in the band of every row; masks may still hide some */
     bool unbiased;      /* the bias is 0 */
+    bool only_masked;   /* the tile would be full without the mask */
 } span;
 
 /* The tile of key block `block`, which ends where the last row that sees anything ends. */
@@ -396,6 +402,7 @@ static span span_of(const panel *pn, int64_t block)
     }
     if (s.kind == FATTN_TILE_FULL && (masked || pn->ragged)) {
         s.kind = FATTN_TILE_PARTIAL;
+        s.only_masked = !pn->ragged && !(p->features & FATTN_BLOCK_MASK);
     }
     s.common.first = fattn_max64(0, fattn_band_row(&pn->band, pn->i1 - 1).first - j0);
     s.common.past = fattn_min64(s.padded, fattn_band_row(&pn->band, pn->i0).past - j0);

@@ -65,7 +65,7 @@ struct forward {
     float *o;            /* [br][dv_pad] */
     prefetch_row *later; /* of the first strip alone, like what follows */
     key_tile tiles[2];   /* of keys, by turns where the next one is copied meanwhile */
-    known_bias *known;   /* [strips of all rows] or NULL */
+    known_ranges *known; /* [strips of all rows] or NULL */
     cached_head *cache;  /* the worker's */
 };
 

@@ -484,10 +484,17 @@ CALL(cuCtxEnablePeerAccess, object *peer, unsigned flags)
     return end(result);
 }
 
+#ifdef STUB_VIRTUAL
+static const bool is_virtual = true;
+#else
+static const bool is_virtual = false;
+#endif
+
 /* The architecture of the code in a fat binary that the device runs. It begins with a magic number,
  * its header's size and how many bytes of entries follow; an entry with its kind (1: PTX, 2:
  * machine code), the sizes of its header and of what follows it, and, 28 bytes in, the
  * architecture. PTX runs on newer chips, machine code on those of its generation, and goes first.
+ * Of a build with PTX in the place of machine code (STUB_VIRTUAL), it passes for that too.
  */
 static int find_code(const unsigned char *image, int *compiled_for, bool *by_ptx)
 {
@@ -508,9 +515,12 @@ static int find_code(const unsigned char *image, int *compiled_for, bool *by_ptx
         memcpy(&size, entry + 8, sizeof size);
         memcpy(&arch, entry + 28, sizeof arch);
         const int chip = capability_of(current()->device), code = (int)arch;
-        if (code <= chip && code > best[kind == 1 ? 1 : 2] &&
-            (kind == 1 || (code / 10 == chip / 10 && !state.only_ptx))) {
-            best[kind == 1 ? 1 : 2] = code;
+        if (kind == 1 && code <= chip && code > best[1]) {
+            best[1] = code;
+        }
+        if ((kind == 2 || is_virtual) && code <= chip && code > best[2] && code / 10 == chip / 10 &&
+            !state.only_ptx) {
+            best[2] = code;
         }
     }
     *by_ptx = !best[2];

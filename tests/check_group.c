@@ -835,7 +835,7 @@ int main(int argc, char **argv)
     check_failures(FATTN_BACKWARD, FATTN_SCHEME_RING, brief);
     check_failures(FATTN_BACKWARD, FATTN_SCHEME_HEADS, brief);
     check_overlap(FATTN_SCHEME_RING, 4, brief ? 256 : 512);
-    check_overlap(FATTN_SCHEME_HEADS, 8, brief ? 256 : 512);
+    check_overlap(FATTN_SCHEME_HEADS, 8, brief ? 128 : 512);
     check_arguments();
     fattn_cache_clear();
     return tap_done();

@@ -79,6 +79,8 @@ static void find_places(const char *named, fattn_device *devices[], int *device_
 
 bool hazard_on_host(const place *at) { return at->device->backend->host_memory; }
 
+bool hazard_sanitized(void) { return SANITIZED; }
+
 bool hazard_emulated(void)
 {
     fattn_device_info info = {.struct_size = sizeof info};
@@ -116,7 +118,7 @@ bool hazard_spares(const place *at, const draw_case *c)
     const int64_t slices = p->batch * p->heads_q;
     const int64_t longest = p->seqlen_q > p->seqlen_k ? p->seqlen_q : p->seqlen_k;
     return SANITIZED && is_repeated(at) &&
-           (slices * longest >= 15000 || slices * p->seqlen_q * p->seqlen_k >= 20000);
+           (slices * longest >= 15000 || slices * p->seqlen_q * p->seqlen_k >= 2000);
 }
 
 /* -------------------------------------------------------------------------------------------------

@@ -70,6 +70,9 @@ void hazard_judge_drawn(draw_case *c, int splits, const char *format, ...) FATTN
 
 bool hazard_on_host(const place *at); /* kernels read host memory */
 
+/* Whether a sanitizer looks at every access, and finds in a few problems what it finds in many. */
+bool hazard_sanitized(void);
+
 /* Whether kernels run on an emulated GPU (stub/hip), instruction by instruction. Hazards that need
  * a large size skip it, because they would take minutes. */
 bool hazard_emulated(void);

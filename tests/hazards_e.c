@@ -174,7 +174,7 @@ static void run_guarded(const place *at, const draw_case *c, bool end)
  * (docs/TESTING.md). Pointers are aligned only to an element. */
 static void e7(void)
 {
-    for (int64_t index = 0; index < 250; index++) {
+    for (int64_t index = 0; index < (hazard_sanitized() ? 60 : 250); index++) {
         draw_case c;
         if (draw_problem(&c, 7, index) != 0) {
             continue;

@@ -575,8 +575,8 @@ GPU_DEVICE void mma_bias_words(const uint32_t *words, float factor, int m, int h
     }
 }
 
-/* The same of a bias that waits in shared memory. Hopper's kernels have this, mma_alibi() and
- * mma_mask_staged() for themselves. */
+/* The same of a bias that waits in shared memory. (Hopper's kernels have mma_alibi() for
+ * themselves; with a bias or a mask alone they do not come here.) */
 template <class S>
 GPU_DEVICE void mma_bias_staged(const mma_scratch<S> &s, float factor,
                                 float x[S::TILES][S::KEYS / 8][4])

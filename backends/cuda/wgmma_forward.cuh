@@ -53,6 +53,7 @@ template <class S> struct wgmma_tile_terms {
     int panel;                 /* of all that go through the ring, the tile's first */
     const uint32_t *pairs;     /* of a bias: wgmma_read_bias() */
     float *shift;              /* of the thread's two rows: mma_alibi() */
+    float factor;              /* of dot products; kept in a register, for each tile waits for it */
     int j0;
     bool plain; /* a bias is 0, or a mask keeps all: nothing is staged */
 };
@@ -61,6 +62,7 @@ template <class S> struct wgmma_tile_terms {
 typedef struct wgmma_row_terms {
     uint32_t staged[2]; /* wgmma_staged_begin() */
     float shift[2];     /* what is to be added to scores: mma_alibi() */
+    float factor;       /* as wgmma_tile_terms has it */
 } wgmma_row_terms;
 
 /* The row of a staged tile that holds the terms of row r. */
@@ -150,22 +152,28 @@ GPU_DEVICE void wgmma_read_bias(const wgmma_tile_terms<S> &s, uint32_t pairs[S::
     wgmma_panels_end(s);
 }
 
+/* x = factor x */
+template <class S>
+GPU_DEVICE void wgmma_multiply(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < S::KEYS / 2; n++) {
+        x[n / 4][n % 4] *= s.factor;
+    }
+}
+
 /* x = factor x + bias. Where a bias of -inf meets a score that is not finite, x becomes NaN. */
 template <class S>
-GPU_DEVICE void mma_bias_staged(const wgmma_tile_terms<S> &s, float factor,
-                                float x[1][S::KEYS / 8][4])
+GPU_DEVICE void wgmma_add_bias(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8][4])
 {
     if (s.plain) {
-        GPU_UNROLL
-        for (int n = 0; n < S::KEYS / 2; n++) {
-            x[0][n / 4][n % 4] *= factor;
-        }
+        wgmma_multiply(s, x);
         return;
     }
     GPU_UNROLL
     for (int n = 0; n < S::KEYS / 2; n++) {
         const float bias = mma_bias_at<S::type::DTYPE>(s.pairs + n / 2, n % 2);
-        x[0][n / 4][n % 4] = fmaf(x[0][n / 4][n % 4], factor, bias);
+        x[n / 4][n % 4] = fmaf(x[n / 4][n % 4], s.factor, bias);
     }
 }
 
@@ -197,10 +205,14 @@ GPU_DEVICE void wgmma_hide(const uint32_t pairs[S::KEYS / 4], float x[S::KEYS / 
     }
 }
 
+/* x = factor x, or -inf where the mask hides the pair. */
 template <class S>
-GPU_DEVICE void mma_mask_staged(const wgmma_tile_terms<S> &s, float x[1][S::KEYS / 8][4])
+GPU_DEVICE void wgmma_add_mask(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8][4])
 {
     static_assert(S::TERM_PANELS == 1, "a tile is one panel");
+    if (s.factor != 1) {
+        wgmma_multiply(s, x);
+    }
     if (s.plain) {
         return;
     }
@@ -208,7 +220,7 @@ GPU_DEVICE void mma_mask_staged(const wgmma_tile_terms<S> &s, float x[1][S::KEYS
         uint32_t words[2][S::OWN / 4];
         wgmma_unstaged_get<S, uint8_t>(s, 0, words[0]);
         wgmma_unstaged_get<S, uint8_t>(s, 1, words[1]);
-        mma_keep_bytes<S>(words, x);
+        mma_keep_bytes<S>(words, (float(*)[S::KEYS / 8][4]) x);
         return;
     }
     const uint32_t place = wgmma_panel_begin<S>(s, 0);
@@ -217,7 +229,7 @@ GPU_DEVICE void mma_mask_staged(const wgmma_tile_terms<S> &s, float x[1][S::KEYS
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
             const uint32_t two = wgmma_get_half(((s.staged[h] + place) ^ n / 2 << 4) + n % 2 * 8);
-            float *const score = x[0][n] + 2 * h;
+            float *const score = x[n] + 2 * h;
             score[0] = two & 0xff ? score[0] : -fattn_f32_infinity();
             score[1] = two & 0xff00 ? score[1] : -fattn_f32_infinity();
         }
@@ -674,9 +686,19 @@ GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, cons
                                                    const uint32_t *pairs, wgmma_row_terms &known)
 {
     wgmma_control<S> &control = *b.control;
-    wgmma_tile_terms<S> s = {
-        control.terms[place], NULL, NULL, NULL, NULL, &control, {0, 0}, panel, pairs, known.shift,
-        block * S::KEYS,      plain};
+    wgmma_tile_terms<S> s = {control.terms[place],
+                             NULL,
+                             NULL,
+                             NULL,
+                             NULL,
+                             &control,
+                             {0, 0},
+                             panel,
+                             pairs,
+                             known.shift,
+                             known.factor,
+                             block * S::KEYS,
+                             plain};
     if constexpr (S::KNOWN == MMA_ANY) {
         s.bias = control.bias;
         s.mask = control.mask;
@@ -714,12 +736,18 @@ GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, in
 {
     const wgmma_tile_terms<S> s =
         wgmma_tile_terms_of(g, b, place, block, plain, used.terms, pairs, known);
-    if (mma_has<S>(g, FATTN_SOFTCAP)) {
-        wgmma_zero_past<S>(s.item.keys, s.j0, x);
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        wgmma_add_bias(s, x);
+    } else if constexpr (S::KNOWN == FATTN_MASK) {
+        wgmma_add_mask(s, x);
+        used.terms += s.item.mask_rows && !s.plain ? S::TERM_PANELS : 0;
+    } else {
+        if (mma_has<S>(g, FATTN_SOFTCAP)) {
+            wgmma_zero_past<S>(s.item.keys, s.j0, x);
+        }
+        mma_terms<S>(g, s, s.j0, (float(*)[S::KEYS / 8][4]) x, bound);
+        mma_prefetch_bias<S>(g, s, block - 1, block > b.control->item[place].block ? block : 0);
     }
-    mma_terms<S>(g, s, s.j0, (float(*)[S::KEYS / 8][4]) x, bound);
-    mma_prefetch_bias<S>(g, s, block - 1, block > b.control->item[place].block ? block : 0);
-    used.terms += S::KNOWN == FATTN_MASK && s.item.mask_rows && !s.plain ? S::TERM_PANELS : 0;
 }
 
 /* The thread's keys of row r, from key j0 on, that the block mask keeps. */
@@ -846,8 +874,9 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         first[h] = keys.first - mma_lane() % 4 * 2;
         past[h] = keys.past - mma_lane() % 4 * 2;
     }
-    wgmma_row_terms known = {{0, 0}, {0, 0}};
+    wgmma_row_terms known = {{0, 0}, {0, 0}, 1};
     if constexpr (S::IS_STAGED) {
+        known.factor = wgmma_own(g.rule.terms & FATTN_SCORE_SCALE ? g.rule.scale : 1);
         wgmma_staged_begin<S>(control.terms[place], wgmma_term_stride<S>(g.problem), row,
                               known.staged);
     }
@@ -974,7 +1003,7 @@ GPU_DEVICE void wgmma_begin_rows(const fattn_gpu_args &g, const wgmma_block<S> &
                                  int row)
 {
     if constexpr (S::KNOWN == MMA_ANY || S::KNOWN == FATTN_ALIBI) {
-        wgmma_row_terms none = {{0, 0}, {0, 0}};
+        wgmma_row_terms none = {{0, 0}, {0, 0}, 1};
         wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0, false, 0, NULL, none);
         const int r = row + mma_lane();
         __syncwarp(); /* those of the item before are not looked at any more */

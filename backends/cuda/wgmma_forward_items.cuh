@@ -57,10 +57,10 @@ struct wgmma_shape {
         /* Of a thread. A block gets as many as all its threads would have alike, and who asks for
          * more than are left waits for ever. */
         EQUAL_REGISTERS = 65536 / THREADS / 8 * 8,
-        OWN_REGISTERS = GROUPS != 2                               ? 160
-                        : FEATURES == FATTN_BIAS                  ? 232
-                        : FEATURES & (FATTN_MASK | FATTN_SOFTCAP) ? 224
-                                                                  : 216,
+        OWN_REGISTERS = GROUPS != 2                                           ? 160
+                        : FEATURES == FATTN_BIAS || FEATURES == FATTN_SOFTCAP ? 232
+                        : FEATURES & (FATTN_MASK | FATTN_SOFTCAP)             ? 224
+                                                                              : 216,
         COPY_REGISTERS = (GROUPS + 1) * EQUAL_REGISTERS - GROUPS * OWN_REGISTERS
     };
 };

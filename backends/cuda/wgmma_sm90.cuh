@@ -239,6 +239,13 @@ GPU_DEVICE void wgmma_put_transposed(uint32_t to, const uint32_t x[4])
 /* What has been stored is read again where it is needed: a thread that copies has few registers. */
 GPU_DEVICE void wgmma_forget(void) { asm volatile("" ::: "memory"); }
 
+/* x, in a register of its own: it is not read anew from where it came. */
+GPU_DEVICE float wgmma_own(float x)
+{
+    asm volatile("" : "+f"(x));
+    return x;
+}
+
 /* --- Products --------------------------------------------------------------------------------- */
 
 GPU_DEVICE void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -762,6 +762,7 @@ static void mma_load_transposed(uint32_t x[4], uint32_t at)
 /* Of kernels that are not here. */
 template <int SIZE> static void mma_copy_small(uint32_t, const void *, int) { abort(); }
 static void wgmma_forget(void) {}
+static float wgmma_own(float x) { return x; }
 
 /* --- Products --------------------------------------------------------------------------------- */
 

@@ -273,7 +273,7 @@ static void l4_rows(void)
 {
     enum { ROWS = 71, KEYS = 203 };
     static const int begin[2][3] = {{28, 30, 34}, {20, 24, 40}};
-    for (int m = 0; m < 36; m++) {
+    for (int m = 0; m < (hazard_emulated() ? 18 : 36); m++) { /* no GPU takes a mask for ranges */
         const fattn_dtype dtype = dtypes[m % 3];
         const int odd = m / 3 % 3 * (ROWS / 2);
         const bool masks = m >= 18, hides = m % 18 < 9;

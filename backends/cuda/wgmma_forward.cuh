@@ -53,7 +53,7 @@ template <class S> struct wgmma_tile_terms {
     int panel;                 /* of all that go through the ring, the tile's first */
     const uint32_t *pairs;     /* of a bias: wgmma_read_bias() */
     float *shift;              /* of the thread's two rows: mma_alibi() */
-    float factor;              /* of dot products; kept in a register, for each tile waits for it */
+    float factor;              /* of dot products, in a register: each tile would wait for memory */
     int j0;
     bool plain; /* a bias is 0, or a mask keeps all: nothing is staged */
 };

@@ -79,7 +79,7 @@ static int64_t bias_run(const panel *pn, int64_t row, int64_t first, int64_t pas
     return run;
 }
 
-/* Whether one of 32 bytes is 0 (or, kept, is not). */
+/* Whether one of 32 bytes of a mask hides its pair or, unless `kept`, keeps it. */
 INLINE bool some_differ(const uint8_t *mask, bool kept)
 {
     const uint64_t ones = UINT64_C(0x0101010101010101);
@@ -91,7 +91,8 @@ INLINE bool some_differ(const uint8_t *mask, bool kept)
     return some != 0;
 }
 
-/* The same of a mask that keeps the pair, or does not. */
+/* Of a row's keys first .. past - 1, how many the mask keeps (or, unless `kept`, hides) before (or,
+ * backwards, after) the first with which it does otherwise. row: index of key 0 */
 static int64_t mask_run(const panel *pn, int64_t row, int64_t first, int64_t past, bool kept,
                         bool backwards)
 {
@@ -194,7 +195,7 @@ typedef struct known_ranges {
 /* Strips of whose rows a thread remembers what is hidden: all, where heads share that. */
 static int64_t known_strips(const fattn_problem *p, int64_t br)
 {
-    bool shared = p->heads_k > 1 && (has_hider(p, BIAS_HIDES) || has_hider(p, MASK_HIDES));
+    bool shared = p->heads_k > 1 && has_hiders(p);
     for (int by = 0; by < HIDERS; by++) {
         shared = shared && (!has_hider(p, by) || hider_stride(p, by)[1] == 0);
     }
@@ -207,6 +208,9 @@ static int64_t known_strips(const fattn_problem *p, int64_t br)
 static void skip_hidden_blocks(panel *pn, known_ranges *known, int64_t part, int64_t *first,
                                int64_t *past)
 {
+    if (!has_hiders(pn->p) || *first >= *past) {
+        return;
+    }
     const int64_t end = fattn_band_rows(&pn->band, pn->i0, pn->i1).past;
     for (int by = 0; by < HIDERS && *first < *past; by++) {
         hider_ranges *const ranges = &pn->ranges[by];

@@ -128,6 +128,8 @@ static bool is_masked(const fattn_problem *p)
     return p->features & (FATTN_MASK | FATTN_BLOCK_MASK);
 }
 
+static bool has_hiders(const fattn_problem *p) { return p->features & (FATTN_BIAS | FATTN_MASK); }
+
 /*
  * Whether products can read the rows of k or v in place. A stride of a multiple of 4 KiB maps all
  * rows of a tile to the same set of the first-level cache, where they evict each other.
@@ -186,9 +188,8 @@ static void panel_prepare(const panel *pn)
 /* What a panel keeps for itself, after panel_layout(). */
 static void panel_layout_rows(panel *pn, arena *from)
 {
-    const bool may_hide = pn->p->features & (FATTN_BIAS | FATTN_MASK);
     pn->row = carve(from, pn->br, sizeof *pn->row);
-    pn->ranges = carve(from, may_hide ? HIDERS : 0, sizeof *pn->ranges);
+    pn->ranges = carve(from, has_hiders(pn->p) ? HIDERS : 0, sizeof *pn->ranges);
     pn->slope = carve(from, pn->br, sizeof(float));
     pn->drop_i = carve(from, pn->br, sizeof(uint32_t));
     pn->drop_h = carve(from, pn->br, sizeof(uint32_t));

@@ -3,14 +3,16 @@
 
 usage: python bench/python_gpt2.py [--steps 200] [--batch 8] [--length 1024] [--layers 12] [--width 768]
            [--vocabulary 50304] [--ways flash again fattn ...] [--precision bfloat16] [--compile]
-           [--device cuda] [--seconds 600] [--every 0] [--profile]
+           [--rate 6e-4] [--warmup 2000] [--device cuda] [--seconds 600] [--every 0] [--profile]
 
 Models with the same weights see the same batches, taking turns. Ways: "flash", "efficient", "cudnn" and "math"
 are PyTorch's backends, "again" is flash a second time, "fattn" the switch. Prints for each the median of a
 step's time, of the time until the host had queued it, and the distance of its losses from the first way's,
 largest and average, over all steps and over the first quarter. The distance between two ways of PyTorch's is
 what rounding alone does. Stops early after --seconds. With --profile: how long a GPU was busy in one more step
-of each, and with kernels of attention. The text is that of this repository's documents, as
+of each, and with kernels of attention. The learning rate rises to --rate over --warmup steps: without that,
+losses of the first hundreds of steps are those of a training that is hardly stable, and rounding moves them
+a hundred times as far. The text is that of this repository's documents, as
 bytes.
 """
 
@@ -77,7 +79,9 @@ class Training:
         self.name, self.options = name, options
         torch.manual_seed(0)
         self.model = GPT2(options).to(options.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, fused=True)
+        self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1 / max(1, options.warmup), 1.0,
+                                                          max(1, options.warmup))
         self.losses, self.times, self.queued = [], [], []
         self.call = torch.compile(self.model) if options.compile else self.model
 
@@ -97,6 +101,7 @@ class Training:
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
+            self.schedule.step()
             queued = time.perf_counter()
             wait()
             self.times.append(time.perf_counter() - start)
@@ -115,13 +120,14 @@ class Training:
 def main():
     parser = argparse.ArgumentParser()
     for name, value in (("steps", 200), ("batch", 8), ("length", 1024), ("layers", 12), ("width", 768),
-                        ("vocabulary", 50304), ("every", 0)):  # GPT-2's, padded to a multiple of 64
+                        ("vocabulary", 50304), ("warmup", 2000), ("every", 0)):  # GPT-2's, padded to a multiple of 64
         parser.add_argument("--" + name, type=int, default=value)
     parser.add_argument("--ways", nargs="+", default=["flash", "fattn"], choices=[*BACKENDS, "fattn"])
     parser.add_argument("--precision", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--seconds", type=float, default=600)
     options = parser.parse_args()
     begin = time.monotonic()

@@ -47,7 +47,6 @@ class Made(NamedTuple):
     final: tuple[int, ...]    # as it is returned
     strides: tuple[int, ...]  # of final
     swapped: bool = False     # whether axes 1 and 2 of shape are exchanged in final
-    alike: bool = False       # whether it lies just like q, in backward like o
     new: Callable[[], Any] | None = None  # makes it, where a kind has a shorter way; see Kind.maker
 
 
@@ -87,6 +86,14 @@ class Kind:
 
     def maker(self, made: Made, device: str) -> Callable[[], Any] | None:
         """What allocates an output in less time than make()."""
+        return None
+
+    def maker_of_bytes(self, size: int, device: str) -> Callable[[], Any] | None:
+        """The same for empty() of so many bytes."""
+        return None
+
+    def streams_of(self, device: str) -> Callable[[], int] | None:
+        """What stream() says of arrays on a device, in less time."""
         return None
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
@@ -165,9 +172,12 @@ class _Torch(Kind):
         self.pointer = self.torch.Tensor.data_ptr  # type: ignore[method-assign]
         # The handle alone, without an object of torch.cuda.Stream around it.
         self.raw_stream: Any = getattr(self.torch._C, "_cuda_getCurrentRawStream", None)
-        # empty_strided() of host memory without the dispatcher, as Inductor's programs have it.
+        # empty_strided() without the dispatcher, as Inductor's programs have it: of host memory, and of the current
+        # GPU's.
         guards = getattr(getattr(self.torch._C, "_dynamo", None), "guards", None)
         self.empty_on_host: Any = getattr(guards, "_empty_strided_cpu", None)
+        self.empty_on_gpu: Any = getattr(guards, "_empty_strided_cuda", None)
+        self.current_gpu: Any = getattr(self.torch._C, "_cuda_getDevice", None)
 
     def key(self, a: Any) -> Any:
         if a.requires_grad and self.torch.is_grad_enabled():
@@ -201,22 +211,35 @@ class _Torch(Kind):
         """The same for any strided tensor, before PyTorch reads it, which does not check."""
         self.check_memory((a,), (reach(a.shape, a.stride(), a.itemsize, name),))
 
-    def maker(self, made: Made, device: str) -> Callable[[], Any] | None:
-        if device != "cpu" or self.empty_on_host is None:
-            return None
-        return partial(self.empty_on_host, made.final, made.strides, self.dtypes[made.dtype])
+    def maker(self, made: Made, device: str) -> Callable[[], Any]:
+        return self.maker_of(made.final, made.strides, self.dtypes[made.dtype], device)
+
+    def maker_of(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, device: str) -> Callable[[], Any]:
+        if device == "cpu" and self.empty_on_host is not None:
+            return partial(self.empty_on_host, shape, strides, dtype)
+        # (On an H100's host empty() took 20 us more, with PyTorch 2.11.)
+        anywhere = partial(self.torch.empty_strided, shape, strides, dtype=dtype, device=self.device(device))
+        if device == "cpu" or self.empty_on_gpu is None or self.current_gpu is None:
+            return anywhere
+        here = partial(self.empty_on_gpu, shape, strides, dtype)
+        current, index = self.current_gpu, self.device(device).index
+        return lambda: here() if current() == index else anywhere()
+
+    def device(self, device: str) -> Any:
+        return self.torch.device(device.replace("hip", "cuda"))  # as PyTorch calls both
+
+    def maker_of_bytes(self, size: int, device: str) -> Callable[[], Any] | None:
+        return self.maker_of((size,), (1,), self.torch.uint8, device)
+
+    def streams_of(self, device: str) -> Callable[[], int] | None:
+        return None if device == "cpu" else partial(self.raw_stream, self.device(device).index)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         return self.torch.empty_strided(shape, (1,) if len(shape) == 1 else contiguous_strides(shape),
                                         dtype=self.dtypes[dtype], device=like.device)
 
     def make(self, made: Made, like: Any) -> tuple[Any, Any]:
-        if made.new is not None:
-            a = made.new()
-            return a, a
-        # On an H100's host empty() took 20 us more than these (PyTorch 2.11).
-        a = (self.torch.empty_like(like) if made.alike else
-             self.torch.empty_strided(made.final, made.strides, dtype=self.dtypes[made.dtype], device=like.device))
+        a = (made.new or self.maker(made, f"{self.gpu}:{like.get_device()}" if like.is_cuda else "cpu"))()
         return a, a
 
     def stream(self, a: Any) -> int | None:

@@ -34,6 +34,7 @@ class PlanHandle:
 
     def __init__(self, device: int, problem: int) -> None:
         self.address = 0
+        self.room: Callable[[], Any] | None = None  # makes the workspace that a run takes, and 255 bytes
         plan = ctypes.c_void_p()
         _c.check(_c.lib.fattn_plan_create(device, problem, ctypes.byref(plan)))
         assert plan.value is not None
@@ -86,12 +87,11 @@ class Prepared:
         self.lse_shape = description.lse_shape
         self.made = [made._replace(new=kind.maker(made, views["q"].device)) for made in
                      (description.forward() if options.op == _c.FORWARD else description.backward())]
-        self.new = [made.new for made in self.made]
+        self.new: list[Any] = [made.new for made in self.made]
         self.reaches = [view.reach(name) for name, view in views.items()]
         self.reach_of_qkv = tuple([number for needed, size, _ in self.reaches[:3] for number in (needed, size)])
-        # Of a backward: whether it makes dq, dk and dv alone, each as o lies.
-        self.three_alike = ([made.name for made in self.made] == ["dq", "dk", "dv"] and
-                            all(made.alike for made in self.made))
+        # Of a backward: whether it makes dq, dk and dv alone.
+        self.makes_three = [made.name for made in self.made] == ["dq", "dk", "dv"]
         self.problem, self.memory = description.problem, description.memory
         self.extras = [_OFFSET[name] for name, *_ in EXTRAS if name in views]
         self.seeded = "seed_ptr" in views
@@ -101,9 +101,11 @@ class Prepared:
         # Arrays in host memory and a device that does not read it: the one-shot call copies.
         self.staged = not info.host_memory and views["q"].device == "cpu"
         self.takes_workspace = kind.allocates and not info.host_memory and not self.staged
+        self.stream = None if self.host_memory else kind.streams_of(views["q"].device)
         self.plans: dict[int, PlanHandle] = {}
         self.frames: list[tuple[bytearray, int]] = []
         self.features: int = self.problem.features
+        self.again = False  # whether it was looked for again; kept by who does
         self.aligned = self.plan(16)
 
     def backward(self) -> Prepared:
@@ -130,6 +132,9 @@ class Prepared:
                            ctypes.sizeof(problem))
             problem.pointer_alignment = alignment
             plan = PlanHandle(self.device, ctypes.addressof(problem))
+            if self.takes_workspace:
+                kind, views = self.request[1:]
+                plan.room = kind.maker_of_bytes(plan.workspace + 255, views["q"].device)
             plan = self.plans.setdefault(alignment, plan)
         return plan
 
@@ -171,14 +176,15 @@ class Prepared:
                 status = _execute(plan.address, address, workspace.address, None)
                 if workspace.size <= _KEPT_BYTES:
                     _workspaces.append(workspace)
-        elif self.takes_workspace and size > 0:
-            block = kind.empty((size + 255,), "uint8", like)
-            status = _execute(plan.address, address, (kind.pointer(block) + 255) & -256,
-                              kind.stream(like))
         elif self.staged:
             status = _c.lib.fattn_attention(self.device, ctypes.addressof(self.problem), address, None)
         else:
-            status = _execute(plan.address, address, None, kind.stream(like))
+            stream = kind.stream(like) if self.stream is None else self.stream()
+            if self.takes_workspace and size > 0:
+                block = kind.empty((size + 255,), "uint8", like) if plan.room is None else plan.room()
+                status = _execute(plan.address, address, (kind.pointer(block) + 255) & -256, stream)
+            else:
+                status = _execute(plan.address, address, None, stream)
         if status:
             raise _c.fail(status)
         self.frames.append(frame)
@@ -200,12 +206,15 @@ def device_of(wanted: str | None, where: str) -> int:
 _LIMIT = 512
 _cache: dict[Any, Prepared] = {}
 _lock = threading.Lock()
+also_cleared: list[dict[Any, Any]] = []  # what else holds plans
 
 
 def cache_clear() -> None:
     """Forgets all plans and idle workspaces."""
     with _lock:
         _cache.clear()
+    for other in also_cleared:
+        other.clear()
     _workspaces.clear()
     _c.lib.fattn_cache_clear()
 

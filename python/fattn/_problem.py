@@ -312,7 +312,7 @@ class Description:
         """An output that the caller did not give, in C order of (batch, sequence, head, channel): what is
         made of heads next is a row of all of them, in any layout."""
         swapped = self.swaps and self.o.layout == "bhsd" and len(shape) == 4
-        final, like = shape, self.views["q" if self.o.op == _c.FORWARD else "o"]
+        final = shape
         if swapped:
             shape = (shape[0], shape[2], shape[1], shape[3])
         strides = contiguous_strides(shape)
@@ -320,8 +320,7 @@ class Description:
             strides = (strides[0], strides[2], strides[1], strides[3])
         box = _box(name, View(final, strides, dtype, ""), self.o.layout, len(shape) == 3)
         self.set_strides(name, box.strides)
-        return Made(name, dtype, shape, final, strides, swapped,
-                    (like.shape, like.strides, like.dtype) == (final, strides, dtype))
+        return Made(name, dtype, shape, final, strides, swapped)
 
     def make_statistic(self, name: str, shape: tuple[int, ...]) -> Made:
         return Made(name, self.statistics, shape, shape, contiguous_strides(shape))

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import fattn  # noqa: E402
 import fattn.torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+import torch.utils._python_dispatch  # noqa: E402
 from torch.library import opcheck  # noqa: E402
 
 FORWARD, BACKWARD = torch.ops.fattn.forward.default, torch.ops.fattn.backward.default
@@ -524,6 +525,84 @@ def test_freed_storage():
                  lambda: torch.autograd.grad(o.sum(), q)):
         with pytest.raises(fattn.NullPointer, match="v needs 864 bytes of its storage, which has 0"):
             call()
+
+
+@pytest.mark.parametrize("grad", (False, True))
+def test_known_calls(grad):
+    """A call that is found by one look at its tensors is the same call, and another one is not taken for it:
+    other shapes, strides, dtypes, modes and options, in turns."""
+    sdpa = fattn.torch.scaled_dot_product_attention
+    shapes = [(2, 3, 8, 16), (2, 3, 9, 16), (1, 3, 8, 16), (2, 6, 8, 8)]
+    makers = [lambda s: torch.randn(s), lambda s: torch.randn(s[0], s[2], s[1], s[3]).transpose(1, 2),
+              lambda s: torch.randn(s).half(), lambda s: torch.randn(s).bfloat16(),
+              lambda s: torch.nn.Parameter(torch.randn(s)), lambda s: torch._neg_view(torch.randn(s))]
+    for turn in range(4):
+        for causal in (False, True):
+            for shape in shapes:
+                for maker in makers:
+                    q, k, v = (maker(shape).detach().requires_grad_(grad) for _ in range(3))
+                    o, expected = sdpa(q, k, v, is_causal=causal), F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+                    bound = {torch.bfloat16: 3e-2, torch.float16: 4e-3}.get(q.dtype, 1e-5)
+                    assert o.dtype == q.dtype and o.requires_grad == grad
+                    torch.testing.assert_close(o, expected, atol=bound, rtol=bound)
+                    if grad:
+                        g = torch.randn_like(o)
+                        g = g if turn % 2 else g.transpose(1, 2).contiguous().transpose(1, 2)
+                        for ours, theirs in zip(torch.autograd.grad(o, (q, k, v), g),
+                                                torch.autograd.grad(expected, (q, k, v), g)):
+                            torch.testing.assert_close(ours, theirs, atol=4 * bound, rtol=4 * bound)
+    assert fattn.torch._sdpa._known, "nothing was remembered"
+    fattn.cache_clear()
+    assert not fattn.torch._sdpa._known
+
+
+class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function._schema.name)
+        return function(*args, **(kwargs or {}))
+
+
+def test_known_calls_elsewhere():
+    """What a known call's tensors do not show: autocast, transforms, modes, tracing and freed memory."""
+    sdpa = fattn.torch.scaled_dot_product_attention
+    q, k, v = (torch.randn(2, 3, 8, 16) for _ in range(3))
+    expected = [sdpa(q, k, v) for _ in range(4)][-1]
+    assert any(known.check(q, k, v) for few in fattn.torch._sdpa._known.values() for known in few)
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert sdpa(q, k, v).dtype == torch.bfloat16
+            low = sdpa(q.bfloat16(), k.bfloat16(), v.bfloat16())
+        with torch.autocast("cpu", torch.float16):
+            assert sdpa(q.bfloat16(), k.bfloat16(), v.bfloat16()).dtype == torch.float16
+        assert low.dtype == torch.bfloat16 and torch.equal(sdpa(q, k, v), expected)
+    mapped = torch.func.vmap(sdpa)(*(t[:, None].expand(2, 3, 3, 8, 16) for t in (q, k, v)))
+    torch.testing.assert_close(mapped[:, 0], expected)
+    with Recorder() as recorder:
+        sdpa(q, k, v)
+    assert "fattn::forward" in recorder.names
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert sdpa(*(mode.from_tensor(t) for t in (q, k, v))).shape == expected.shape
+    with torch.inference_mode():
+        assert torch.equal(sdpa(q, k, v), expected)
+    v.untyped_storage().resize_(0)
+    with pytest.raises(fattn.NullPointer, match=GONE):
+        sdpa(q, k, v)
+
+
+def test_known_gradients_of_freed_storage():
+    q, k, v = (torch.randn(2, 3, 8, 16, requires_grad=True) for _ in range(3))
+    for turn in range(4):
+        o = fattn.torch.scaled_dot_product_attention(q, k, v)
+        if turn == 3:
+            v.untyped_storage().resize_(0)
+            with pytest.raises(fattn.NullPointer, match=GONE):
+                o.sum().backward()
+        else:
+            o.sum().backward()
 
 
 def shrink(t):

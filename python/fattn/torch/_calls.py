@@ -2,13 +2,13 @@
 """Calls on tensors that nothing but autograd watches: no operator is dispatched, and what a call has in
 common with earlier ones is looked up once.
 
-A training step spends as long in these lines as a GPU in a small attention, so they are few.
+A training step spends as long in these lines as a GPU in a small attention, so they are few. In a step they run
+four times as long as in a loop of nothing else, because the rest of the step has filled the caches.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -30,9 +30,8 @@ GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
 _BIAS, _SINK = TENSORS.index("bias"), TENSORS.index("sink")
 
 _kind = kind_of(torch.empty(0))
-_make, _check_memory = _kind.make, _kind.check_memory
+_check_memory = _kind.check_memory
 check_readable = _kind.check_readable  # type: ignore[attr-defined]
-_empty_like = torch.empty_like
 _grads = torch.is_grad_enabled
 
 
@@ -71,6 +70,7 @@ class Call:
         self.bias = 3 + given.index(_BIAS) if _BIAS in given else -1
         self.sink = 3 + given.index(_SINK) if _SINK in given else -1
         self.positions = options_of(_c.FORWARD, numbers)[1]
+        self.call = self  # as a Known has it
         self._outputs: dict[tuple[bool, ...], int] = {}
 
     def outputs_of(self, needed: tuple[bool, ...]) -> int:
@@ -84,25 +84,29 @@ class Call:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *extras: Tensor) -> tuple[Tensor, Any]:
         """(o, lse or None)."""
+        return self.run_forward(self.find_forward(q, k, v, *extras), q, k, v, *extras)
+
+    def find_forward(self, q: Tensor, k: Tensor, v: Tensor, *extras: Tensor) -> Prepared:
         device = q.device
         key: Any = (self, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype,
                     v.dtype, device, k.device, v.device)
         if extras:
             key += tuple([(e.shape, e.stride(), e.dtype, e.device) for e in extras])
-        prepared = prepared_calls.get(key) or self._prepare_forward(key, q, k, v, extras)
+        return prepared_calls.get(key) or self._prepare_forward(key, q, k, v, extras)
+
+    def run_forward(self, prepared: Prepared, q: Tensor, k: Tensor, v: Tensor,
+                    *extras: Tensor) -> tuple[Tensor, Any]:
         # As _kind.check_memory() has it.
         q_bytes, q_size, k_bytes, k_size, v_bytes, v_size = prepared.reach_of_qkv
         if (q.untyped_storage().nbytes() < q_bytes + q_size * q.storage_offset() or
                 k.untyped_storage().nbytes() < k_bytes + k_size * k.storage_offset() or
                 v.untyped_storage().nbytes() < v_bytes + v_size * v.storage_offset() or extras):
             _check_memory((q, k, v, *extras), prepared.reaches)
-        new = prepared.new[0]
-        o = _make(prepared.made[0], q)[0] if new is None else new()
+        o = prepared.new[0]()
         qp, kp, vp, op = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
         lse, at_lse = None, 0
         if self.lse:
-            new = prepared.new[1]
-            lse = _make(prepared.made[1], q)[0] if new is None else new()
+            lse = prepared.new[1]()
             at_lse = lse.data_ptr()
         prepared.run(_kind, q, pack_forward, (qp, kp, vp, op, at_lse), qp | kp | vp | op,
                      [e.data_ptr() for e in extras] if extras else (), self.positions, None)
@@ -111,6 +115,11 @@ class Call:
     def backward(self, outputs: int, dout: Tensor, dlse: Tensor | None, o: Tensor, lse: Tensor, q: Tensor,
                  k: Tensor, v: Tensor, *extras: Tensor) -> list[Tensor | None]:
         """GRADIENTS; None for those that outputs, bits of FATTN_OUT_DQ and so on, do not name."""
+        prepared = self.find_backward(outputs, dout, dlse, o, lse, q, k, v, *extras)
+        return self.run_backward(prepared, dout, dlse, o, lse, q, k, v, *extras)
+
+    def find_backward(self, outputs: int, dout: Tensor, dlse: Tensor | None, o: Tensor, lse: Tensor, q: Tensor,
+                      k: Tensor, v: Tensor, *extras: Tensor) -> Prepared:
         device = q.device
         # Whatever unpacks saved tensors may have changed their strides.
         key: Any = (self, outputs, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), o.shape,
@@ -119,16 +128,19 @@ class Call:
                     lse.device, None if dlse is None else (dlse.shape, dlse.stride(), dlse.dtype))
         if extras:
             key += tuple([(e.shape, e.stride(), e.dtype, e.device) for e in extras])
-        prepared = (prepared_calls.get(key) or
-                    self._prepare_backward(key, outputs, dout, dlse, o, lse, q, k, v, extras))
+        return (prepared_calls.get(key) or
+                self._prepare_backward(key, outputs, dout, dlse, o, lse, q, k, v, extras))
+
+    def run_backward(self, prepared: Prepared, dout: Tensor, dlse: Tensor | None, o: Tensor, lse: Tensor,
+                     q: Tensor, k: Tensor, v: Tensor, *extras: Tensor) -> list[Tensor | None]:
         _check_memory((q, k, v, o, dout, lse) if dlse is None and not extras else
                       (q, k, v, *extras, o, dout, lse, *(() if dlse is None else (dlse,))),
                       prepared.reaches)
         qp, kp, vp, op, dop = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), dout.data_ptr()
         at_dlse = 0 if dlse is None else dlse.data_ptr()
-        if prepared.three_alike:  # as nearly always
-            new = prepared.new[0] or partial(_empty_like, o)
-            dq, dk, dv = new(), new(), new()
+        if prepared.makes_three:  # as nearly always
+            new_dq, new_dk, new_dv = prepared.new
+            dq, dk, dv = new_dq(), new_dk(), new_dv()
             dqp, dkp, dvp = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
             prepared.run(_kind, q, pack_backward,
                          (qp, kp, vp, op, lse.data_ptr(), dop, at_dlse, dqp, dkp, dvp, 0, 0),
@@ -138,15 +150,20 @@ class Call:
         results: list[Tensor | None] = [None] * 5
         pointers = [qp, kp, vp, op, lse.data_ptr(), dop, at_dlse, 0, 0, 0, 0, 0]
         bits = qp | kp | vp | op | dop
-        for made in prepared.made:
+        for made, new in zip(prepared.made, prepared.new):
             i = _PLACES[made.name]
-            a = results[i] = _make(made, o)[0]
+            a = results[i] = new()
             pointer = pointers[7 + i] = a.data_ptr()
             if i < 3:
                 bits |= pointer
         prepared.run(_kind, q, pack_backward, pointers, bits,
                      [e.data_ptr() for e in extras] if extras else (), self.positions, None)
         return results
+
+    def differentiate(self, needed: tuple[bool, ...], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+                      lse: Tensor) -> list[Tensor | None]:
+        """backward() of a call without extras, of whose arguments those need gradients."""
+        return self.backward(self.outputs_of(needed), rows_together(dout), None, o, lse, q, k, v)
 
     def _arrays(self, q: Tensor, k: Tensor, v: Tensor, extras: tuple[Tensor, ...]) -> dict[str, Tensor]:
         return {"q": q, "k": k, "v": v, **dict(zip(self.given, extras))}
@@ -183,6 +200,70 @@ def call_of(numbers: tuple[Any, ...], given: tuple[int, ...] = (), lse: bool = T
     return call
 
 
+# --- Calls known by their tensors -----------------------------------------------------------------
+
+
+def _find_guards() -> Any:
+    """PyTorch's TensorGuards, with which Dynamo recognises tensors: type, dtype, device, shape, strides and
+    whether a gradient is recorded, and the modes and transforms that are on, all in one call. None where they
+    are not there, or not as expected."""
+    try:
+        guards = torch._C._dynamo.guards.TensorGuards
+        with torch.inference_mode(False), torch.no_grad():
+            t = torch.empty(1, 2, 3, 4)
+            check = guards(t, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+            others = (t.double(), torch.empty(1, 2, 4, 3), torch.empty(1, 3, 2, 4).transpose(1, 2),
+                      torch._neg_view(t), torch.empty(1, 2, 3, 4, requires_grad=True), torch.nn.Parameter(t))
+            return guards if check(torch.empty(1, 2, 3, 4)) and not any(check(other) for other in others) else None
+    except Exception:
+        return None
+
+
+_Guards = _find_guards()
+_FEW = 4
+
+
+def guard_of(*tensors: Tensor) -> Callable[..., bool] | None:
+    """A function that says whether tensors are like these, in these circumstances."""
+    if _Guards is None:
+        return None
+    check: Callable[..., bool] = _Guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check
+
+
+class Known:
+    """A Call of q, k and v whose problem is found. check: accepts tensors for which that is so, too; None where
+    nobody will ask."""
+
+    def __init__(self, call: Call, prepared: Prepared) -> None:
+        self.call, self.prepared = call, prepared
+        self.check: Any = None
+        # Where autocast is on as it was, its dtype for the tensors' kind of device; it leaves these as they are.
+        self.kind, self.dtype = "", torch.float32
+        # By which gradients are needed: checks of (q, k, v, o, lse, dout), and what they stand for.
+        self.backwards: dict[tuple[bool, ...], list[tuple[Callable[..., bool], Prepared]]] = {}
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
+        return self.call.run_forward(self.prepared, q, k, v)
+
+    def differentiate(self, needed: tuple[bool, ...], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+                      lse: Tensor) -> list[Tensor | None]:
+        """As Call has it."""
+        call = self.call
+        if self.check is None:
+            return call.differentiate(needed, dout, q, k, v, o, lse)
+        few = self.backwards.setdefault(needed, [])
+        for check, prepared in few:
+            if check(q, k, v, o, lse, dout):
+                return call.run_backward(prepared, dout, None, o, lse, q, k, v)
+        together = rows_together(dout)
+        prepared = call.find_backward(call.outputs_of(needed), together, None, o, lse, q, k, v)
+        if together is dout and (guard := guard_of(q, k, v, o, lse, dout)) is not None:
+            few.insert(0, (guard, prepared))
+            del few[_FEW:]
+        return call.run_backward(prepared, together, None, o, lse, q, k, v)
+
+
 def rows_together(dout: Tensor) -> Tensor:
     """Gradients come as they please: that of a sum is one number, seen everywhere; that of a view that negates
     may be one, too."""
@@ -196,7 +277,7 @@ def rows_together(dout: Tensor) -> Tensor:
 
 
 def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
-    call: Call = ctx.call
+    call: Call = ctx.call.call
     *tensors, o, lse = ctx.saved_tensors
     outputs = call.outputs_of(ctx.needs_input_grad)
     if dout is None:
@@ -220,10 +301,10 @@ _differentiate_once = once_differentiable(_differentiate)
 
 
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
-    """o of a Call that has q, k and v alone, with gradients."""
+    """o of a Call or a Known that has q, k and v alone, with gradients."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, call: Call | Known, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         o, lse = call.forward(q, k, v)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.call = call
@@ -233,11 +314,12 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         if _grads():  # create_graph: a second derivative is an error when it is asked for
             return _differentiate_once(ctx, dout)  # type: ignore[no-any-return]
-        call: Call = ctx.call
-        q, k, v, o, lse = ctx.saved_tensors
-        dq, dk, dv, _, _ = call.backward(call.outputs_of(ctx.needs_input_grad), rows_together(dout), None, o, lse,
-                                         q, k, v)
+        dq, dk, dv, _, _ = ctx.call.differentiate(ctx.needs_input_grad, dout, *ctx.saved_tensors)
         return None, dq, dk, dv
+
+
+# Recorded.apply() without its look for transforms, for callers who know that there are none.
+recorded: Callable[..., Tensor] = super(torch.autograd.Function, Recorded).apply
 
 
 class RecordedWithLse(torch.autograd.Function):  # type: ignore[misc]

@@ -289,6 +289,11 @@ static void check_bound(void)
         return;
     }
     tap_check(status == 0, "where OpenMP binds threads, ours have all of its places");
+    snprintf(command, sizeof command,
+             "unset FATTN_NUM_THREADS OMP_NUM_THREADS; "
+             "FATTN_BACKEND=cpu OMP_PROC_BIND=true OMP_PLACES='%s' '%s' number %d",
+             places, self, (int)fattn_cpu_granted(&set));
+    tap_check(system(command) == 0, "and the default number is that of its places");
 }
 
 static void check_openmp(void)
@@ -671,12 +676,15 @@ static void check_grants(void)
                                          {"/sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n"},
                                          {NULL, NULL}},
                 0);
-    tap_check(fattn_cpu_granted() >= 1, "the process is granted %d processors",
-              (int)fattn_cpu_granted());
+    tap_check(fattn_cpu_team_granted() >= 1, "the process is granted %d processors",
+              (int)fattn_cpu_team_granted());
 }
 
 int main(int argc, char **argv)
 {
+    if (argc > 2 && strcmp(argv[1], "number") == 0) {
+        return units_of_default() != atoi(argv[2]);
+    }
     if (argc > 1 && strcmp(argv[1], "bound") == 0) {
         return run_bound();
     }

@@ -600,7 +600,7 @@ static fattn_status open(int ordinal, const fattn_device_options *options, void 
         return status;
     }
     device->fast_memory = fast_memory();
-    device->cores = fattn_cpu_granted();
+    device->cores = fattn_cpu_team_granted();
     *impl = device;
     return FATTN_OK;
 }

@@ -178,12 +178,10 @@ int64_t fattn_cpu_quota(const char *root)
     return least;
 }
 
-int64_t fattn_cpu_granted(void)
+int64_t fattn_cpu_granted(const fattn_cpu_set *allowed)
 {
-    fattn_cpu_set set = {{0}};
-    fattn_cpu_set_allowed(&set);
-    const int64_t allowed = fattn_cpu_set_count(&set), quota = fattn_cpu_quota("");
+    const int64_t named = fattn_cpu_set_count(allowed), quota = fattn_cpu_quota("");
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
-    const int64_t cpus = allowed ? allowed : online > 0 ? online : 1;
+    const int64_t cpus = named ? named : online > 0 ? online : 1;
     return quota && quota < cpus ? quota : cpus;
 }

@@ -17,24 +17,8 @@
 /* --- How many --------------------------------------------------------------------------------- */
 
 #ifdef _OPENMP
-/* What OpenMP has been told, or, where it only counts processors, no more than the process is
- * granted: it does not know of control groups. */
-static int64_t default_threads(void)
-{
-    const int64_t said = omp_get_max_threads(), granted = fattn_cpu_granted();
-    return said == omp_get_num_procs() && granted < said ? granted : said;
-}
-
-/* Whether a region of ours would have one thread, since the caller is inside one of its own and
- * OpenMP nests no deeper. Its other threads are at work already. */
-static bool is_nested(const fattn_cpu_team *team)
-{
-    return team->from_openmp && omp_in_parallel() &&
-           omp_get_active_level() >= omp_get_max_active_levels();
-}
-
-/* Where OpenMP binds the program's threads, they would have us share what one of them has. */
-static void allowed(fattn_cpu_set *set)
+/* Adds the processors of the process: where OpenMP binds its threads, one of them has fewer. */
+static void add_allowed(fattn_cpu_set *set)
 {
     const int places = omp_get_proc_bind() == omp_proc_bind_false ? 0 : omp_get_num_places();
     for (int place = 0; place < places; place++) {
@@ -51,17 +35,40 @@ static void allowed(fattn_cpu_set *set)
         fattn_cpu_set_allowed(set);
     }
 }
+
+/* What OpenMP has been told, or, where it only counts processors, no more than the process is
+ * granted: it does not know of control groups. */
+static int64_t default_threads(void)
+{
+    const int64_t said = omp_get_max_threads(), granted = fattn_cpu_team_granted();
+    return said == omp_get_num_procs() && granted < said ? granted : said;
+}
+
+/* Whether a region of ours would have one thread, since the caller is inside one of its own and
+ * OpenMP nests no deeper. Its other threads are at work already. */
+static bool is_nested(const fattn_cpu_team *team)
+{
+    return team->from_openmp && omp_in_parallel() &&
+           omp_get_active_level() >= omp_get_max_active_levels();
+}
 #else
-static int64_t default_threads(void) { return fattn_cpu_granted(); }
+static void add_allowed(fattn_cpu_set *set) { fattn_cpu_set_allowed(set); }
+
+static int64_t default_threads(void) { return fattn_cpu_team_granted(); }
 
 static bool is_nested(const fattn_cpu_team *team)
 {
     (void)team;
     return false;
 }
-
-static void allowed(fattn_cpu_set *set) { fattn_cpu_set_allowed(set); }
 #endif
+
+int64_t fattn_cpu_team_granted(void)
+{
+    fattn_cpu_set set = {{0}};
+    add_allowed(&set);
+    return fattn_cpu_granted(&set);
+}
 
 /* --- Whose ------------------------------------------------------------------------------------ */
 
@@ -213,7 +220,7 @@ fattn_status fattn_cpu_team_open(fattn_cpu_team *team, const fattn_device_option
         return open_openmp(team);
     }
     if (!options->cpus) {
-        allowed(&cpus);
+        add_allowed(&cpus);
     }
     return open_pool(team, options, &cpus);
 }

@@ -27,6 +27,9 @@ struct fattn_cpu_team {
     void (*run)(const fattn_cpu_team *team, fattn_cpu_job *job);
 };
 
+/* Processors that the process may keep busy, 1 or more. */
+int64_t fattn_cpu_team_granted(void);
+
 /* options are valid. */
 fattn_status fattn_cpu_team_open(fattn_cpu_team *team, const fattn_device_options *options);
 void fattn_cpu_team_close(fattn_cpu_team *team);

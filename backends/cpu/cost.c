@@ -6,6 +6,11 @@
 #include "core/integer.h"
 #include "core/io_model.h"
 
+bool fattn_cpu_blocks_are_equal(const fattn_problem *p)
+{
+    return p->window_right != 0 && !(p->features & (FATTN_MASK | FATTN_BIAS));
+}
+
 /* Rows of a key/value head: those of its group together. */
 static int64_t rows_of(const fattn_problem *p)
 {
@@ -17,7 +22,7 @@ static int64_t rows_of(const fattn_problem *p)
  * and so twice the time. By the first, units take blocks in rounds, and the last round may have
  * room for the short blocks at the ends of heads. By the second, units end half a block apart,
  * since they are not equally fast and blocks are not equally long. Where blocks have unequal work,
- * only the second is used: under a causal mask, and with a mask or bias, which may be causal, too.
+ * only the second is used.
  */
 static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
                            int64_t br)
@@ -27,7 +32,7 @@ static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *block
     const double all =
         (double)heads * ((double)rows + (double)fattn_ceil_div(rows, br) * (double)extra);
     const double apart = (double)(br + extra) / 2;
-    if (p->window_right == 0 || (p->features & (FATTN_MASK | FATTN_BIAS))) {
+    if (!fattn_cpu_blocks_are_equal(p)) {
         return all / (double)units + 2 * apart;
     }
     int64_t whole = 0;

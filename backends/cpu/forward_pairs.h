@@ -140,7 +140,8 @@ static double forward_pairs_cost(const fattn_kernel *row, const fattn_problem *p
                                  const fattn_limits *limits, fattn_tile tile)
 {
     (void)row;
-    return blocks_cost(p, limits, tile, PAIRS_BLOCK_ROWS);
+    const bool shared = limits->units > 1 && fattn_cpu_blocks_are_equal(p);
+    return blocks_cost(p, limits, tile, shared ? PAIRS_SHARED_BLOCK_ROWS : PAIRS_BLOCK_ROWS);
 }
 
 static int64_t forward_pairs_fast_bytes(const fattn_kernel *row, const fattn_problem *p,

@@ -15,8 +15,10 @@
 #define PAIRS_ROWS_STEP 32 /* and rows, of backward's */
 #define PAIRS_COPIED 1     /* operands are whole tiles, which rows in tensors need not be */
 
-/* Products take so little time that loading keys, and adding to dK and dV, must serve more rows. */
+/* Products take so little time that loading keys, and adding to dK and dV, must serve more rows.
+ * Where cores share blocks of equal work, equal shares are worth more. */
 #define PAIRS_BLOCK_ROWS 60
+#define PAIRS_SHARED_BLOCK_ROWS 15
 #define PAIRS_BACKWARD_TILES \
     {96, 32}, {96, 64}, {384, 128}, {288, 128}, { 192, 128 }
 

@@ -11,6 +11,7 @@
 #define PAIRS_ROWS_STEP FV_LANES /* and rows, of backward's */
 #define PAIRS_COPIED 0           /* rows are read where they lie */
 #define PAIRS_BLOCK_ROWS 15      /* what a block costs besides its rows, in theirs */
+#define PAIRS_SHARED_BLOCK_ROWS PAIRS_BLOCK_ROWS
 #define PAIRS_BACKWARD_TILES \
     {TILE_ROWS(144), 96}, {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64}, { TILE_ROWS(16), 32 }
 

@@ -10,10 +10,9 @@ are PyTorch's backends, "again" is flash a second time, "fattn" the switch. Prin
 step's time, of the time until the host had queued it, and the distance of its losses from the first way's,
 largest and average, over all steps and over the first quarter. The distance between two ways of PyTorch's is
 what rounding alone does. Stops early after --seconds. With --profile: how long a GPU was busy in one more step
-of each, and with kernels of attention. The learning rate rises to --rate over --warmup steps: without that,
-losses of the first hundreds of steps are those of a training that is hardly stable, and rounding moves them
-a hundred times as far. The text is that of this repository's documents, as
-bytes.
+of each, and with kernels of attention. The learning rate rises to --rate over --warmup steps, of which the
+default of --steps is a tenth. At the full rate from the first step on, training is unstable, and rounding moves
+losses a hundred times as far. The text is that of this repository's documents, as bytes.
 """
 
 import argparse
@@ -101,10 +100,10 @@ class Training:
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-            self.schedule.step()
             queued = time.perf_counter()
             wait()
             self.times.append(time.perf_counter() - start)
+            self.schedule.step()
             self.queued.append(queued - start)
         self.losses.append(loss.item())
 

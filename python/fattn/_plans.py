@@ -34,7 +34,7 @@ class PlanHandle:
 
     def __init__(self, device: int, problem: int) -> None:
         self.address = 0
-        self.room: Callable[[], Any] | None = None  # makes the workspace that a run takes, and 255 bytes
+        self.room: Callable[[], Any] | None = None  # allocates a run's workspace and 255 bytes, to align it
         plan = ctypes.c_void_p()
         _c.check(_c.lib.fattn_plan_create(device, problem, ctypes.byref(plan)))
         assert plan.value is not None
@@ -105,7 +105,7 @@ class Prepared:
         self.plans: dict[int, PlanHandle] = {}
         self.frames: list[tuple[bytearray, int]] = []
         self.features: int = self.problem.features
-        self.again = False  # whether it was looked for again; kept by who does
+        self.again = False  # whether it was found before; set by the caller that looks
         self.aligned = self.plan(16)
 
     def backward(self) -> Prepared:

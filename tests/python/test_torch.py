@@ -527,6 +527,10 @@ def test_freed_storage():
             call()
 
 
+guarded = pytest.mark.skipif(fattn.torch._calls._Guards is None, reason="this PyTorch's guards are not known")
+
+
+@guarded
 @pytest.mark.parametrize("grad", (False, True))
 def test_known_calls(grad):
     """A call that is found by one look at its tensors is the same call, and another one is not taken for it:
@@ -535,25 +539,27 @@ def test_known_calls(grad):
     shapes = [(2, 3, 8, 16), (2, 3, 9, 16), (1, 3, 8, 16), (2, 6, 8, 8)]
     makers = [lambda s: torch.randn(s), lambda s: torch.randn(s[0], s[2], s[1], s[3]).transpose(1, 2),
               lambda s: torch.randn(s).half(), lambda s: torch.randn(s).bfloat16(),
-              lambda s: torch.nn.Parameter(torch.randn(s)), lambda s: torch._neg_view(torch.randn(s))]
-    for turn in range(4):
+              lambda s: torch._neg_view(torch.randn(s))]
+    makers = [lambda s, m=m: m(s).requires_grad_(grad) for m in makers]
+    makers += [lambda s: torch.nn.Parameter(torch.randn(s), requires_grad=grad)]
+    for turn in range(2):
         for causal in (False, True):
             for shape in shapes:
-                for maker in makers:
-                    q, k, v = (maker(shape).detach().requires_grad_(grad) for _ in range(3))
+                for maker in makers * 3 if turn else [m for m in makers for _ in range(3)]:
+                    q, k, v = (maker(shape) for _ in range(3))
                     o, expected = sdpa(q, k, v, is_causal=causal), F.scaled_dot_product_attention(q, k, v, is_causal=causal)
                     bound = {torch.bfloat16: 3e-2, torch.float16: 4e-3}.get(q.dtype, 1e-5)
                     assert o.dtype == q.dtype and o.requires_grad == grad
                     torch.testing.assert_close(o, expected, atol=bound, rtol=bound)
                     if grad:
                         g = torch.randn_like(o)
-                        g = g if turn % 2 else g.transpose(1, 2).contiguous().transpose(1, 2)
+                        g = g if turn else g.transpose(1, 2).contiguous().transpose(1, 2)
                         for ours, theirs in zip(torch.autograd.grad(o, (q, k, v), g),
                                                 torch.autograd.grad(expected, (q, k, v), g)):
                             torch.testing.assert_close(ours, theirs, atol=4 * bound, rtol=4 * bound)
-    assert fattn.torch._sdpa._known, "nothing was remembered"
+    assert len(fattn.torch._calls._known) >= 2 * len(shapes), "too little was remembered"
     fattn.cache_clear()
-    assert not fattn.torch._sdpa._known
+    assert not fattn.torch._calls._known
 
 
 class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
@@ -566,12 +572,13 @@ class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@guarded
 def test_known_calls_elsewhere():
     """What a known call's tensors do not show: autocast, transforms, modes, tracing and freed memory."""
     sdpa = fattn.torch.scaled_dot_product_attention
     q, k, v = (torch.randn(2, 3, 8, 16) for _ in range(3))
     expected = [sdpa(q, k, v) for _ in range(4)][-1]
-    assert any(known.check(q, k, v) for few in fattn.torch._sdpa._known.values() for known in few)
+    assert any(known.check(q, k, v) for few in fattn.torch._calls._known.values() for known in few)
     for _ in range(3):
         with torch.autocast("cpu", torch.bfloat16):
             assert sdpa(q, k, v).dtype == torch.bfloat16
@@ -591,6 +598,37 @@ def test_known_calls_elsewhere():
     v.untyped_storage().resize_(0)
     with pytest.raises(fattn.NullPointer, match=GONE):
         sdpa(q, k, v)
+
+
+@guarded
+@pytest.mark.parametrize("grad", (False, True))
+def test_known_calls_with_features(grad, monkeypatch):
+    """The same of attention(): with and without lse, with tensors that come and go, of changing lengths."""
+    attention = fattn.torch.attention
+
+    def results(tensors, g, options):
+        o, lse = attention(*tensors, return_lse=True, **options)
+        alone = attention(*tensors, **options)
+        wanted = [t for t in (*tensors, *options.values()) if isinstance(t, torch.Tensor) and t.requires_grad]
+        assert o.requires_grad == lse.requires_grad == alone.requires_grad == bool(wanted)
+        made = [d for result in (o, alone) for d in torch.autograd.grad(result, wanted, g)] if wanted else []
+        return [o, lse, alone, *made]
+
+    for turn in range(4):
+        for length in (7, 9):
+            q, k, v = (torch.randn(2, length, 3, 16).requires_grad_(grad) for _ in range(3))
+            bias, mask = torch.randn(2, 3, length, length), torch.rand(2, 1, length, length) < 0.8
+            given = [dict(bias=bias), dict(mask=mask), dict(sink=torch.randn(3)), dict(bias=bias, mask=mask),
+                     dict(bias=bias.detach().clone().requires_grad_(grad)), dict(softcap=2.0), dict(causal=True),
+                     dict(seqused_k=torch.tensor([length, 3], dtype=torch.int32)), dict(window=(2, 0)), dict()]
+            for options in given:
+                g = torch.randn_like(q)
+                with monkeypatch.context() as patch:
+                    patch.setattr(fattn.torch._functions, "find_known", lambda *_: None)
+                    expected = results((q, k, v), g, options)
+                for ours, theirs in zip(results((q, k, v), g, options), expected, strict=True):
+                    assert torch.equal(ours, theirs)
+    assert len(fattn.torch._calls._known) >= 10
 
 
 def test_known_gradients_of_freed_storage():

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from fattn import _c
 from fattn._arrays import kind_of
 from fattn._errors import InvalidArgument, Unsupported
-from fattn._plans import Prepared, pack_backward, pack_forward, prepare
+from fattn._plans import Prepared, also_cleared, pack_backward, pack_forward, prepare
 from fattn._plans import _cache as prepared_calls
 from fattn._problem import EXTRAS
 
@@ -33,6 +33,8 @@ _kind = kind_of(torch.empty(0))
 _check_memory = _kind.check_memory
 check_readable = _kind.check_readable  # type: ignore[attr-defined]
 _grads = torch.is_grad_enabled
+_any_autocast = torch._C._is_any_autocast_enabled
+_autocast_dtype = torch.get_autocast_dtype
 
 
 def options_of(op: int, numbers: tuple[Any, ...], outputs: int = 0, lse: bool = False,
@@ -232,19 +234,20 @@ def guard_of(*tensors: Tensor) -> Callable[..., bool] | None:
 
 
 class Known:
-    """A Call of q, k and v whose problem is found. check: accepts tensors for which that is so, too; None where
-    nobody will ask."""
+    """A Call with its prepared problem. check(q, k, v, ...): whether the problem is that of other tensors, too;
+    None if this is not remembered."""
 
     def __init__(self, call: Call, prepared: Prepared) -> None:
         self.call, self.prepared = call, prepared
         self.check: Any = None
-        # Where autocast is on as it was, its dtype for the tensors' kind of device; it leaves these as they are.
+        self.records = call.lse  # whether gradients are recorded; of q, k and v alone, o's
+        # The tensors' kind of device, and autocast's dtype for it. Where autocast is on, they have that already.
         self.kind, self.dtype = "", torch.float32
         # By which gradients are needed: checks of (q, k, v, o, lse, dout), and what they stand for.
         self.backwards: dict[tuple[bool, ...], list[tuple[Callable[..., bool], Prepared]]] = {}
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
-        return self.call.run_forward(self.prepared, q, k, v)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *extras: Tensor) -> tuple[Tensor, Any]:
+        return self.call.run_forward(self.prepared, q, k, v, *extras)
 
     def differentiate(self, needed: tuple[bool, ...], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
                       lse: Tensor) -> list[Tensor | None]:
@@ -262,6 +265,37 @@ class Known:
             few.insert(0, (guard, prepared))
             del few[_FEW:]
         return call.run_backward(prepared, together, None, o, lse, q, k, v)
+
+
+# The last calls that were repeated, by what of them is no tensor and q's shape.
+_known: dict[Any, list[Known]] = {}
+also_cleared.append(_known)
+
+
+def find_known(key: Any, *tensors: Tensor) -> Known | None:
+    """A Known that was remembered for this key, and for such tensors. Not to be asked while compiling."""
+    for known in _known.get((key, tensors[0].shape), ()):
+        if known.check(*tensors) and (not _any_autocast() or _autocast_dtype(known.kind) is known.dtype):
+            return known
+    return None
+
+
+def make_known(key: Any, call: Call, *tensors: Tensor) -> Known:
+    """A Known of tensors, as they are after autocast; it is remembered where the problem came before. key: None
+    where autocast has cast them."""
+    prepared = call.find_forward(*tensors)
+    known = Known(call, prepared)
+    if prepared.again and key is not None:
+        known.kind = tensors[0].device.type
+        known.dtype = _autocast_dtype(known.kind)
+        known.check = guard_of(*tensors)
+        if known.check is not None and known.check(*tensors):
+            if len(_known) >= _LIMIT:
+                _known.clear()
+            place = key, tensors[0].shape
+            _known[place] = [known, *_known.get(place, ())][:_FEW]
+    prepared.again = True
+    return known
 
 
 def rows_together(dout: Tensor) -> Tensor:
@@ -323,10 +357,10 @@ recorded: Callable[..., Tensor] = super(torch.autograd.Function, Recorded).apply
 
 
 class RecordedWithLse(torch.autograd.Function):  # type: ignore[misc]
-    """o and lse of a Call, with gradients of both. Its arguments: the Call, q, k, v and what else it has."""
+    """o and lse of a Call or a Known, with gradients of both. Its arguments: that, q, k, v and what else it has."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, call: Call | Known, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         o, lse = call.forward(*tensors)
         ctx.save_for_backward(*tensors, o, lse)
         ctx.call = call
@@ -338,6 +372,9 @@ class RecordedWithLse(torch.autograd.Function):  # type: ignore[misc]
         if _grads():
             return _differentiate_once(ctx, *gradients)  # type: ignore[no-any-return]
         return _differentiate(ctx, *gradients)
+
+
+recorded_with_lse: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, RecordedWithLse).apply
 
 
 def check_gradients(tensors: tuple[Any, ...]) -> None:

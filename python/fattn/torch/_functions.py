@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fattn._calls import window_of
 from fattn._errors import InvalidArgument
-from fattn.torch._calls import TENSORS, Recorded, RecordedWithLse, call_of, check_readable
+from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, check_readable, find_known, make_known,
+                                recorded, recorded_with_lse)
 from fattn.torch._ops import Transformed, eager
 from fattn.torch._ops import _forward as dispatched
 
@@ -55,12 +56,17 @@ def readable(t: Tensor, name: str) -> Tensor:
 
 def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     """fattn::forward, by a shorter way where nothing but autograd watches."""
-    tensors = arguments[:_N]
-    if not is_watched(*tensors):
-        record = _grads() and any([t is not None and t.requires_grad for t in tensors])
-        return eager(tensors, arguments[_N:], record)
-    if not _is_compiling() and _functorch_active():
-        return Transformed.apply(*arguments)  # type: ignore[no-any-return]
+    tensors, numbers = arguments[:_N], arguments[_N:]
+    if not _is_compiling():
+        key = numbers, tuple([t is None for t in tensors]), _grads()
+        given = [t for t in tensors if t is not None]
+        known = find_known(key, *given)
+        if known is not None:
+            return recorded_with_lse(known, *given) if known.records else known.forward(*given)
+        if not is_watched(*tensors):
+            return eager(key, tensors, numbers, _grads() and any([t.requires_grad for t in given]))
+        if _functorch_active():
+            return Transformed.apply(*arguments)  # type: ignore[no-any-return]
     return dispatched(*arguments)  # type: ignore[no-any-return]
 
 
@@ -152,16 +158,21 @@ def attention(
         deterministic = _deterministic()
     if not (bias is not None or mask is not None or sink is not None or block_mask is not None or
             alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
-            seqused_q is not None or seqstart_k is not None or positions is not None or
-            are_watched(q, k, v)):
+            seqused_q is not None or seqstart_k is not None or positions is not None or _is_compiling()):
         numbers = (causal, left, right, scale, softcap, 0.0, _check_anchor(anchor), _check_layout(layout),
                    out_dtype is not None and _wide(out_dtype, q), None, None, 0, 0, None, batch_invariant,
                    checked, deterministic, device, chunk, alibi_bias)
-        if not (_grads() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-            plain = call_of(numbers, (), return_lse).forward(q, k, v)
+        key = numbers, return_lse, _grads()
+        known = find_known(key, q, k, v)
+        if known is None and not are_watched(q, k, v):
+            record = _grads() and (q.requires_grad or k.requires_grad or v.requires_grad)
+            known = make_known(key, call_of(numbers, (), return_lse or record), q, k, v)
+            known.records = record
+        if known is not None and known.records:
+            return recorded_with_lse(known, q, k, v) if return_lse else recorded(known, q, k, v)
+        if known is not None:
+            plain = known.forward(q, k, v)
             return plain if return_lse else plain[0]
-        recorded = RecordedWithLse if return_lse else Recorded
-        return recorded.apply(call_of(numbers), q, k, v)
     if dropout_p != 0 and seed is None:
         seed = new_seed(q)
     block_m, block_n = (0, 0) if block_size is None else block_size
@@ -171,7 +182,8 @@ def attention(
         q, k, v, bias, mask, block_mask, alibi_slopes, sink, None, None, seqused_q, seqused_k, None,
         seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
         _check_anchor(anchor), _check_layout(layout), _wide(out_dtype, q), None, None, block_m, block_n,
-        positions, batch_invariant, checked, deterministic, device, chunk, alibi_bias)
+        None if positions is None else tuple(positions), batch_invariant, checked, deterministic, device, chunk,
+        alibi_bias)
     return result if return_lse else result[0]
 
 

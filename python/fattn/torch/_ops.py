@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fattn import _c
-from fattn.torch._calls import (GRADIENTS, TENSORS, Call, RecordedWithLse, call_of, check_gradients,
+from fattn.torch._calls import (GRADIENTS, TENSORS, Call, RecordedWithLse, call_of, check_gradients, make_known,
                                 refuse, rows_together)
 
 # Arguments of both operators: TENSORS, then numbers.
@@ -68,13 +68,14 @@ def _run_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor
     return tuple([tensors[0].new_empty(0) if a is None else a for a in made])
 
 
-def eager(tensors: tuple[Any, ...], numbers: tuple[Any, ...], record: bool) -> tuple[Any, Any]:
-    """fattn::forward where nothing but autograd watches."""
+def eager(key: Any, tensors: tuple[Any, ...], numbers: tuple[Any, ...], record: bool) -> tuple[Any, Any]:
+    """fattn::forward where nothing but autograd watches. key: find_known()'s."""
     call, given = _call(tensors, numbers)
-    if not record:
-        return call.forward(*given)
-    check_gradients(tensors)
-    return RecordedWithLse.apply(call, *given)  # type: ignore[no-any-return]
+    if record:
+        check_gradients(tensors)
+    known = make_known(key, call, *given)
+    known.records = record
+    return RecordedWithLse.apply(known, *given) if record else known.forward(*given)
 
 
 for _key in ("CPU", "CUDA"):

@@ -11,13 +11,11 @@ import torch.nn.functional
 from torch import Tensor
 
 from fattn._errors import InvalidShape, InvalidStride, Unsupported
-from fattn._plans import also_cleared
-from fattn.torch._calls import TENSORS, Call, Known, Recorded, call_of, guard_of, recorded
+from fattn.torch._calls import TENSORS, Recorded, call_of, find_known, make_known, recorded
 from fattn.torch._functions import any_autocast, are_watched, autocast, new_seed, operator, readable
 
 _grads = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
-_autocast_dtype = torch.get_autocast_dtype
 _deterministic = torch.are_deterministic_algorithms_enabled
 _original: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
 
@@ -32,61 +30,34 @@ def scaled_dot_product_attention(
     left. A boolean attn_mask keeps where it is True, another is added; rows that see no key are 0. Nested
     tensors of layout torch.jagged are taken too. Dropout has a pattern of its own.
     """
-    options = is_causal, scale, enable_gqa, _grads(), _deterministic(), any_autocast()
-    if attn_mask is None and dropout_p == 0 and not _is_compiling():
-        for known in _known.get(options, ()):
-            if known.check(query, key, value) and (not options[5] or _autocast_dtype(known.kind) is known.dtype):
-                return recorded(known, query, key, value) if known.call.lse else known.forward(query, key, value)[0]
+    plain = attn_mask is None and dropout_p == 0 and not _is_compiling()
+    if plain:
+        options = is_causal, scale, enable_gqa, _grads(), _deterministic(), any_autocast()
+        known = find_known(options, query, key, value)
+        if known is not None:
+            return recorded(known, query, key, value) if known.records else known.forward(query, key, value)[0]
     before = query, key, value
-    if options[5]:
+    if any_autocast():
         query, key, value = autocast(query, key, value)
     if query.dtype != key.dtype or query.dtype != value.dtype:
         raise RuntimeError(f"scaled_dot_product_attention: query, key and value are {query.dtype}, "
                            f"{key.dtype} and {value.dtype}: one dtype is needed")
-    if attn_mask is None and dropout_p == 0 and not are_watched(query, key, value) and not query.is_nested:
-        record = options[3] and (query.requires_grad or key.requires_grad or value.requires_grad)
-        call = _plain_call(is_causal, scale, record, enable_gqa, options[4])
+    if plain and not are_watched(query, key, value) and not query.is_nested:
+        record = _grads() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        call = call_of((is_causal, -1, -1, scale, None, 0.0, True, True, False, None, None, 0, 0, None, False, False,
+                        options[4], None, None, False), (), record, not enable_gqa)
+        cast = query is not before[0] or key is not before[1] or value is not before[2]
         try:
-            prepared = call.find_forward(query, key, value)
+            known = make_known(None if cast else options, call, query, key, value)
         except (InvalidShape, InvalidStride):
             pass  # more than the library takes as it is: other ranks, axes that broadcast
         else:
-            known = Known(call, prepared)
-            if prepared.again and query is before[0] and key is before[1] and value is before[2]:
-                _remember(options, known, query, key, value)
-            prepared.again = True
             return Recorded.apply(known, query, key, value) if record else known.forward(query, key, value)[0]
     if is_causal and attn_mask is not None:
         raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal together")
     if query.is_nested:
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return _dense(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-
-def _plain_call(is_causal: bool, scale: float | None, record: bool, enable_gqa: bool,
-                deterministic: bool) -> Call:
-    """The Call of the function without attn_mask and dropout."""
-    return call_of((is_causal, -1, -1, scale, None, 0.0, True, True, False, None, None, 0, 0, None, False, False,
-                    deterministic, None, None, False), (), record, not enable_gqa)
-
-
-# What the last calls that were repeated had in common, by what is no tensor.
-_known: dict[Any, list[Known]] = {}
-_LIMIT = 64
-_FEW = 4
-also_cleared.append(_known)
-
-
-def _remember(options: Any, known: Known, query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Finds the call of these tensors by one look from now on."""
-    known.kind = query.device.type
-    known.dtype = _autocast_dtype(known.kind)
-    known.check = guard_of(query, key, value)
-    if known.check is None or not known.check(query, key, value):
-        return
-    if len(_known) >= _LIMIT:
-        _known.clear()
-    _known[options] = [known, *_known.get(options, ())][:_FEW]
 
 
 def _channels_together(t: Tensor, name: str) -> Tensor:

@@ -187,8 +187,8 @@ INLINE fv fold_lanes(fv x, int64_t pitch, bool sum)
     return x;
 }
 
-/* Scores become weights relative to the largest of each row, times *lowered those of the formula.
- * Returns {m, l} in each lane of a row. */
+/* Scores become weights relative to the largest of each row; times *lowered, which is 1 or
+ * 1 / LIFT, they are those of the formula. Returns {m, l} in each lane of a row. */
 static fattn_softmax brief_soften(float *x, int64_t vectors, int64_t pitch, float unit,
                                   float *lowered)
 {
@@ -232,7 +232,7 @@ static void brief_store(const fattn_problem *p, const fattn_cpu_brief *s, brief_
     }
 }
 
-/* A head: all its rows and keys. */
+/* A key/value head: all its rows and keys. scratch lists where these begin. */
 static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_place at,
                        char *scratch)
 {

@@ -13,8 +13,8 @@ typedef struct fattn_cpu_blocks {
     int64_t rounds;     /* or of any size where it is 0 */
 } fattn_cpu_blocks;
 
-/* Whether blocks of equally many rows have equal work: not under a causal mask, nor under a mask or
- * bias, which may be causal, too. */
+/* Whether blocks of equally many rows are taken to have equal work: not under a causal mask, nor
+ * under a mask or bias, which may be causal, too. */
 bool fattn_cpu_blocks_are_equal(const fattn_problem *problem);
 
 /* The time of rows, in no unit; bytes of traffic where the cores are not known. INFINITY where the

@@ -58,7 +58,8 @@ static bool rows_pay_pairs(const forward *f, bool only)
     return (only || is_narrow(&f->panel)) && !PAIRS_COPIED;
 }
 
-/* Values too small to be multiplied as pairs are loaded as floats. */
+/* Returns whether values are pairs. Where all of a tile are too small for products of pairs, they
+ * are loaded as floats. */
 static bool load_pairs(const forward *f, span s, cached_tile *cached)
 {
     const panel *const pn = &f->panel;

@@ -180,8 +180,8 @@ int64_t fattn_cpu_quota(const char *root)
 
 int64_t fattn_cpu_granted(const fattn_cpu_set *allowed)
 {
-    const int64_t named = fattn_cpu_set_count(allowed), quota = fattn_cpu_quota("");
+    const int64_t count = fattn_cpu_set_count(allowed), quota = fattn_cpu_quota("");
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
-    const int64_t cpus = named ? named : online > 0 ? online : 1;
+    const int64_t cpus = count ? count : online > 0 ? online : 1;
     return quota && quota < cpus ? quota : cpus;
 }

@@ -31,8 +31,8 @@ void fattn_cpu_set_own(fattn_cpu_set *set);
  * not limit it. root is "", or the folder in which tests keep their /proc and /sys. */
 int64_t fattn_cpu_quota(const char *root);
 
-/* How many of these processors, or of all where the set is empty, the control groups of the process
- * let it keep busy; 1 or more. */
+/* How many of the processors in `allowed`, or of all if it is empty, the process may keep busy
+ * under its control groups; 1 or more. */
 int64_t fattn_cpu_granted(const fattn_cpu_set *allowed);
 
 #endif

@@ -16,7 +16,7 @@
 #define PAIRS_COPIED 1     /* operands are whole tiles, which rows in tensors need not be */
 
 /* Products take so little time that loading keys, and adding to dK and dV, must serve more rows.
- * Where cores share blocks of equal work, equal shares are worth more. */
+ * Where cores share blocks of equal work, smaller ones balance better. */
 #define PAIRS_BLOCK_ROWS 60
 #define PAIRS_SHARED_BLOCK_ROWS 15
 #define PAIRS_BACKWARD_TILES \
@@ -74,6 +74,7 @@ static void pairs_dots(const float *a, int64_t stride, float *t, int64_t depth, 
     }
 }
 
+/* ot[c][r] *= alpha[r]; alpha: NULL for 1 */
 static void pairs_scale(const panel *pn, const float *alpha, float *ot)
 {
     for (int64_t r = 0; alpha && r < pn->width; r += FV_LANES) {

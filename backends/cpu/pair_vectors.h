@@ -11,7 +11,7 @@
 #define PAIRS_ROWS_STEP FV_LANES /* and rows, of backward's */
 #define PAIRS_COPIED 0           /* rows are read where they lie */
 #define PAIRS_BLOCK_ROWS 15      /* what a block costs besides its rows, in theirs */
-#define PAIRS_SHARED_BLOCK_ROWS PAIRS_BLOCK_ROWS
+#define PAIRS_SHARED_BLOCK_ROWS PAIRS_BLOCK_ROWS /* where cores share blocks of equal work */
 #define PAIRS_BACKWARD_TILES \
     {TILE_ROWS(144), 96}, {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64}, { TILE_ROWS(16), 32 }
 
@@ -51,7 +51,7 @@ static void pairs_columns(const panel *pn, int64_t rows, bool fresh, const bf16_
     product_columns_pairs(rows, fresh, NULL, ab, c, pn->br, columns);
 }
 
-/* mix_rows() of pairs. */
+/* mix_rows() of pairs. P is never lifted, and it is o that is normalised, as it is stored. */
 static void mix_rows_pairs(forward *f, span s, const float *beta)
 {
     const panel *const pn = &f->panel;

@@ -76,7 +76,8 @@ static bool all_attend(const forward *f)
     return mv_all(all);
 }
 
-/* Writes o of all rows, whole vectors evenly apart, times f->alpha. */
+/* Writes o of all rows times f->alpha, here their normalisers. dim_v is whole vectors; the rows are
+ * evenly apart in the tensor. */
 static void store_rows_alike(const forward *f)
 {
     const panel *const pn = &f->panel;

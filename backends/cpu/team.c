@@ -17,7 +17,8 @@
 /* --- How many --------------------------------------------------------------------------------- */
 
 #ifdef _OPENMP
-/* Adds the processors of the process: where OpenMP binds its threads, one of them has fewer. */
+/* Adds the processors of the process. Where OpenMP binds threads, each has only its place, and the
+ * places are joined. */
 static void add_allowed(fattn_cpu_set *set)
 {
     const int places = omp_get_proc_bind() == omp_proc_bind_false ? 0 : omp_get_num_places();
@@ -31,7 +32,7 @@ static void add_allowed(fattn_cpu_set *set)
             }
         }
     }
-    if (places == 0) {
+    if (fattn_cpu_set_count(set) == 0) {
         fattn_cpu_set_allowed(set);
     }
 }

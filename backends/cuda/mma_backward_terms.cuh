@@ -54,7 +54,7 @@ GPU_DEVICE gpu_query mma_query_at(const mma_patch &at, int r)
 /* Query number n of the thread, from i on. */
 GPU_DEVICE int mma_query_step(int n) { return n / 2 * 8 + n % 2; }
 
-/* What a thread has of it and key k: in row k % 2 of fragment k / 2. */
+/* The element of the thread's query n and its key k: in row k % 2 of fragment k / 2. */
 template <int N> GPU_DEVICE float &mma_pair(float x[2][N][4], int n, int k)
 {
     return x[k / 2][n / 2][2 * (k % 2) + n % 2];

@@ -388,7 +388,7 @@ GPU_DEVICE void mma_apply_terms(const fattn_gpu_args &g, const mma_patch &at, bo
 }
 
 /* dBias. It wants dS without the derivatives of the cap, which are then made of dot products
- * anew. */
+ * anew, in x. */
 template <class S>
 GPU_DEVICE void mma_store_dbias_tile(const fattn_gpu_args &g, const mma_backward_scratch<S> &s,
                                      int stage, const mma_patch &at,

@@ -558,7 +558,8 @@ GPU_DEVICE void mma_bias_any(const fattn_gpu_args &g, const Terms &s, int j0, fl
     }
 }
 
-/* The same of a row of a bias of the type of q, but for the limits: mma_bounded(). */
+/* x = factor x + bias, of row (m, h); words: biases of q's type. Unlike mma_add_bias() it does not
+ * clamp large finite biases: mma_bounded() follows. */
 template <class S>
 GPU_DEVICE void mma_bias_words(const uint32_t *words, float factor, int m, int h,
                                float x[S::TILES][S::KEYS / 8][4])

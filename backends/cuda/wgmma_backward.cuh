@@ -568,7 +568,7 @@ template <class S> GPU_DEVICE void wgmma_pass_turn(const wgmma_backward_walk<S> 
     }
 }
 
-/* Hands it over to an adder. */
+/* Hands this warpgroup's part of dQ over to its adder, once that has read the one before. */
 template <class S>
 GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[S::PART / 8][4])
 {

@@ -123,6 +123,8 @@ template <int W> GPU_DEVICE float gpu_row_delta(const fattn_gpu_args &g, const g
     return sum;
 }
 
+/* A row's lse in powers of two, its delta, and zeros for its dQ, by GPU_ROW_THREADS threads; in
+ * ordered runs also 0 for the turn of a tile, by the first of its rows. */
 template <int W> GPU_DEVICE void gpu_prepare_row(const fattn_gpu_args &g, const gpu_global_row &row)
 {
     const fattn_problem &p = g.problem;

@@ -741,7 +741,7 @@ GPU_DEVICE void matrix_store_keys(const fattn_gpu_args &args, const matrix_job &
     }
 }
 
-/* dK and dV of a job. */
+/* Stores dK and dV of a job, whose sums are used up. */
 template <class S>
 GPU_DEVICE void matrix_store_sums(const fattn_gpu_args &args, const matrix_job &job,
                                   const matrix_backward_scratch<S> &s, matrix_key_sums<S> &sums)

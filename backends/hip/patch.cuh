@@ -206,8 +206,8 @@ GPU_DEVICE patch_rows patch_load_rows(const uint16_t *tile, int place, int rows,
 
 /* --- From patches to operands ----------------------------------------------------------------- */
 
-/* ANY: of any floats. Else of those whose NaN are what instructions make of 16-bit elements, for
- * which the faster way keeps them. */
+/* Rounds a patch. ANY: it may hold any NaN. Otherwise it holds only those that arithmetic on 16-bit
+ * inputs makes: T::pack_weights() is faster, and may lose others. */
 template <class T, bool ANY> GPU_DEVICE patch_packed patch_pack(const patch &x)
 {
     patch_packed y;

@@ -19,6 +19,7 @@
 #endif
 
 #include "backends/cpu/grant.h"
+#include "backends/cpu/team.h"
 #include "core/env.h"
 #include "core/plan.h"
 #include "tests/attend.h"
@@ -192,7 +193,6 @@ static int count_own(int *bound, int *open)
 
 /* --- OpenMP ----------------------------------------------------------------------------------- */
 
-#ifdef _OPENMP
 static int units_of_default(void)
 {
     fattn_device *device = NULL;
@@ -203,6 +203,7 @@ static int units_of_default(void)
     return known ? info.units : 0;
 }
 
+#ifdef _OPENMP
 /* All threads of a region call at once; no other thread helps. */
 static bool computes_inside(fattn_device *device)
 {

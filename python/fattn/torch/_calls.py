@@ -72,7 +72,6 @@ class Call:
         self.bias = 3 + given.index(_BIAS) if _BIAS in given else -1
         self.sink = 3 + given.index(_SINK) if _SINK in given else -1
         self.positions = options_of(_c.FORWARD, numbers)[1]
-        self.call = self  # as a Known has it
         self._outputs: dict[tuple[bool, ...], int] = {}
 
     def outputs_of(self, needed: tuple[bool, ...]) -> int:
@@ -162,11 +161,6 @@ class Call:
                      [e.data_ptr() for e in extras] if extras else (), self.positions, None)
         return results
 
-    def differentiate(self, needed: tuple[bool, ...], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
-                      lse: Tensor) -> list[Tensor | None]:
-        """backward() of a call without extras, of whose arguments those need gradients."""
-        return self.backward(self.outputs_of(needed), rows_together(dout), None, o, lse, q, k, v)
-
     def _arrays(self, q: Tensor, k: Tensor, v: Tensor, extras: tuple[Tensor, ...]) -> dict[str, Tensor]:
         return {"q": q, "k": k, "v": v, **dict(zip(self.given, extras))}
 
@@ -251,10 +245,10 @@ class Known:
 
     def differentiate(self, needed: tuple[bool, ...], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
                       lse: Tensor) -> list[Tensor | None]:
-        """As Call has it."""
+        """Call.backward() without extras; needed: which of Recorded's arguments need a gradient."""
         call = self.call
         if self.check is None:
-            return call.differentiate(needed, dout, q, k, v, o, lse)
+            return call.backward(call.outputs_of(needed), rows_together(dout), None, o, lse, q, k, v)
         few = self.backwards.setdefault(needed, [])
         for check, prepared in few:
             if check(q, k, v, o, lse, dout):
@@ -311,7 +305,7 @@ def rows_together(dout: Tensor) -> Tensor:
 
 
 def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
-    call: Call = ctx.call.call
+    call: Call = ctx.known.call
     *tensors, o, lse = ctx.saved_tensors
     outputs = call.outputs_of(ctx.needs_input_grad)
     if dout is None:
@@ -335,35 +329,35 @@ _differentiate_once = once_differentiable(_differentiate)
 
 
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
-    """o of a Call or a Known that has q, k and v alone, with gradients."""
+    """o of a Known that has q, k and v alone, with gradients."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call | Known, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        o, lse = call.forward(q, k, v)
+    def forward(ctx: Any, known: Known, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o, lse = known.forward(q, k, v)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.call = call
+        ctx.known = known
         return o
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         if _grads():  # create_graph: a second derivative is an error when it is asked for
             return _differentiate_once(ctx, dout)  # type: ignore[no-any-return]
-        dq, dk, dv, _, _ = ctx.call.differentiate(ctx.needs_input_grad, dout, *ctx.saved_tensors)
+        dq, dk, dv, _, _ = ctx.known.differentiate(ctx.needs_input_grad, dout, *ctx.saved_tensors)
         return None, dq, dk, dv
 
 
-# Recorded.apply() without its look for transforms, for callers who know that there are none.
+# Recorded.apply() without its search for transforms, for calls that find_known() found: there are none.
 recorded: Callable[..., Tensor] = super(torch.autograd.Function, Recorded).apply
 
 
 class RecordedWithLse(torch.autograd.Function):  # type: ignore[misc]
-    """o and lse of a Call or a Known, with gradients of both. Its arguments: that, q, k, v and what else it has."""
+    """o and lse of a Known, with gradients of both. Its arguments: that, q, k, v and what else it has."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call | Known, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        o, lse = call.forward(*tensors)
+    def forward(ctx: Any, known: Known, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        o, lse = known.forward(*tensors)
         ctx.save_for_backward(*tensors, o, lse)
-        ctx.call = call
+        ctx.known = known
         ctx.set_materialize_grads(False)
         return o, lse
 

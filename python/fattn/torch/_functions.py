@@ -164,12 +164,14 @@ def attention(
                    checked, deterministic, device, chunk, alibi_bias)
         key = numbers, return_lse, _grads()
         known = find_known(key, q, k, v)
+        if known is not None and known.records:
+            return recorded_with_lse(known, q, k, v) if return_lse else recorded(known, q, k, v)
         if known is None and not are_watched(q, k, v):
             record = _grads() and (q.requires_grad or k.requires_grad or v.requires_grad)
             known = make_known(key, call_of(numbers, (), return_lse or record), q, k, v)
             known.records = record
-        if known is not None and known.records:
-            return recorded_with_lse(known, q, k, v) if return_lse else recorded(known, q, k, v)
+            if record:
+                return (RecordedWithLse if return_lse else Recorded).apply(known, q, k, v)
         if known is not None:
             plain = known.forward(q, k, v)
             return plain if return_lse else plain[0]

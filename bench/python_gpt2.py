@@ -5,19 +5,21 @@ usage: python bench/python_gpt2.py [--steps 200] [--batch 8] [--length 1024] [--
            [--vocabulary 50304] [--ways flash again fattn ...] [--precision bfloat16] [--compile]
            [--rate 6e-4] [--warmup 2000] [--device cuda] [--seconds 600] [--every 0] [--profile]
 
-Models with the same weights see the same batches, taking turns. Ways: "flash", "efficient", "cudnn" and "math"
-are PyTorch's backends, "again" is flash a second time, "fattn" the switch. Prints for each the median of a
-step's time, of the time until the host had queued it, and the distance of its losses from the first way's,
-largest and average, over all steps and over the first quarter. The distance between two ways of PyTorch's is
-what rounding alone does. Stops early after --seconds. With --profile: how long a GPU was busy in one more step
-of each, and with kernels of attention. The learning rate rises to --rate over --warmup steps, of which the
-default of --steps is a tenth. At the full rate from the first step on, training is unstable, and rounding moves
-losses a hundred times as far. The text is that of this repository's documents, as bytes.
+Models with the same weights see the same batches, taking turns in an order that is drawn for each step. Ways:
+"flash", "efficient", "cudnn" and "math" are PyTorch's backends, "again" is flash a second time, "fattn" the
+switch. Prints for each the median of a step's time, of the time until the host had queued it, and the distance
+of its losses from the first way's, largest and average, over all steps and over the first quarter. The distance
+between two ways of PyTorch's is what rounding alone does. Stops early after --seconds. With --profile: how long
+a GPU was busy in one more step of each, and with kernels of attention. The learning rate rises to --rate over
+--warmup steps, of which the default of --steps is a tenth. At the full rate from the first step on, training is
+unstable, and rounding moves losses a hundred times as far. The text is that of this repository's documents, as
+bytes.
 """
 
 import argparse
 import contextlib
 import pathlib
+import random
 import statistics
 import time
 
@@ -137,7 +139,7 @@ def main():
     for step in range(options.steps):
         starts = torch.randint(len(text) - options.length - 1, (options.batch, 1), generator=generator)
         piece = text[starts + torch.arange(options.length + 1)].to(options.device)
-        for training in trainings:
+        for training in random.sample(trainings, len(trainings)):
             training.step(piece)
         if options.every and step % options.every == 0:
             print(f"step {step:4d}  " + "  ".join(f"{t.name} {t.losses[-1]:.5f}" for t in trainings),

@@ -18,6 +18,7 @@
 #include <dlfcn.h>
 #endif
 
+#include "backends/cpu/deal.h"
 #include "backends/cpu/grant.h"
 #include "backends/cpu/team.h"
 #include "core/env.h"
@@ -550,6 +551,76 @@ static void check_small(void)
     fattn_device_close(device);
 }
 
+/* --- Items ------------------------------------------------------------------------------------ */
+
+/* Whether a worker that is alone takes these items first, and then all others once. */
+static bool takes(int64_t count, int workers, fattn_cpu_share most, int worker, int first,
+                  int second)
+{
+    fattn_cpu_deal deal;
+    int times[64] = {0};
+    int64_t item, taken = 0;
+    fattn_cpu_deal_out(&deal, count, workers, most);
+    fattn_cpu_items items = fattn_cpu_items_of(&deal, worker);
+    bool right = fattn_cpu_upcoming(&items) == first;
+    while (fattn_cpu_take(&items, &item) && item < 64) {
+        right = right && (taken != 0 || item == first) && (taken != 1 || item == second);
+        times[item]++;
+        taken++;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        right = right && times[i] == 1;
+    }
+    return right && taken == count && fattn_cpu_upcoming(&items) == count &&
+           !fattn_cpu_take(&items, &item);
+}
+
+typedef struct dealt {
+    fattn_cpu_deal deal;
+    atomic_int times[1000];
+} dealt;
+
+static void take_all(void *context, int64_t worker)
+{
+    dealt *const d = context;
+    fattn_cpu_items items = fattn_cpu_items_of(&d->deal, (int)worker);
+    for (int64_t item; fattn_cpu_take(&items, &item);) {
+        atomic_fetch_add(&d->times[item], 1);
+    }
+}
+
+static bool are_taken_once(int64_t count, int workers, int come)
+{
+    dealt d = {.deal.count = 0};
+    bool right = true;
+    fattn_cpu_deal_out(&d.deal, count, workers, FATTN_CPU_SEVERAL);
+    run_on_threads(come, take_all, &d);
+    for (int64_t i = 0; i < count; i++) {
+        right = right && atomic_load(&d.times[i]) == 1;
+    }
+    return right;
+}
+
+static void check_items(void)
+{
+    tap_check(takes(10, 4, FATTN_CPU_SEVERAL, 2, 2, 6) && takes(10, 4, FATTN_CPU_SEVERAL, 3, 3, 7),
+              "alike items: a worker begins with those of its number");
+    tap_check(takes(4, 4, FATTN_CPU_ONE, 3, 3, 0), "one each: with the one of its number");
+    tap_check(takes(5, 4, FATTN_CPU_ONE, 3, 0, 1) && takes(33, 4, FATTN_CPU_SEVERAL, 3, 0, 1) &&
+                  takes(4, 4, FATTN_CPU_NONE, 3, 0, 1),
+              "of more than its share, or none: in ascending order");
+    tap_check(takes(3, 8, FATTN_CPU_SEVERAL, 7, 1, 2) && takes(1, 8, FATTN_CPU_ONE, 0, 0, 0) &&
+                  takes(0, 8, FATTN_CPU_SEVERAL, 5, 0, 0),
+              "fewer items than workers");
+    tap_check(takes(60, 64, FATTN_CPU_SEVERAL, 63, 31, 0), "more workers than hands");
+    bool right = true;
+    for (int n = 0; n < 50; n++) {
+        right = right && are_taken_once(1000, 200, 6) && are_taken_once(17, 6, 6) &&
+                are_taken_once(40, 8, 5);
+    }
+    tap_check(right, "threads take each item once, also those of workers that do not come");
+}
+
 /* --- Peaks ------------------------------------------------------------------------------------ */
 
 /* All threads measure a peak at once; a loop with a single thread must not wait for others. */
@@ -701,6 +772,7 @@ int main(int argc, char **argv)
     check_own();
     check_shared();
     check_small();
+    check_items();
     check_loops();
     check_wrong_options();
     check_foreign_options();

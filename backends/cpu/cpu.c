@@ -142,18 +142,7 @@ static const fattn_cpu_peak *peak_of(const cpu *device, int i)
     return NULL;
 }
 
-/* --- Items ------------------------------------------------------------------------------------ */
-
-bool fattn_cpu_take(fattn_cpu_items *items, int64_t *item)
-{
-    *item = atomic_fetch_add_explicit(&items->next, 1, memory_order_relaxed);
-    return *item < items->count;
-}
-
-int64_t fattn_cpu_upcoming(const fattn_cpu_items *items)
-{
-    return atomic_load_explicit(&items->next, memory_order_relaxed);
-}
+/* --- Progress --------------------------------------------------------------------------------- */
 
 void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
 {
@@ -260,10 +249,12 @@ static fattn_status plan(fattn_plan *made)
 
 /* A phase of a run, or a verb: items, and what takes them until there are none. */
 typedef struct step {
-    void (*work)(const struct step *step, void *scratch);
+    void (*work)(const void *of, const fattn_cpu_run *run, void *scratch);
     const void *of;
-    fattn_cpu_run run;
-    fattn_cpu_items items;
+    fattn_cpu_run run; /* without items */
+    int64_t count;     /* of items */
+    fattn_cpu_share share;
+    fattn_cpu_deal deal;
 } step;
 
 typedef struct steps {
@@ -274,35 +265,42 @@ typedef struct steps {
 
 /* Kernels count on rounding to nearest and on subnormal numbers, whatever the thread has set; it
  * finds everything as it was. */
-static void work_step(const void *context, int phase, int worker)
+static void work_step(void *context, int phase, int worker)
 {
-    const steps *const all = context;
-    const step *const s = &all->step[phase];
+    steps *const all = context;
+    step *const s = &all->step[phase];
+    fattn_cpu_items items = fattn_cpu_items_of(&s->deal, worker);
+    fattn_cpu_run own = s->run;
+    own.items = &items;
     fattn_cpu_arithmetic callers;
     fattn_cpuid_arithmetic_begin(&callers);
-    s->work(s, all->size ? all->scratch + worker * all->size : NULL);
+    s->work(s->of, &own, all->size ? all->scratch + worker * all->size : NULL);
     fattn_cpuid_arithmetic_end(&callers);
 }
 
 /* Runs steps one after another. */
-static void run_steps(const cpu *device, const steps *all, int count, int workers)
+static void run_steps(const cpu *device, steps *all, int count, int workers)
 {
     int64_t most = 1;
     for (int n = 0; n < count; n++) {
-        most = all->step[n].items.count > most ? all->step[n].items.count : most;
+        most = all->step[n].count > most ? all->step[n].count : most;
     }
     fattn_cpu_job job = {.work = work_step,
                          .context = all,
                          .phases = count,
                          .workers = most < workers ? (int)most : workers};
+    for (int n = 0; n < count; n++) {
+        step *const s = &all->step[n];
+        fattn_cpu_deal_out(&s->deal, s->count, job.workers, s->share);
+    }
     if (count > 0) {
         fattn_cpu_team_run(&device->team, &job);
     }
 }
 
-static void work_phase(const step *s, void *scratch)
+static void work_phase(const void *phase, const fattn_cpu_run *run, void *scratch)
 {
-    ((const fattn_cpu_phase *)s->of)->work(&s->run, scratch);
+    ((const fattn_cpu_phase *)phase)->work(run, scratch);
 }
 
 /* The plan's tiling without the parts that no sequence of the run has: lengths may be far below
@@ -337,11 +335,10 @@ static void run_items(const fattn_plan *plan, const fattn_buffers *buffers,
                                  .buffers = buffers,
                                  .tiling = &tiling,
                                  .onto = onto,
-                                 .shared = workspace,
-                                 .items = &s->items};
-        s->items.count = kernel->phases[i].count(&s->run);
-        atomic_init(&s->items.next, 0);
-        count += s->items.count > 0; /* a step costs rendezvous at its end */
+                                 .shared = workspace};
+        s->count = kernel->phases[i].count(&s->run);
+        s->share = kernel->phases[i].share;
+        count += s->count > 0; /* a step costs rendezvous at its end */
     }
     run_steps(plan->device->impl, &all, count, plan->tiling.workers);
 }
@@ -390,30 +387,32 @@ static int64_t verb_items(int64_t batch, int64_t heads, int64_t rows)
     return batch * heads * ((rows + FATTN_CPU_VERB_ROWS - 1) / FATTN_CPU_VERB_ROWS);
 }
 
-static void work_merge(const step *s, void *scratch)
+static void work_merge(const void *job, const fattn_cpu_run *run, void *scratch)
 {
     (void)scratch;
-    for (int64_t item; fattn_cpu_take(s->run.items, &item);) {
-        fattn_cpu_merge_rows(s->of, item);
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        fattn_cpu_merge_rows(job, item);
     }
 }
 
-static void work_dropout(const step *s, void *scratch)
+static void work_dropout(const void *args, const fattn_cpu_run *run, void *scratch)
 {
     (void)scratch;
-    for (int64_t item; fattn_cpu_take(s->run.items, &item);) {
-        fattn_cpu_dropout_rows(s->of, item);
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        fattn_cpu_dropout_rows(args, item);
     }
 }
 
 /* A verb of one step, without scratch, that takes as long as moving `bytes` bytes. */
-static fattn_status run_verb(const cpu *device, void (*work)(const step *step, void *scratch),
-                             const void *args, int64_t items, double bytes, fattn_stream stream)
+static fattn_status
+run_verb(const cpu *device, void (*work)(const void *args, const fattn_cpu_run *run, void *scratch),
+         const void *args, int64_t items, double bytes, fattn_stream stream)
 {
     const fattn_status status = fattn_host_stream_check(stream);
     if (!status) {
-        steps all = {.step = {{.work = work, .of = args, .items.count = items}}};
-        all.step->run.items = &all.step->items;
+        steps all;
+        all.size = 0;
+        *all.step = (step){.work = work, .of = args, .count = items, .share = FATTN_CPU_SEVERAL};
         run_steps(device, &all, items > 0, worth(device, FATTN_F32, items, 0, 0, bytes));
     }
     return status;
@@ -495,7 +494,7 @@ typedef struct measurement {
     _Atomic double *begun, *ended;
 } measurement;
 
-static void work_compute(const void *context, int phase, int worker)
+static void work_compute(void *context, int phase, int worker)
 {
     const measurement *const m = context;
     fattn_peak_reading own = {0};
@@ -510,7 +509,7 @@ static void work_compute(const void *context, int phase, int worker)
     }
 }
 
-static void work_read(const void *context, int phase, int worker)
+static void work_read(void *context, int phase, int worker)
 {
     const measurement *const m = context;
     int number = 0, again = 0;
@@ -540,19 +539,19 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
     for (int i = 1; gauge && !gauge->fed; i++) {
         gauge = peak_of(device, i);
     }
-    const measurement m = {.peak = (const fattn_cpu_peak *)row,
-                           .gauge = gauge,
-                           .data = data,
-                           .bytes = bytes,
-                           .workers = device->team.threads,
-                           .first = &first,
-                           .second = &second,
-                           .rate = &rate,
-                           .clock = &clock,
-                           .issue = &issue,
-                           .fed = &fed,
-                           .begun = &begun,
-                           .ended = &ended};
+    measurement m = {.peak = (const fattn_cpu_peak *)row,
+                     .gauge = gauge,
+                     .data = data,
+                     .bytes = bytes,
+                     .workers = device->team.threads,
+                     .first = &first,
+                     .second = &second,
+                     .rate = &rate,
+                     .clock = &clock,
+                     .issue = &issue,
+                     .fed = &fed,
+                     .begun = &begun,
+                     .ended = &ended};
     fattn_cpu_job job = {.work = row->reads_memory ? work_read : work_compute,
                          .context = &m,
                          .phases = 1,

@@ -7,33 +7,19 @@
 #ifndef FATTN_CPU_H
 #define FATTN_CPU_H
 
-#include <stdatomic.h>
-
+#include "backends/cpu/deal.h"
 #include "backends/cpu/peak.h"
 #include "core/kernel.h"
 #include "core/merge.h"
 
-/* Items 0 .. count - 1, handed out in ascending order. So a worker that waits for a lower item
- * waits for one that some thread has begun. */
-typedef struct fattn_cpu_items {
-    _Alignas(64) atomic_int_least64_t next; /* written all the time: a cache line of its own */
-    int64_t count;
-} fattn_cpu_items;
-
-/* The next item; false when there are none left. */
-bool fattn_cpu_take(fattn_cpu_items *items, int64_t *item);
-
-/* The item that would be handed out now, or one past the last: a hint what to prefetch. */
-int64_t fattn_cpu_upcoming(const fattn_cpu_items *items);
-
-/* One execution of a plan. */
+/* One execution of a plan, as a worker sees it. */
 typedef struct fattn_cpu_run {
     const fattn_problem *problem;
     const fattn_buffers *buffers;
     const fattn_tiling *tiling;
     const fattn_merge_job *onto; /* what results are merged with, or NULL (store.h) */
     char *shared; /* of the workspace, what all workers see; contents are arbitrary at first */
-    fattn_cpu_items *items; /* of this phase */
+    fattn_cpu_items *items; /* of this phase; NULL while they are counted */
 } fattn_cpu_run;
 
 /* Items of a phase are independent, or wait for lower ones by fattn_cpu_wait(); phases follow one
@@ -42,6 +28,7 @@ typedef struct fattn_cpu_run {
 typedef struct fattn_cpu_phase {
     int64_t (*count)(const fattn_cpu_run *run);
     void (*work)(const fattn_cpu_run *run, void *scratch);
+    fattn_cpu_share share; /* how its items are dealt */
 } fattn_cpu_phase;
 
 #define FATTN_CPU_PHASES 4

@@ -24,8 +24,8 @@
 
 typedef struct fattn_cpu_job {
     /* Takes what there is to begin in a phase, and returns when it has done that. */
-    void (*work)(const void *context, int phase, int worker);
-    const void *context;
+    void (*work)(void *context, int phase, int worker);
+    void *context;
     int phases;  /* below 255 */
     int workers; /* at a time, 1 .. FATTN_THREADS_MAX: work() gets numbers below it */
     atomic_uint_least64_t taken[FATTN_THREADS_MAX / 64]; /* numbers that helpers have */

@@ -29,7 +29,8 @@ static const fattn_cpu_kernel kernels[] = {
         .merges = true,
         .scratch = forward_pairs_scratch,
         .shared = forward_shared,
-        .phases = {{forward_count, forward_pairs_work}, {merge_count, merge_work}},
+        .phases = {{forward_count, forward_pairs_work, FATTN_CPU_ONE},
+                   {merge_count, merge_work, FATTN_CPU_SEVERAL}},
     },
     {
         .row = {.name = KERNEL_NAME("backward_pairs"),

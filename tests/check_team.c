@@ -204,6 +204,46 @@ static int units_of_default(void)
     return known ? info.units : 0;
 }
 
+/* A job whose workers wait for each other, and look at their numbers. */
+typedef struct roll {
+    int (*number)(void);
+    atomic_int come, wrong;
+} roll;
+
+static void call_roll(void *context, int phase, int worker)
+{
+    roll *const r = context;
+    (void)phase;
+    if (r->number() != worker) {
+        atomic_fetch_add(&r->wrong, 1);
+    }
+    atomic_fetch_add(&r->come, 1);
+    for (int i = 0; atomic_load(&r->come) < THREADS && i < 10000; i++) {
+        usleep(100); /* nobody comes once a worker has left */
+    }
+}
+
+/* Whether workers have the numbers that threads of OpenMP have. */
+static bool numbers_are_kept(int (*number)(void))
+{
+    fattn_device_options options = make_options();
+    fattn_cpu_team team;
+    options.threads = THREADS;
+    options.engine = FATTN_ENGINE_OPENMP;
+    if (fattn_cpu_team_open(&team, &options)) {
+        return false;
+    }
+    bool right = true;
+    for (int n = 0; n < 3; n++) {
+        roll r = {.number = number};
+        fattn_cpu_job job = {.work = call_roll, .context = &r, .phases = 1, .workers = THREADS};
+        fattn_cpu_team_run(&team, &job);
+        right = right && atomic_load(&r.come) == THREADS && atomic_load(&r.wrong) == 0;
+    }
+    fattn_cpu_team_close(&team);
+    return right;
+}
+
 #ifdef _OPENMP
 /* All threads of a region call at once; no other thread helps. */
 static bool computes_inside(fattn_device *device)
@@ -305,6 +345,7 @@ static void check_openmp(void)
     options.threads = THREADS;
     options.engine = FATTN_ENGINE_OPENMP;
     tap_check(compute(&options) == expected, "OpenMP's threads: the bits of one thread");
+    tap_check(numbers_are_kept(omp_get_thread_num), "OpenMP's threads have its numbers");
     const int before = omp_get_max_threads();
     omp_set_num_threads(3);
     tap_check(units_of_default() == 3, "OpenMP's number is the default");
@@ -322,6 +363,13 @@ static void check_openmp(void)
 #else
 static int run_bound(void) { return 1; }
 
+static void *symbol_of(void *library, const char *name, void *function)
+{
+    void *const symbol = dlsym(library, name);
+    memcpy(function, &symbol, sizeof symbol);
+    return symbol;
+}
+
 static void check_openmp(void)
 {
     fattn_device *device = NULL;
@@ -334,12 +382,13 @@ static void check_openmp(void)
         tap_skip("a loaded runtime of OpenMP", "there is none");
         return;
     }
-    int (*limit)(void) = NULL;
-    void *const symbol = dlsym(runtime, "omp_get_thread_limit");
-    memcpy(&limit, &symbol, sizeof symbol);
+    int (*limit)(void) = NULL, (*number)(void) = NULL;
+    const bool has = symbol_of(runtime, "omp_get_thread_limit", &limit) &&
+                     symbol_of(runtime, "omp_get_thread_num", &number);
     options.threads = THREADS;
-    tap_check(compute(&options) == expected && limit && limit() >= THREADS,
+    tap_check(compute(&options) == expected && has && limit() >= THREADS,
               "a loaded runtime of OpenMP: the bits of one thread");
+    tap_check(has && numbers_are_kept(number), "its threads have its numbers");
     tap_check(process_threads_are(THREADS + extra), "its threads stay, as ours would not");
 }
 #endif

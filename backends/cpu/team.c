@@ -103,14 +103,14 @@ static void work_off(fattn_cpu_board *board, int worker)
 
 typedef struct visitors {
     fattn_cpu_board board;
-    atomic_bool owned; /* one of them has number 0 */
+    atomic_bool owned; /* one of them has number 0, even of a loop that gives an index twice */
 } visitors;
 
 static void visit(void *context, int64_t index)
 {
     visitors *const v = context;
-    const bool owner = !atomic_exchange(&v->owned, true);
-    work_off(&v->board, owner ? FATTN_CPU_OWNER : 1 + (int)index);
+    const bool owner = index == 0 && !atomic_exchange(&v->owned, true);
+    work_off(&v->board, owner ? FATTN_CPU_OWNER : index > 0 ? (int)index : 1);
 }
 
 /* Counts on nothing but that its function returns when all calls have: that they come in any order,
@@ -142,18 +142,28 @@ static fattn_status open_openmp(fattn_cpu_team *team)
     return FATTN_OK;
 }
 #else
-static void join(void *data) { visit(data, 0); }
+typedef struct joined {
+    fattn_cpu_board board;
+    int (*number)(void);
+} joined;
+
+/* The runtime's numbers are the same in each region, so that a thread finds its scratch, and what
+ * it read last, in its cache. */
+static void join(void *data)
+{
+    joined *const j = data;
+    work_off(&j->board, j->number());
+}
 
 static void run_loaded(const fattn_cpu_team *team, fattn_cpu_job *job)
 {
-    visitors v = {.board.job = NULL};
+    joined j = {.number = team->runtime.number};
     if (fattn_fork_is_child()) {
         run_alone(team, job);
         return;
     }
-    fattn_cpu_board_post(&v.board, job);
-    team->region(join, &v, (unsigned)job->workers, 0);
-    work_off(&v.board, FATTN_CPU_OWNER);
+    fattn_cpu_board_post(&j.board, job);
+    team->runtime.region(join, &j, (unsigned)job->workers, 0);
 }
 
 /* A build that links no runtime of OpenMP uses the one that its process has, as PyTorch's. */
@@ -163,8 +173,10 @@ static fattn_status open_openmp(fattn_cpu_team *team)
     for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
         void *const runtime = dlopen(names[n], RTLD_LAZY | RTLD_NOLOAD); /* and never closed */
         void *const region = runtime ? dlsym(runtime, "GOMP_parallel") : NULL;
-        if (region) {
-            memcpy(&team->region, &region, sizeof region);
+        void *const number = runtime ? dlsym(runtime, "omp_get_thread_num") : NULL;
+        if (region && number) {
+            memcpy(&team->runtime.region, &region, sizeof region);
+            memcpy(&team->runtime.number, &number, sizeof number);
             team->run = run_loaded;
             return FATTN_OK;
         }

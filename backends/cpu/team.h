@@ -11,19 +11,22 @@
 
 typedef struct fattn_cpu_team fattn_cpu_team;
 
-/* Runs body(data) on so many threads, or fewer, of which the caller is one: how compilers begin a
- * parallel region (libgomp's manual, "Implementing PARALLEL construct"; LLVM's runtime has it,
- * too). */
-typedef void (*fattn_cpu_region)(void (*body)(void *data), void *data, unsigned threads,
-                                 unsigned flags);
+/* A runtime of OpenMP that the process has loaded. */
+typedef struct fattn_cpu_runtime {
+    /* Runs body(data) on so many threads, or fewer, of which the caller is one: how compilers begin
+     * a parallel region (libgomp's manual, "Implementing PARALLEL construct"; LLVM's runtime has
+     * it, too). */
+    void (*region)(void (*body)(void *data), void *data, unsigned threads, unsigned flags);
+    int (*number)(void); /* of the calling thread in its region; the caller of region() has 0 */
+} fattn_cpu_runtime;
 
 struct fattn_cpu_team {
     int threads;      /* that a job may have, 1 .. FATTN_THREADS_MAX */
     bool from_openmp; /* the number is what OpenMP said */
     fattn_parallel_for parallel_for;
     void *parallel_user;
-    fattn_cpu_region region; /* of a runtime of OpenMP that the process has loaded, or NULL */
-    fattn_cpu_pool *pool;    /* of OWN threads, else NULL */
+    fattn_cpu_runtime runtime; /* whose threads they are, or NULL */
+    fattn_cpu_pool *pool;      /* of OWN threads, else NULL */
     void (*run)(const fattn_cpu_team *team, fattn_cpu_job *job);
 };
 

@@ -192,14 +192,16 @@ typedef struct layout {
  * Threads that have enough to do. One alone takes about as long as its products, at a third of the
  * peak that its rows have on most processors, its scores, which become weights in vectors however
  * fast products are, or its bytes, out of a second-level cache, whichever is longest. Waking
- * another takes 2 microseconds of the caller's time where it sleeps and next to nothing where it
- * spins for work, and it has to be at work for some microseconds to save more: decoding 128 keys,
- * 4.5 microseconds on one thread, gains a tenth by a second one that is awake, 256 keys a quarter.
+ * another takes 2 microseconds of the caller's time where it sleeps, so the problem must have some
+ * to share: decoding 128 keys, 4.5 microseconds on one thread, gains a tenth by a second one that
+ * is awake, 256 keys a quarter. Once others are at it, each begins within 2 microseconds of the
+ * caller.
  */
 #define FLOPS_A_NANOSECOND 2           /* a lane and operation of a lane */
 #define SCORES_A_NANOSECOND (1.0 / 32) /* a lane */
 #define BYTES_A_NANOSECOND 40
-#define WORTH_WAKING 6e3 /* nanoseconds of one thread's time */
+#define WORTH_SHARING 4e3 /* nanoseconds of one thread's time, of all */
+#define WORTH_JOINING 2e3 /* and of each thread */
 
 static int worth(const cpu *device, fattn_dtype dtype, int64_t items, double flops, double scores,
                  double bytes)
@@ -214,8 +216,9 @@ static int worth(const cpu *device, fattn_dtype dtype, int64_t items, double flo
     const double time = fmax(fmax(products, weights), bytes / BYTES_A_NANOSECOND);
     int64_t workers = device->team.threads;
     workers = items < workers ? items : workers;
-    workers = time / WORTH_WAKING < (double)workers ? (int64_t)(time / WORTH_WAKING) + 1 : workers;
-    return workers < 1 ? 1 : (int)workers;
+    workers =
+        time / WORTH_JOINING < (double)workers ? (int64_t)(time / WORTH_JOINING) + 1 : workers;
+    return time < WORTH_SHARING || workers < 1 ? 1 : (int)workers;
 }
 
 /* A plan has the threads of its device, where it is large enough, and scratch for each. */

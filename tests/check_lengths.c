@@ -68,17 +68,36 @@ static fattn_status run(const fattn_plan *plan, const int32_t *used, void *o, un
     return status;
 }
 
+static bool is_cpu(const fattn_plan *plan)
+{
+    return strcmp(plan->device->backend->name, "cpu") == 0;
+}
+
+/* Parts that there is room for, before what else is in the workspace: on a CPU, as many as the
+ * longest sequence may have. */
+static int64_t parts_room(const fattn_plan *plan, const int32_t *used)
+{
+    const fattn_tiling *const t = &plan->tiling;
+    int32_t longest = 0;
+    for (int b = 0; b < B; b++) {
+        longest = used[b] > longest ? used[b] : longest;
+    }
+    return is_cpu(plan)
+               ? t->items / t->splits * fattn_schedule_most(t, (longest + t->bc - 1) / t->bc)
+               : t->items;
+}
+
 /* Bytes that a part takes in the workspace: on a GPU m, l and o of each row. */
 static int64_t part_bytes(const fattn_plan *plan)
 {
     const fattn_problem *const p = &plan->problem;
     const int64_t rows = HQ / HK * p->seqlen_q, br = plan->tiling.br;
-    if (strcmp(plan->device->backend->name, "cpu") != 0) {
+    if (!is_cpu(plan)) {
         return (rows < br ? rows : br) * (2 + D) * 4;
     }
     fattn_tiling many = plan->tiling;
-    many.items = 256; /* so that the sum is not rounded */
-    return ((const fattn_cpu_kernel *)plan->kernel)->shared(p, &many) / many.items;
+    many.items = 256; /* so that the sum is not rounded; what follows takes less than 64 each */
+    return ((const fattn_cpu_kernel *)plan->kernel)->shared(p, &many) / many.items / 64 * 64;
 }
 
 static void draw_inputs(fattn_dtype dtype)
@@ -132,7 +151,7 @@ static void check_row(fattn_device *device, fattn_device *reference, const fattn
     draw_inputs(p.dtype);
     tap_check(fattn_plan_create(reference, &p, &oracle) == FATTN_OK && plan->tiling.splits > 1,
               "%s in %s cuts %d keys into parts", row->name, type, (int)SK);
-    const int64_t size = part_bytes(plan), items = plan->tiling.items;
+    const int64_t size = part_bytes(plan);
     const int64_t elements = B * p.seqlen_q * HQ * D;
     unsigned char *const work = malloc((size_t)plan->tiling.workspace + 1);
     int64_t wrong = 0, left = 0, wanted = 0, differ = 0;
@@ -147,7 +166,7 @@ static void check_row(fattn_device *device, fattn_device *reference, const fattn
             wrong += !(fabs(error) < 0.02);
         }
         int64_t here = 0;
-        for (int64_t item = 0; item < items; item++) {
+        for (int64_t item = 0; item < parts_room(plan, lengths[n]); item++) {
             bool touched = false;
             for (int64_t byte = item * size; byte < (item + 1) * size; byte++) {
                 touched = touched || work[byte] != 0xff;

@@ -326,19 +326,23 @@ static void run_items(const fattn_plan *plan, const fattn_buffers *buffers,
     const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)plan->kernel;
     const layout *const l = plan->impl;
     const fattn_tiling tiling = tiling_of_run(plan, buffers);
+    const fattn_cpu_run run = {.problem = &plan->problem,
+                               .buffers = buffers,
+                               .tiling = &tiling,
+                               .onto = onto,
+                               .shared = workspace};
     steps all;
     all.scratch = (char *)workspace + l->shared;
     all.size = l->scratch;
     int count = 0;
+    if (kernel->begin) {
+        kernel->begin(&run);
+    }
     for (int i = 0; i < FATTN_CPU_PHASES && kernel->phases[i].work; i++) {
         step *const s = &all.step[count];
         s->work = work_phase;
         s->of = &kernel->phases[i];
-        s->run = (fattn_cpu_run){.problem = &plan->problem,
-                                 .buffers = buffers,
-                                 .tiling = &tiling,
-                                 .onto = onto,
-                                 .shared = workspace};
+        s->run = run;
         s->count = kernel->phases[i].count(&s->run);
         s->share = kernel->phases[i].share;
         count += s->count > 0; /* a step costs rendezvous at its end */

@@ -63,6 +63,8 @@ typedef struct fattn_cpu_kernel {
      * Pure. */
     int64_t (*scratch)(const fattn_problem *problem, const fattn_tiling *tiling);
     int64_t (*shared)(const fattn_problem *problem, const fattn_tiling *tiling);
+    /* Sets what workers share, on the caller's thread, before the first phase; NULL: nothing. */
+    void (*begin)(const fattn_cpu_run *run);
     fattn_cpu_phase phases[FATTN_CPU_PHASES]; /* those without a work function are over at once */
     /* Runs without items, on the caller's thread: whether those of a plan are such, and one of
      * them. Both are NULL where none are. */

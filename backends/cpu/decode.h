@@ -693,6 +693,34 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     }
 }
 
+/* After the parts, a counter for each block: how many of them are there. */
+static int64_t counted_shared(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    const int64_t parts = forward_shared(p, tiling);
+    const int64_t blocks = tiling->splits > 1 ? tiling->items / tiling->splits : 0;
+    const int64_t counters = fattn_cpu_bytes(blocks, sizeof(int32_t), 1);
+    return parts < 0 || counters < 0 ? -1 : fattn_cpu_bytes(1, 1, parts + counters);
+}
+
+static int32_t *counters_of(const fattn_cpu_run *run)
+{
+    return (int32_t *)(void *)(run->shared + forward_shared(run->problem, run->tiling));
+}
+
+static void begin_counting(const fattn_cpu_run *run)
+{
+    if (run->tiling->splits > 1) {
+        const int64_t blocks = run->tiling->items / run->tiling->splits;
+        memset(counters_of(run), 0, (size_t)blocks * sizeof(int32_t));
+    }
+}
+
+/* Whether this is the last part of a block, which has so many. */
+static bool leaves_last(const fattn_cpu_run *run, int64_t block, int64_t parts)
+{
+    return __atomic_fetch_add(counters_of(run) + block, 1, __ATOMIC_ACQ_REL) == parts - 1;
+}
+
 /* An item: tile by tile, each for all of its heads, while rows of the next tile are fetched. */
 static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
 {
@@ -743,6 +771,12 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
             forward_store(&d.head[n]);
         } else {
             forward_leave_part(&d.head[n], run, head * tiling->splits + it.split, 0);
+        }
+    }
+    for (int64_t n = 0; n < d.heads && !fattn_parts_are_one(&parts); n++) {
+        const int64_t head = it.b * run->problem->heads_k + it.hk + n;
+        if (leaves_last(run, head, fattn_parts_count(&parts))) {
+            merge_block(run, head, scratch); /* of the item, nothing is needed any more */
         }
     }
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Parts: where the keys of a block of rows are split, each item leaves {m, l, o} of its rows in the
- * workspace, and a second phase merges those of a block in ascending order. How many parts a block
+ * workspace. A second phase, or in decoding the worker that leaves the last part of a block, merges
+ * them in ascending order. How many parts a block
  * has follows from the keys that it sees (core/schedule.h): one that has a single part ends in its
  * results, and items of parts that it does not have are over at once.
  */

@@ -73,9 +73,9 @@ static const fattn_cpu_kernel kernels[] = {
                 .workspace = backward_workspace},
         .scratch = backward_scratch,
         .shared = backward_shared,
-        .phases = {{clear_count, clear_work},
-                   {backward_count, backward_work},
-                   {finish_count, finish_work}},
+        .phases = {{clear_count, clear_work, FATTN_CPU_SEVERAL},
+                   {backward_count, backward_work, FATTN_CPU_NONE},
+                   {finish_count, finish_work, FATTN_CPU_SEVERAL}},
     },
 };
 

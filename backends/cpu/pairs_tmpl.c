@@ -46,9 +46,9 @@ static const fattn_cpu_kernel kernels[] = {
                 .workspace = backward_pairs_workspace},
         .scratch = backward_pairs_scratch,
         .shared = backward_shared,
-        .phases = {{clear_count, clear_work},
-                   {backward_count, backward_pairs_work},
-                   {finish_count, finish_work}},
+        .phases = {{clear_count, clear_work, FATTN_CPU_SEVERAL},
+                   {backward_count, backward_pairs_work, FATTN_CPU_NONE},
+                   {finish_count, finish_work, FATTN_CPU_SEVERAL}},
     },
 };
 

@@ -602,7 +602,8 @@ static void check_small(void)
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-/* Whether a worker that is alone takes these items first, and then all others once. */
+/* Whether a worker, without any other, takes items `first` and `second`, and then all others, each
+ * once. */
 static bool takes(int64_t count, int workers, fattn_cpu_share most, int worker, int first,
                   int second)
 {

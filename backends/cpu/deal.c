@@ -31,7 +31,8 @@ int64_t fattn_cpu_upcoming(const fattn_cpu_items *items)
     return item < deal->count ? item : deal->count;
 }
 
-/* A hand that looks empty is: so it is not written to again by all who pass. */
+/* Hands never fill again. An empty one is only read, so that those who pass it do not take its
+ * cache line from each other. */
 bool fattn_cpu_take(fattn_cpu_items *items, int64_t *item)
 {
     fattn_cpu_deal *const deal = items->deal;

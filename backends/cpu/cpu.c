@@ -200,8 +200,8 @@ typedef struct layout {
 #define FLOPS_A_NANOSECOND 2           /* a lane and operation of a lane */
 #define SCORES_A_NANOSECOND (1.0 / 32) /* a lane */
 #define BYTES_A_NANOSECOND 40
-#define WORTH_SHARING 5e3 /* nanoseconds of one thread's time, of all */
-#define WORTH_JOINING 2e3 /* and of each thread */
+#define WORTH_SHARING 5e3 /* nanoseconds of one thread from which a problem is shared */
+#define WORTH_JOINING 2e3 /* and for each of which there is another thread */
 
 static int worth(const cpu *device, fattn_dtype dtype, int64_t items, double flops, double scores,
                  double bytes)

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backends/cpu/deal.h"
 
+#include "core/integer.h"
+
 void fattn_cpu_deal_out(fattn_cpu_deal *deal, int64_t count, int workers, fattn_cpu_share share)
 {
-    const int most = workers < FATTN_CPU_HANDS ? workers : FATTN_CPU_HANDS;
+    const int64_t most = fattn_min64(workers, FATTN_CPU_HANDS);
+    const bool few = count > 0 && count <= (int64_t)workers * (int)share;
     deal->count = count;
-    deal->hands = count < 1 || count > (int64_t)workers * (int)share ? 1
-                  : count < most                                     ? (int)count
-                                                                     : most;
+    deal->hands = few ? (int)fattn_min64(count, most) : 1;
     for (int h = 0; h < deal->hands; h++) {
         atomic_init(&deal->hand[h].taken, 0);
     }

@@ -2,7 +2,7 @@
 /*
  * How the items of a phase are dealt to its workers.
  *
- * Where they are few, each worker has some of its own, the same in every run of a plan, and begins
+ * Where items are few, each worker has some of its own, the same in every run of a plan, and begins
  * with those: when a run reads the same memory as the last, as decoding does, the core has it in
  * its cache. Then the worker helps those that have not come, or are slower. Otherwise all take from
  * one hand, in ascending order: of items that take differently long, those that take longest come
@@ -43,7 +43,8 @@ typedef struct fattn_cpu_items {
     int hand, left;
 } fattn_cpu_items;
 
-/* Deals items to so many workers, if each gets no more than its share, and else to one hand. */
+/* Deals a hand to each worker where that gives none of them more than its share. Otherwise all
+ * items go to one hand. */
 void fattn_cpu_deal_out(fattn_cpu_deal *deal, int64_t count, int workers, fattn_cpu_share share);
 
 /* The items as worker number `worker` takes them. */

@@ -697,9 +697,8 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
 static int64_t counted_shared(const fattn_problem *p, const fattn_tiling *tiling)
 {
     const int64_t parts = forward_shared(p, tiling);
-    const int64_t blocks = tiling->splits > 1 ? tiling->items / tiling->splits : 0;
-    const int64_t counters = fattn_cpu_bytes(blocks, sizeof(int32_t), 1);
-    return parts < 0 || counters < 0 ? -1 : fattn_cpu_bytes(1, 1, parts + counters);
+    const int64_t counters = fattn_cpu_bytes(split_blocks(tiling), sizeof(int32_t), 1);
+    return parts < 0 || counters < 0 ? -1 : fattn_cpu_bytes(parts + counters, 1, 1);
 }
 
 static int32_t *counters_of(const fattn_cpu_run *run)
@@ -709,8 +708,8 @@ static int32_t *counters_of(const fattn_cpu_run *run)
 
 static void begin_counting(const fattn_cpu_run *run)
 {
-    if (run->tiling->splits > 1) {
-        const int64_t blocks = run->tiling->items / run->tiling->splits;
+    const int64_t blocks = split_blocks(run->tiling);
+    if (blocks > 0) {
         memset(counters_of(run), 0, (size_t)blocks * sizeof(int32_t));
     }
 }
@@ -764,19 +763,18 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
             }
         }
     }
+    const int64_t head = it.b * run->problem->heads_k + it.hk, count = fattn_parts_count(&parts);
     for (int64_t n = 0; n < d.heads; n++) {
-        const int64_t head = it.b * run->problem->heads_k + it.hk + n;
         decode_end(&d.head[n]);
-        if (fattn_parts_are_one(&parts)) {
+        if (count == 1) {
             forward_store(&d.head[n]);
         } else {
-            forward_leave_part(&d.head[n], run, head * tiling->splits + it.split, 0);
+            forward_leave_part(&d.head[n], run, (head + n) * tiling->splits + it.split, 0);
         }
     }
-    for (int64_t n = 0; n < d.heads && !fattn_parts_are_one(&parts); n++) {
-        const int64_t head = it.b * run->problem->heads_k + it.hk + n;
-        if (leaves_last(run, head, fattn_parts_count(&parts))) {
-            merge_block(run, head, scratch); /* of the item, nothing is needed any more */
+    for (int64_t n = 0; count > 1 && n < d.heads; n++) {
+        if (leaves_last(run, head + n, count)) {
+            merge_block(run, head + n, scratch); /* in which nothing is needed any more */
         }
     }
 }

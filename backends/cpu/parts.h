@@ -2,9 +2,9 @@
 /*
  * Parts: where the keys of a block of rows are split, each item leaves {m, l, o} of its rows in the
  * workspace. A second phase, or in decoding the worker that leaves the last part of a block, merges
- * them in ascending order. How many parts a block
- * has follows from the keys that it sees (core/schedule.h): one that has a single part ends in its
- * results, and items of parts that it does not have are over at once.
+ * them in ascending order. How many parts a block has follows from the keys that it sees
+ * (core/schedule.h): one that has a single part ends in its results, and items of parts that it
+ * does not have are over at once.
  */
 #ifndef FATTN_CPU_PARTS_H
 #define FATTN_CPU_PARTS_H
@@ -43,6 +43,12 @@ static bool has_part(const fattn_cpu_run *run, int64_t item, int64_t split)
 static int64_t part_size(const fattn_problem *p, const fattn_tiling *tiling)
 {
     return tiling->br * (2 + vectors_of(p->dim_v) * FV_LANES);
+}
+
+/* Blocks of rows whose parts are merged. */
+static int64_t split_blocks(const fattn_tiling *tiling)
+{
+    return tiling->splits > 1 ? tiling->items / tiling->splits : 0;
 }
 
 static int64_t forward_shared(const fattn_problem *p, const fattn_tiling *tiling)
@@ -145,9 +151,6 @@ static void merge_work(const fattn_cpu_run *run, void *scratch)
     each_item(run, scratch, merge_block);
 }
 
-static int64_t merge_count(const fattn_cpu_run *run)
-{
-    return run->tiling->splits > 1 ? run->tiling->items / run->tiling->splits : 0;
-}
+static int64_t merge_count(const fattn_cpu_run *run) { return split_blocks(run->tiling); }
 
 #endif

@@ -24,8 +24,8 @@
  * is the job's, and another job is likely to follow it. */
 #define TAIL_NS 300000
 
-/* How many others a worker wakes that wakes up: in a virtual machine one sleeps on for 15 to 25
- * microseconds after it is woken, and waking it takes one. */
+/* How many others a worker wakes once it has been woken itself. In a virtual machine a thread runs
+ * 15 to 25 microseconds after it was woken, and waking one takes a microsecond. */
 #define EACH_WAKES 8
 
 /* How long after a thread could not be made the next attempt is, in nanoseconds. */

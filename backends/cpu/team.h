@@ -25,7 +25,7 @@ struct fattn_cpu_team {
     bool from_openmp; /* the number is what OpenMP said */
     fattn_parallel_for parallel_for;
     void *parallel_user;
-    fattn_cpu_runtime runtime; /* whose threads they are, or NULL */
+    fattn_cpu_runtime runtime; /* whose threads they are; NULL functions: nobody's */
     fattn_cpu_pool *pool;      /* of OWN threads, else NULL */
     void (*run)(const fattn_cpu_team *team, fattn_cpu_job *job);
 };

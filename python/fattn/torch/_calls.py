@@ -346,7 +346,7 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
         return None, dq, dk, dv
 
 
-# Recorded.apply() without its search for transforms, for calls that find_known() found: there are none.
+# Recorded.apply() without its search for active transforms. While one is active, find_known() finds no call.
 recorded: Callable[..., Tensor] = super(torch.autograd.Function, Recorded).apply
 
 

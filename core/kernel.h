@@ -93,7 +93,8 @@ struct fattn_kernel {
     double (*cost)(const fattn_kernel *row, const fattn_problem *problem,
                    const struct fattn_limits *limits, fattn_tile tile);
     /* What parts of the keys cost; NULL where the row cannot cut keys into parts and merge them. */
-    fattn_split_cost (*split)(const fattn_kernel *row, const struct fattn_limits *limits);
+    fattn_split_cost (*split)(const fattn_kernel *row, const fattn_problem *problem,
+                              const struct fattn_limits *limits);
     /* Fast memory that a tile occupies, in bytes. */
     int64_t (*fast_bytes)(const fattn_kernel *row, const fattn_problem *problem, fattn_tile tile);
     /* Workspace of a run, in bytes, or -1 on overflow; tiling->workspace and traffic are not set

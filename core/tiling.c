@@ -79,7 +79,7 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
     if (!kernel->split || problem->features & FATTN_BATCH_INVARIANT || tiling->items == 0) {
         return 1;
     }
-    const fattn_split_cost cost = kernel->split(kernel, limits);
+    const fattn_split_cost cost = kernel->split(kernel, problem, limits);
     if (cost.units) {
         return pick_even_splits(cost.units, fattn_ceil_div(cost.keys, tiling->bc), tiling);
     }
@@ -103,15 +103,15 @@ static int64_t even_whole_blocks(int64_t units, int64_t extra, int64_t blocks, i
 
 /* Into how many parts shorter sequences than the plan's are cut: about as many as a plan for their
  * length would have. blocks: of rows */
-static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kernel, int64_t blocks,
-                           fattn_tiling *t)
+static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kernel,
+                           const fattn_problem *problem, int64_t blocks, fattn_tiling *t)
 {
     const int64_t some = t->k_blocks / t->splits; /* of a part of all */
     t->part_blocks = t->whole_blocks = 1;
     if (t->splits == 1) {
         return;
     }
-    const fattn_split_cost cost = kernel->split(kernel, limits);
+    const fattn_split_cost cost = kernel->split(kernel, problem, limits);
     const int64_t least = fattn_ceil_div(cost.keys, t->bc);
     if (cost.units) {
         t->whole_blocks = even_whole_blocks(cost.units, least, blocks, t->splits, t->k_blocks);
@@ -195,7 +195,7 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
     t.splits = t.split_blocks ? fattn_ceil_div(t.k_blocks, t.split_blocks) : 1;
     const bool overflow = __builtin_mul_overflow(t.items, t.splits, &t.items);
     if (!overflow) {
-        cut_by_lengths(limits, kernel, blocks, &t);
+        cut_by_lengths(limits, kernel, problem, blocks, &t);
     }
     t.together = t.splits > 1 ? 1 : pick_together(problem, limits, t.heads);
 

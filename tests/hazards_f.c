@@ -426,6 +426,20 @@ static void f9(void)
     }
 }
 
+/* From 2,048 rows on, blocks of GPUs merge the parts of several rows. */
+static void f9_many(void)
+{
+    static const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F32};
+    static const int64_t channels[] = {8, 136};
+    EACH (d, dtypes) {
+        draw_case c = hazard_case(FATTN_FORWARD, dtypes[d], 2, 16, 4, 65, 270, 8);
+        c.problem.dim_v = channels[d];
+        c.problem.features = FATTN_SEQUSED_K;
+        c.sequences[1].keys = 30;
+        hazard_judge_drawn(&c, 2, "%lld channels", (long long)channels[d]);
+    }
+}
+
 /* -------------------------------------------------------------------------------------------------
  * Invariance
  * ---------------------------------------------------------------------------------------------- */
@@ -566,6 +580,7 @@ static const hazard table[] = {
     {"hazard_F7", "the split path was dead and tests never noticed", f7, NULL},
     {"hazard_F8", "lse off by a constant: seen only when shards are merged", f8, NULL},
     {"hazard_F9", "lse wrong for some remainders of a tile", f9, NULL},
+    {"hazard_F9_many", "lse and o of many rows whose parts are merged", f9_many, NULL},
     {"hazard_F10", "a result depended on its batch mates", f10, NULL},
     {"hazard_F11", "a subset of gradients dereferenced a null pointer", f11, NULL},
     {"hazard_F12", "partial results in half precision lost accuracy", f12, NULL},

@@ -30,21 +30,24 @@ static int64_t endless_bytes(const fattn_kernel *row, const fattn_problem *p, co
     return -1;
 }
 
-static fattn_split_cost by_thousands(const fattn_kernel *row, const fattn_limits *limits)
+static fattn_split_cost by_thousands(const fattn_kernel *row, const fattn_problem *p,
+                                     const fattn_limits *limits)
 {
-    (void)row;
+    (void)row, (void)p;
     return (fattn_split_cost){.keys = 1024, .pieces = limits->parallelism};
 }
 
-static fattn_split_cost by_256(const fattn_kernel *row, const fattn_limits *limits)
+static fattn_split_cost by_256(const fattn_kernel *row, const fattn_problem *p,
+                               const fattn_limits *limits)
 {
-    (void)row;
+    (void)row, (void)p;
     return (fattn_split_cost){.keys = 256, .pieces = limits->parallelism};
 }
 
-static fattn_split_cost by_256_evenly(const fattn_kernel *row, const fattn_limits *limits)
+static fattn_split_cost by_256_evenly(const fattn_kernel *row, const fattn_problem *p,
+                                      const fattn_limits *limits)
 {
-    (void)row;
+    (void)row, (void)p;
     return (fattn_split_cost){.keys = 256, .units = limits->units};
 }
 

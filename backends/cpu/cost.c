@@ -87,14 +87,16 @@ double fattn_cpu_cost(const fattn_problem *problem, const fattn_limits *limits, 
 }
 
 /* Sums of a part are small, and items of several heads few: more pieces than usual. */
-fattn_split_cost fattn_cpu_decode_split(const fattn_kernel *row, const fattn_limits *limits)
+fattn_split_cost fattn_cpu_decode_split(const fattn_kernel *row, const fattn_problem *p,
+                                        const fattn_limits *limits)
 {
-    (void)row;
+    (void)row, (void)p;
     return (fattn_split_cost){.keys = 512, .pieces = 16 * limits->parallelism};
 }
 
-fattn_split_cost fattn_cpu_forward_split(const fattn_kernel *row, const fattn_limits *limits)
+fattn_split_cost fattn_cpu_forward_split(const fattn_kernel *row, const fattn_problem *p,
+                                         const fattn_limits *limits)
 {
-    (void)row;
+    (void)row, (void)p;
     return (fattn_split_cost){.keys = 2048, .pieces = limits->parallelism};
 }

@@ -24,7 +24,9 @@ double fattn_cpu_cost(const fattn_problem *problem, const fattn_limits *limits, 
 
 /* What parts of the keys cost decoding, and forward, whose parts send the sums of a block through
  * memory. */
-fattn_split_cost fattn_cpu_decode_split(const fattn_kernel *row, const fattn_limits *limits);
-fattn_split_cost fattn_cpu_forward_split(const fattn_kernel *row, const fattn_limits *limits);
+fattn_split_cost fattn_cpu_decode_split(const fattn_kernel *row, const fattn_problem *p,
+                                        const fattn_limits *limits);
+fattn_split_cost fattn_cpu_forward_split(const fattn_kernel *row, const fattn_problem *p,
+                                         const fattn_limits *limits);
 
 #endif

@@ -23,7 +23,8 @@ int64_t fattn_cuda_parts_workspace(const fattn_kernel *row, const fattn_problem 
  * few pairs that are kept may be too small beside the others. */
 #define FATTN_CUDA_DROPOUT_MAX 0.99
 
-/* What parts of the keys cost a row that memory bounds: they fill rounds of all multiprocessors. */
-fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_limits *limits);
+/* What parts of the keys cost a row of few queries: they fill rounds of all multiprocessors. */
+fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_problem *p,
+                                         const fattn_limits *limits);
 
 #endif

@@ -208,9 +208,10 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
  * is for kernels that skip a tile as a block. */
 #define MMA_DECODE(bits) ((bits) & ~(FATTN_BATCH_INVARIANT | FATTN_BLOCK_MASK))
 
-fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_limits *limits)
+fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_problem *p,
+                                         const fattn_limits *limits)
 {
-    fattn_split_cost cost = fattn_gpu_split(row, limits);
+    fattn_split_cost cost = fattn_gpu_split(row, p, limits);
     cost.units = limits->units;
     return cost;
 }

@@ -91,6 +91,12 @@ static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
     return NULL;
 }
 
+static bool sequences_differ(const fattn_problem *p)
+{
+    return p->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
+                          FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS);
+}
+
 /* Whether there are blocks of rows enough, and most of them full. */
 static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
@@ -108,13 +114,69 @@ static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
                                                  : cannot(row, p);
 }
 
-/* Whether memory bounds the run, since a head has one block of rows, or there are few blocks; and
- * keys enough to be cut. Decoding takes fewer rows. */
+/* Keys that take as long as the rest of a part does: of as many rows as both warpgroups have, sums
+ * are written and read again. */
+static int64_t part_keys(const fattn_problem *p)
+{
+    return group_of(p) * p->seqlen_q > WGMMA_SPLIT_ROWS / 2 ? 640 : 256;
+}
+
+static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem *p,
+                                   const fattn_limits *limits)
+{
+    fattn_split_cost cost = fattn_cuda_split_evenly(row, p, limits);
+    cost.keys = part_keys(p);
+    return cost;
+}
+
+/* Rows of a tile of the kernel that takes the problem whole, or 0 where it has other channels than
+ * `width`. */
+static int64_t whole_rows(const fattn_problem *p, int width)
+{
+#define ROWS_OF_FIRST(name, channels, channels_v, warpgroups, ...) \
+    if (p->dim <= (channels) && p->dim_v <= (channels_v)) {        \
+        return width == (channels) ? 64 * (warpgroups) : 0;        \
+    }
+    WGMMA_SHAPES(ROWS_OF_FIRST)
+    return 0;
+}
+
+/* Blocks of so many rows. */
+static int64_t blocks_of(const fattn_problem *p, int64_t rows)
+{
+    return p->batch * p->heads_k * fattn_ceil_div(group_of(p) * p->seqlen_q, rows);
+}
+
+/* Whether so many multiprocessors idle at the end of a run of that kernel that parts of keys end
+ * sooner, where all rows see about as many. Those that are left then run 1.15 times as fast. */
+static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t units)
+{
+    enum { PARTS_MAX = 8 };
+    const int64_t keys = p->seqlen_k, rest = part_keys(p);
+    const int64_t rows = whole_rows(p, fattn_gpu_kernel_of(row)->width);
+    if (rows == 0) {
+        return false;
+    }
+    const double whole = (double)(fattn_ceil_div(blocks_of(p, rows), units) * rows) * (double)keys /
+                         WGMMA_SPLIT_ROWS;
+    const bool banded = p->window_right >= 0 && p->seqlen_q > keys / 8;
+    const bool alike = !banded && p->window_left < 0 && (!sequences_differ(p) || p->batch == 1);
+    bool idle = false;
+    for (int parts = 2; alike && parts <= PARTS_MAX; parts++) {
+        const int64_t rounds = fattn_ceil_div(blocks_of(p, WGMMA_SPLIT_ROWS) * parts, units);
+        idle = idle || 1.15 * (double)(rounds * (keys / parts + rest) + rest) < whole;
+    }
+    return idle;
+}
+
+/* Whether memory bounds the run, since a head has one block of rows, or blocks are few for so many
+ * multiprocessors; and keys enough to be cut. Decoding takes fewer rows. */
 static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     const int64_t rows = group_of(p) * p->seqlen_q;
     return rows > MMA_DECODE_ROWS && p->seqlen_k >= SPLIT_KEYS_MIN &&
-           (rows <= WGMMA_SPLIT_ROWS || !pays(row, p, limits));
+           (rows <= WGMMA_SPLIT_ROWS || !pays(row, p, limits) ||
+            leaves_idle(row, p, limits->units));
 }
 
 /* --- Launches --------------------------------------------------------------------------------- */
@@ -181,12 +243,6 @@ static int maps_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const
     maps[1] = keys_map(p, offsetof(fattn_buffers, k), p->dim, &p->k, (int)t->bc);
     maps[2] = keys_map(p, offsetof(fattn_buffers, v), p->dim_v, &p->v, (int)t->bc);
     return 3;
-}
-
-static bool sequences_differ(const fattn_problem *p)
-{
-    return p->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
-                          FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS);
 }
 
 /* As wgmma_counts() has it. */
@@ -258,7 +314,7 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                 .tiles = (const fattn_tile[]){{WGMMA_SPLIT_ROWS, keys}, {0, 0}},                \
                 .cannot = cannot_split,                                                         \
                 .pays = split_pays,                                                             \
-                .split = fattn_cuda_split_evenly,                                               \
+                .split = split_cost,                                                            \
                 .fast_bytes = fattn_gpu_shared_bytes,                                           \
                 .workspace = fattn_cuda_parts_workspace},                                       \
         WGMMA_KERNEL("wgmma_forward", channels),                                                \

@@ -516,6 +516,7 @@ GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, i
                                  float factor, const fattn_softmax state[2],
                                  const wgmma_rows<S> &rows)
 {
+    const bool pairs = g.problem.dim_v % 2 == 0; /* and each part has an even number of floats */
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int r = row + mma_lane() / 4 + 8 * h;
@@ -526,10 +527,18 @@ GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, i
             *part.l = state[h].l;
         }
         GPU_UNROLL
-        for (int n = 0; n < S::WIDTH_V / 4; n++) {
-            const int c = n / 2 * 8 + mma_lane() % 4 * 2 + n % 2;
+        for (int n = 0; n < S::WIDTH_V / 8; n++) {
+            const int c = n * 8 + mma_lane() % 4 * 2;
+            const gpu_f2 pair = {rows.o[n][2 * h] * factor, rows.o[n][2 * h + 1] * factor};
             if (r < w.rows && c < g.problem.dim_v) {
-                o[c] = rows.o[n / 2][2 * h + n % 2] * factor;
+                if (pairs) {
+                    *(gpu_f2 *)(o + c) = pair;
+                } else {
+                    o[c] = pair.x;
+                    if (c + 1 < g.problem.dim_v) {
+                        o[c + 1] = pair.y;
+                    }
+                }
             }
         }
     }
@@ -1100,7 +1109,7 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
     b.control =
         (wgmma_control<S> *)(shared + (b.out + S::WARPS * WGMMA_OUT_BYTES - mma_shared(shared)));
     b.group = wgmma_group_of(g.problem);
-    b.turns = wgmma_turns<S>(g.problem);
+    b.turns = wgmma_turns<S>(g.problem, b.group);
     b.onto = onto;
     wgmma_control<S> &control = *b.control;
     const bool paged = g.problem.features & FATTN_PAGED;

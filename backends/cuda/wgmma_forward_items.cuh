@@ -178,12 +178,13 @@ template <class S> GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
                             wgmma_hides<S>(g));
 }
 
-/* Taking turns gained where it is said to (docs/notes/hopper-forward.md). Where memory bounds, a
- * warpgroup without rows is to stay out of the way. */
-template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p)
+/* Taking turns gained where it is said to (docs/notes/hopper-forward.md). A warpgroup that has rows
+ * in no item is to stay out of the way. */
+template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p, int group)
 {
     const bool banded = p.window_left >= 0 || p.window_right >= 0;
-    return !S::IS_SPLIT && (S::WIDTH == 64 ? !banded : S::WIDTH < 256);
+    const bool alone = S::IS_SPLIT && group * p.seqlen_q <= 64;
+    return !alone && (S::WIDTH == 64 ? !banded || S::IS_SPLIT : S::WIDTH < 256);
 }
 
 /* What scores are multiplied by. With a sink, which is natural, the rule is for natural scores;

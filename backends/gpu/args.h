@@ -25,8 +25,11 @@ enum {
     FATTN_GPU_QUADS_DV = 128
 };
 
-/* Of the kernel that merges the parts of rows, 32 channels of one by 32 threads (parts.cuh). */
+/* Of the kernels that merge the parts of rows (parts.cuh): combine, in which 32 threads have 32
+ * channels of a row, and combine_rows, in which they have 128 and a block has so many rows of an
+ * item. */
 #define FATTN_GPU_COMBINE_THREADS 128
+#define FATTN_GPU_COMBINE_ROWS 8
 
 /* Where the last block merges them instead: channels of a row that 32 threads take at a time, and
  * parts. */

@@ -90,7 +90,8 @@ bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa);
 extern const fattn_gpu_kernel fattn_gpu_simt[];
 
 /* What parts of the keys cost: each must be worth writing and merging o. */
-fattn_split_cost fattn_gpu_split(const fattn_kernel *row, const fattn_limits *limits);
+fattn_split_cost fattn_gpu_split(const fattn_kernel *row, const fattn_problem *p,
+                                 const fattn_limits *limits);
 
 /* What every forward kernel shares that packs groups and splits keys (parts.cuh): the workspace for
  * the parts, -1 on overflow, and the phase that merges them, an entry "combine" of its image. */

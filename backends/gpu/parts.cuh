@@ -166,14 +166,33 @@ GPU_DEVICE float gpu_team_sum(float x)
     return x;
 }
 
-/* Merges the parts of a row, the first of which is `part`, 16 at a time, all on their way at once:
- * a thread finds what one part weighs, and then all sum their channels, c and every 32nd after it,
- * over the parts in ascending order. */
-template <int CHANNELS>
+/* A thread's channels of a part: the one at o and every 32nd behind it or, as a quad, four side by
+ * side at a multiple of 16 bytes. From o on, `left` channels exist. */
+template <int CHANNELS, bool QUAD>
+GPU_DEVICE void gpu_part_channels(const float *o, int64_t left, float x[CHANNELS])
+{
+    if constexpr (QUAD) {
+        gpu_f4 four = {0, 0, 0, 0};
+        if (left > 0) {
+            four = *(const gpu_f4 *)o;
+        }
+        x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+    } else {
+        GPU_UNROLL
+        for (int u = 0; u < CHANNELS; u++) {
+            x[u] = 32 * u < left ? o[32 * u] : 0;
+        }
+    }
+}
+
+/* Merges the parts of a row, the first of which is `part`, 16 at a time: a thread finds what one
+ * part weighs, and then all sum their channels, from c on, over the parts in ascending order. The
+ * channels of HELD parts are read at once. */
+template <int CHANNELS, bool QUAD = false>
 GPU_DEVICE void gpu_combine_parts(const fattn_gpu_args &g, const gpu_part &part, int64_t c,
                                   int64_t parts, fattn_softmax &all, float sum[CHANNELS])
 {
-    enum { BATCH = FATTN_GPU_MERGE_PARTS };
+    enum { BATCH = FATTN_GPU_MERGE_PARTS, HELD = QUAD ? BATCH / 2 : BATCH };
     const int lane = gpu_thread() % 32, step = gpu_part_step(g);
     GPU_UNROLL
     for (int u = 0; u < CHANNELS; u++) {
@@ -184,14 +203,15 @@ GPU_DEVICE void gpu_combine_parts(const fattn_gpu_args &g, const gpu_part &part,
         const int live = (int)fattn_min64(parts - first, BATCH);
         const int64_t at = first * step;
         const float *o = (const float *)part.o.data + part.at + c + at;
-        float own[BATCH][CHANNELS];
-        GPU_UNROLL
-        for (int n = 0; n < BATCH; n++, o += step) {
+        float own[HELD][CHANNELS];
+        const auto fetch = [&](int before) {
             GPU_UNROLL
-            for (int u = 0; u < CHANNELS; u++) {
-                own[n][u] = n < live && c + 32 * u < g.problem.dim_v ? o[32 * u] : 0;
+            for (int n = 0; n < HELD; n++, o += step) {
+                const int64_t left = before + n < live ? g.problem.dim_v - c : 0;
+                gpu_part_channels<CHANNELS, QUAD>(o, left, own[n]);
             }
-        }
+        };
+        fetch(0);
         fattn_softmax state = fattn_softmax_empty();
         if (lane < live) {
             state.m = part.m[at + lane * step];
@@ -203,25 +223,49 @@ GPU_DEVICE void gpu_combine_parts(const fattn_gpu_args &g, const gpu_part &part,
         GPU_UNROLL
         for (int u = 0; u < CHANNELS; u++) {
             sum[u] *= alpha;
+        }
+        GPU_UNROLL
+        for (int before = 0; before < BATCH; before += HELD) {
+            if (before > 0) {
+                if (before >= live) {
+                    break;
+                }
+                fetch(before);
+            }
             GPU_UNROLL
-            for (int n = 0; n < BATCH; n++) {
-                sum[u] = fmaf(gpu_shfl(weight, n), own[n][u], sum[u]);
+            for (int n = 0; n < HELD; n++) {
+                const float share = gpu_shfl(weight, before + n);
+                GPU_UNROLL
+                for (int u = 0; u < CHANNELS; u++) {
+                    sum[u] = fmaf(share, own[n][u], sum[u]);
+                }
             }
         }
     }
 }
 
 /* The row of query q from such sums, in o and, by the thread of channel 0, in lse. */
-template <int CHANNELS>
+template <int CHANNELS, bool QUAD = false>
 GPU_DEVICE void gpu_store_row(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
                               gpu_query q, int64_t c, fattn_softmax all, const float sum[CHANNELS])
 {
     const fattn_problem &p = g.problem;
     const gpu_part to = gpu_part_output(g, seq, q);
+    float o[CHANNELS];
     GPU_UNROLL
     for (int u = 0; u < CHANNELS; u++) {
-        if (c + 32 * u < p.dim_v && p.outputs & FATTN_OUT_O) {
-            gpu_store(to.o.data, p.dtype_o, to.at + c + 32 * u, gpu_output(all, sum[u]));
+        o[u] = gpu_output(all, sum[u]);
+    }
+    if constexpr (QUAD) {
+        if (p.outputs & FATTN_OUT_O) {
+            gpu_store_quad(to.o, to.at, (int)c, o);
+        }
+    } else {
+        GPU_UNROLL
+        for (int u = 0; u < CHANNELS; u++) {
+            if (c + 32 * u < p.dim_v && p.outputs & FATTN_OUT_O) {
+                gpu_store(to.o.data, p.dtype_o, to.at + c + 32 * u, o[u]);
+            }
         }
     }
     if (c == 0) {
@@ -299,7 +343,7 @@ GPU_DEVICE void gpu_merge_rows(const fattn_gpu_args &g, const fattn_sequence &se
 
 /* --- Merging by a kernel of its own ----------------------------------------------------------- */
 
-/* Which channels a team of 32 threads merges, and of which row. */
+/* Which channels 32 threads of combine merge, and of which row. */
 typedef struct gpu_combined {
     gpu_part part; /* the row in its first part */
     int64_t c;     /* this thread's channel */
@@ -321,9 +365,9 @@ GPU_DEVICE gpu_combined gpu_combined_of(const fattn_gpu_args &g, int64_t n, int6
     return piece;
 }
 
-/* How many parts a piece has. Divisions take a microsecond together: there are none where a head is
- * one block of rows that sees all keys of the plan. */
-GPU_DEVICE int64_t gpu_combined_parts(const fattn_gpu_args &g, const gpu_combined &piece,
+/* How many parts a block of rows has. Divisions take a microsecond together: there are none where a
+ * head is one block of rows that sees all keys of the plan. */
+GPU_DEVICE int64_t gpu_combined_parts(const fattn_gpu_args &g, int64_t block,
                                       const fattn_sequence &seq)
 {
     const fattn_band band = fattn_band_of(&g.problem, &seq);
@@ -333,7 +377,7 @@ GPU_DEVICE int64_t gpu_combined_parts(const fattn_gpu_args &g, const gpu_combine
             return g.tiling.splits;
         }
     }
-    const int64_t first = piece.work.block * g.tiling.br;
+    const int64_t first = block * g.tiling.br;
     const int64_t rows = fattn_min64(seq.sq * g.group - first, g.tiling.br);
     const fattn_parts parts =
         gpu_parts_of(g, band, fattn_quotient(first, g.group),
@@ -357,7 +401,7 @@ GPU_DEVICE void gpu_combine_piece(const fattn_gpu_args &g, const gpu_combined &p
     }
     q.i = (int32_t)i;
     q.h = (int32_t)(piece.work.head * g.group + piece.number - i * g.group);
-    const int64_t parts = gpu_combined_parts(g, piece, seq);
+    const int64_t parts = gpu_combined_parts(g, piece.work.block, seq);
     gpu_await_earlier(); /* the parts */
     if (parts == 1) {
         return; /* the row is where it belongs */
@@ -380,10 +424,63 @@ GPU_DEVICE void gpu_combine_all(const fattn_gpu_args &g)
     }
 }
 
-#define GPU_COMBINE                                                                    \
-    GPU_KERNEL(FATTN_GPU_COMBINE_THREADS, 6) combine(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                                  \
-        gpu_combine_all(g);                                                            \
+/* --- Merging many rows ------------------------------------------------------------------------ */
+
+/* What a row is takes longer to find out than to merge it. So a block merges a set of rows of one
+ * item: set n, of which there are `of` to an item of `rows` rows. Rows of parts lie at multiples of
+ * 16 bytes (simt.c). */
+GPU_DEVICE void gpu_combine_set(const fattn_gpu_args &g, int64_t n, int64_t of, int64_t rows)
+{
+    const int64_t block = fattn_quotient(n, of), item = block * g.tiling.splits;
+    const int64_t first = (n - block * of) * FATTN_GPU_COMBINE_ROWS;
+    const fattn_work work = fattn_schedule_item(&g.tiling, g.problem.heads_k, item);
+    if (gpu_sequences_differ(g.problem)) {
+        gpu_await_earlier();
+    }
+    const fattn_sequence seq = gpu_sequence(g, work.batch);
+    const int64_t before = work.block * g.tiling.br; /* rows of the head before the block's */
+    const int64_t exist = fattn_min64(rows, seq.sq * g.group - before);
+    const int past = (int)fattn_min64(exist, first + FATTN_GPU_COMBINE_ROWS);
+    if (first >= past) {
+        return;
+    }
+    const int64_t parts = gpu_combined_parts(g, work.block, seq);
+    gpu_await_earlier(); /* the parts */
+    if (parts == 1) {
+        return;
+    }
+    for (int r = (int)first + gpu_thread() / 32; r < past; r += FATTN_GPU_COMBINE_THREADS / 32) {
+        const gpu_part part = gpu_part_of(g, item, r);
+        const gpu_query q = gpu_query_of(before + r, g.group, work.head * g.group);
+        for (int64_t c0 = 0; c0 < fattn_max64(g.problem.dim_v, 1); c0 += 128) {
+            const int64_t c = c0 + gpu_thread() % 32 * 4; /* which may be past the last */
+            float sum[4];
+            fattn_softmax all;
+            gpu_combine_parts<4, true>(g, part, c, parts, all, sum);
+            gpu_store_row<4, true>(g, seq, work.batch, q, c, all, sum);
+        }
+    }
+}
+
+GPU_DEVICE void gpu_combine_rows(const fattn_gpu_args &g)
+{
+    const int64_t rows = fattn_min64(g.tiling.br, g.group * g.problem.seqlen_q);
+    const int64_t of = (rows + FATTN_GPU_COMBINE_ROWS - 1) / FATTN_GPU_COMBINE_ROWS;
+    const int64_t count = fattn_quotient(g.tiling.items, g.tiling.splits) * of;
+    gpu_admit_later();
+    for (int64_t n = gpu_block(); n < count; n += gpu_blocks()) {
+        gpu_combine_set(g, n, of, rows);
+    }
+}
+
+#define GPU_COMBINE                                                                         \
+    GPU_KERNEL(FATTN_GPU_COMBINE_THREADS, 6) combine(const GPU_PARAM fattn_gpu_args g)      \
+    {                                                                                       \
+        gpu_combine_all(g);                                                                 \
+    }                                                                                       \
+    GPU_KERNEL(FATTN_GPU_COMBINE_THREADS, 4) combine_rows(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                       \
+        gpu_combine_rows(g);                                                                \
     }
 
 #endif

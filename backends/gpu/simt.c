@@ -122,21 +122,32 @@ static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
     return rows < t->br ? rows : t->br;
 }
 
+/* From so many rows on combine_rows is faster: 2,048 on an H100 (docs/notes/hopper-forward.md). */
+#define MANY_ROWS 2048
+
 void fattn_gpu_combine(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     (void)kernel;
-    snprintf(shape->entry, sizeof shape->entry, "combine");
-    const int64_t rows = t->splits > 1 ? t->items / t->splits * item_rows(p, t) : 0;
-    const int64_t pieces = rows * larger(fattn_ceil_div(p->dim_v, 32), 1);
-    shape->blocks = fattn_ceil_div(pieces, FATTN_GPU_COMBINE_THREADS / 32);
+    const int64_t blocks = t->splits > 1 ? t->items / t->splits : 0, rows = item_rows(p, t);
+    /* Rows of parts then lie at multiples of 16 bytes: there are two floats of each before them. */
+    const bool quads = p->dim_v % 4 == 0 && rows % 2 == 0;
+    if (quads && blocks * rows >= MANY_ROWS) {
+        snprintf(shape->entry, sizeof shape->entry, "combine_rows");
+        shape->blocks = blocks * fattn_ceil_div(rows, FATTN_GPU_COMBINE_ROWS);
+    } else {
+        snprintf(shape->entry, sizeof shape->entry, "combine");
+        const int64_t pieces = blocks * rows * larger(fattn_ceil_div(p->dim_v, 32), 1);
+        shape->blocks = fattn_ceil_div(pieces, FATTN_GPU_COMBINE_THREADS / 32);
+    }
     shape->threads = FATTN_GPU_COMBINE_THREADS;
     shape->early = true;
 }
 
-fattn_split_cost fattn_gpu_split(const fattn_kernel *row, const fattn_limits *limits)
+fattn_split_cost fattn_gpu_split(const fattn_kernel *row, const fattn_problem *p,
+                                 const fattn_limits *limits)
 {
-    (void)row;
+    (void)row, (void)p;
     return (fattn_split_cost){.keys = 256, .pieces = limits->parallelism};
 }
 

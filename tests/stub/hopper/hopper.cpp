@@ -994,7 +994,8 @@ static const struct {
                HOPPER_PLAIN(wgmma_blocks_128),
                HOPPER_PLAIN(wgmma_blocks_256),
                HOPPER_PLAIN(clear),
-               HOPPER_PLAIN(combine)};
+               HOPPER_PLAIN(combine),
+               HOPPER_PLAIN(combine_rows)};
 
 /* --- Launches --------------------------------------------------------------------------------- */
 

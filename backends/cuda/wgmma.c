@@ -433,18 +433,19 @@ static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
     return words < 0 || words > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + words;
 }
 
-/* A block has 32 tiles of keys of an item, of the first head and sequence that share a bias or
+/* A block has a byte of the words of an item, of the first head and sequence that share a bias or
  * mask. */
 static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     const int64_t *const stride = p->features & FATTN_BIAS ? p->bias_stride : p->mask_stride;
     const int64_t shared = (stride[0] ? 1 : p->batch) * (stride[1] ? 1 : p->heads_k);
-    const int64_t warps = fattn_min64(fattn_max64(t->k_blocks, 1), WGMMA_SEEN_THREADS / 32);
+    const int64_t tiles = fattn_min64(fattn_max64(t->k_blocks, 1), WGMMA_SEEN_TILES);
+    const int64_t bytes = 32 / WGMMA_SEEN_TILES; /* of a word */
     snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d", kernel->width);
     /* One at least clears the counter, unless there is no batch. */
-    shape->blocks = t->items > 0 ? fattn_max64(block_words(p, t) / shared, 1) : 0;
-    shape->threads = (int)(32 * warps);
+    shape->blocks = t->items > 0 ? fattn_max64(gpu_times(block_words(p, t) / shared, bytes), 1) : 0;
+    shape->threads = (int)(32 * WGMMA_SEEN_WARPS * tiles);
     shape->early = true;
 }
 

@@ -94,9 +94,11 @@
 /* Of the kernels before it, which look what a bias, a mask or a block mask does in each tile of
  * keys of an item. They find two words for 32 tiles: bits of those that some pair is kept of, and
  * of those that are mixed: some pair is dropped, or has a bias that is not 0. A warp has 32 tiles
- * of a block mask, and a block 32 of a bias or mask. */
+ * of a block mask. Of a bias or mask a block has 8 tiles, and several warps share the rows of one. */
 #define WGMMA_BLOCK_THREADS 128
-#define WGMMA_SEEN_THREADS 256
+#define WGMMA_SEEN_TILES 8
+#define WGMMA_SEEN_WARPS 4
+#define WGMMA_SEEN_THREADS (32 * WGMMA_SEEN_TILES * WGMMA_SEEN_WARPS)
 #define WGMMA_BLOCK_WORDS(k_blocks) (((k_blocks) + 31) / 32)
 
 /* Keys that one copy brings of a page: powers of two that divide the page and the tile. */

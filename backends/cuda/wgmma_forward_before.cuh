@@ -60,15 +60,16 @@ template <class E> struct wgmma_looked_at {
     bool chunks;            /* 16 bytes may be read at once */
 };
 
-/* Whether all of a tile are `wanted`, for all rows. A warp asks. */
+/* Whether rows first .. past - 1 of a tile are all `wanted`. A warp asks. */
 template <class S, class E>
-GPU_DEVICE bool wgmma_tile_is(const wgmma_looked_at<E> &term, int tile, uint32_t wanted)
+GPU_DEVICE bool wgmma_rows_are(const wgmma_looked_at<E> &term, int tile, int first, int past,
+                               uint32_t wanted)
 {
     enum { CHUNK = 16 / sizeof(E), CHUNKS = S::KEYS / CHUNK, STEP = GPU_WAVE / CHUNKS, READS = 8 };
-    const int j0 = tile * S::KEYS, keys = min(term.keys - j0, (int)S::KEYS);
+    const int j0 = tile * S::KEYS, keys = min(term.keys - j0, (int)S::KEYS), rows = past - first;
     const bool chunks = term.chunks && keys == S::KEYS;
-    const int steps = chunks ? (term.rows + STEP - 1) / STEP : (term.rows * keys + 31) / 32;
-    const E *from = term.first + j0 * term.key;
+    const int steps = chunks ? (rows + STEP - 1) / STEP : (rows * keys + 31) / 32;
+    const E *from = term.first + first * term.row + j0 * term.key;
     GPU_ROLLED
     for (int h = 0; h < term.heads; h++, from += term.head) {
         GPU_ROLLED
@@ -78,14 +79,14 @@ GPU_DEVICE bool wgmma_tile_is(const wgmma_looked_at<E> &term, int tile, uint32_t
                 const E *const own = from + mma_lane() % CHUNKS * CHUNK;
                 GPU_UNROLL
                 for (int n = 0; n < READS; n++) {
-                    const int r = min((step + n) * STEP + mma_lane() / CHUNKS, term.rows - 1);
+                    const int r = min((step + n) * STEP + mma_lane() / CHUNKS, rows - 1);
                     const gpu_u4 x = *(const gpu_u4 *)(own + r * term.row);
                     bits |= (x.x ^ wanted) | (x.y ^ wanted) | (x.z ^ wanted) | (x.w ^ wanted);
                 }
             } else {
                 GPU_UNROLL
                 for (int n = 0; n < READS; n++) {
-                    const int e = min((step + n) * 32 + mma_lane(), term.rows * keys - 1);
+                    const int e = min((step + n) * 32 + mma_lane(), rows * keys - 1);
                     bits |= (uint32_t)(from[e / keys * term.row + e % keys * term.key] ^ (E)wanted);
                 }
             }
@@ -97,48 +98,47 @@ GPU_DEVICE bool wgmma_tile_is(const wgmma_looked_at<E> &term, int tile, uint32_t
     return true;
 }
 
-/* Looks at tiles 32 word .. and puts two words there. A lane looks at two elements of a tile, at
- * its opposite corners, and its warp at all of those where both are hidden, or plain. */
+/* Looks at tiles 8 byte .. : sets the bits of those of which something is kept in *kept, and of
+ * those of them that are mixed in *mixed. A warp looks at two elements of its tile, at opposite
+ * corners, and where both are hidden, or plain, at its share of the rows. */
 template <class S, class E>
-GPU_DEVICE void wgmma_look(const wgmma_looked_at<E> &term, int word, uint32_t to[2])
+GPU_DEVICE void wgmma_look(const wgmma_looked_at<E> &term, int byte, uint8_t *kept, uint8_t *mixed)
 {
-    GPU_SHARED uint32_t hidden, plain;
-    const int warps = gpu_threads() / 32, warp = gpu_thread() / 32;
-    const int tiles = min((term.keys + S::KEYS - 1) / S::KEYS - 32 * word, 32);
-    const int own = warp + warps * mma_lane(), j0 = (32 * word + own) * S::KEYS;
-    bool hides = false, is_plain = false;
-    if (own < tiles) {
+    GPU_SHARED uint32_t unhidden, uneven;
+    const int own = gpu_thread() / 32 / WGMMA_SEEN_WARPS;
+    const int share = gpu_thread() / 32 % WGMMA_SEEN_WARPS;
+    const int tile = WGMMA_SEEN_TILES * byte + own, j0 = tile * S::KEYS;
+    if (gpu_thread() == 0) {
+        unhidden = uneven = 0;
+    }
+    gpu_sync();
+    if (j0 < term.keys) {
         const E low = term.first[j0 * term.key];
         const E high = term.first[(term.heads - 1) * term.head + (term.rows - 1) * term.row +
                                   (min(j0 + S::KEYS, term.keys) - 1) * term.key];
-        hides = low == high && low == (E)term.hidden;
-        is_plain = low == high && low == (E)term.plain;
-    }
-    const uint32_t hiding = __ballot_sync(0xffffffffu, hides);
-    uint32_t left = hiding | __ballot_sync(0xffffffffu, is_plain);
-    if (gpu_thread() == 0) {
-        hidden = plain = 0;
-    }
-    gpu_sync();
-    GPU_ROLLED
-    for (; left; left &= left - 1) {
-        const int lane = __ffs((int)left) - 1, n = warp + warps * lane;
-        const bool is_hidden = hiding >> lane & 1;
-        const uint32_t wanted = is_hidden ? term.hidden : term.plain;
-        if (wgmma_tile_is<S>(term, 32 * word + n, wanted) && mma_lane() == 0) {
-            atomicOr(is_hidden ? &hidden : &plain, 1u << n);
+        const bool hidden = low == high && low == (E)term.hidden;
+        const bool plain = low == high && low == (E)term.plain;
+        const int first = term.rows * share / WGMMA_SEEN_WARPS;
+        const int past = term.rows * (share + 1) / WGMMA_SEEN_WARPS;
+        bool alike = hidden || plain;
+        if (alike && first < past) {
+            alike = wgmma_rows_are<S>(term, tile, first, past, hidden ? term.hidden : term.plain);
+        }
+        if (mma_lane() == 0) {
+            atomicOr(&unhidden, (uint32_t) !(hidden && alike) << own);
+            atomicOr(&uneven, (uint32_t) !(plain && alike) << own);
         }
     }
     gpu_sync();
     if (gpu_thread() == 0) {
-        to[0] = ~hidden & mma_bits_below(tiles);
-        to[1] = to[0] & ~plain;
+        *kept = (uint8_t)unhidden;
+        *mixed = (uint8_t)(unhidden & uneven);
     }
     gpu_sync(); /* before another item */
 }
 
-/* What a bias, or else a mask, does in tiles of keys, in the workspace: a block has 32 of an item,
- * of the first head and sequence that share it. Sequences may have fewer queries and keys than are
+/* What a bias, or else a mask, does in tiles of keys, in the workspace: a block has 8 of an item, of
+ * the first head and sequence that share it. Sequences may have fewer queries and keys than are
  * looked at. Clears the counter, too. */
 template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
 {
@@ -147,7 +147,7 @@ template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
     const int64_t *const stride = bias ? p.bias_stride : p.mask_stride;
     const int size = !bias ? 1 : p.dtype_bias == FATTN_F32 ? 4 : 2;
     const int group = wgmma_group_of(p), queries = wgmma_places<S>(group) / group;
-    const int64_t words = WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
+    const int64_t bytes = WGMMA_BLOCK_WORDS(g.tiling.k_blocks) * (32 / WGMMA_SEEN_TILES);
     const int64_t heads = stride[1] ? p.heads_k : 1, batches = stride[0] ? p.batch : 1;
     fattn_tiling tiling = g.tiling; /* as wgmma_plan_begin() has it */
     tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
@@ -156,9 +156,9 @@ template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
     if (gpu_block() == 0 && gpu_thread() == 0) {
         *(unsigned *)g.workspace = 0;
     }
-    for (int64_t n = gpu_block(); n < batches * heads * tiling.q_blocks * words;
+    for (int64_t n = gpu_block(); n < batches * heads * tiling.q_blocks * bytes;
          n += gpu_blocks()) {
-        const int64_t item = fattn_quotient(n, words), head = fattn_quotient(item, tiling.q_blocks);
+        const int64_t item = fattn_quotient(n, bytes), head = fattn_quotient(item, tiling.q_blocks);
         fattn_work work;
         work.batch = fattn_quotient(head, heads);
         work.head = head - work.batch * heads;
@@ -176,8 +176,10 @@ template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
             term.hidden = hidden;
             term.plain = plain;
             term.chunks = mma_are_rows(data, stride, (int)sizeof(E));
-            const int word = (int)(n - item * words);
-            wgmma_look<S>(term, word, wgmma_words_of<S>(g, tiling, work) + 2 * word);
+            const int byte = (int)(n - item * bytes);
+            uint8_t *const to =
+                (uint8_t *)wgmma_words_of<S>(g, tiling, work) + byte / 4 * 8 + byte % 4;
+            wgmma_look<S>(term, byte, to, to + 4);
         };
         if (size == 1) { /* of a mask other numbers than 1 may keep a pair, too */
             look((uint8_t)0, g.buffers.mask, 0, 0x01010101u);

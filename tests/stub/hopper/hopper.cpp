@@ -249,7 +249,6 @@ static uint32_t __ballot_sync(uint32_t, bool x)
 }
 static int __popc(uint32_t x) { return __builtin_popcount(x); }
 static int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-static int __ffs(int x) { return __builtin_ffs(x); }
 static bool __all_sync(uint32_t lanes, bool x) { return !__any_sync(lanes, !x); }
 static int wgmma_largest(int x)
 {

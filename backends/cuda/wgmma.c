@@ -106,6 +106,26 @@ static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_li
            (double)p->batch * (double)p->heads_k * (double)((rows + 127) / 128) >= BLOCKS_MIN;
 }
 
+/* Of rows for short sequences: a group's heads are rows of one block. */
+static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
+{
+    return group_of(p) > row->tiles[0].br ? "takes 64 query heads of a key/value head at most"
+                                          : cannot(row, p);
+}
+
+/* Whether items are so short that to begin and to end them takes most of the time. Where a block of
+ * these rows has as many warpgroups as one of the others, it pays while there are few. */
+static bool short_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
+{
+    enum { KEYS_MAX = 320 }; /* that a row sees */
+    const bool halves = p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2;
+    const int64_t keys = halves ? p->seqlen_k / 2 : p->seqlen_k;
+    const int64_t rows = group_of(p) * p->seqlen_q, br = row->tiles[0].br;
+    const double blocks = (double)p->batch * (double)p->heads_k * (double)fattn_ceil_div(rows, br);
+    return rows > MMA_DECODE_ROWS && keys <= KEYS_MAX &&
+           (fattn_gpu_kernel_of(row)->width == 64 || blocks <= 1.5 * (double)limits->units);
+}
+
 /* Of rows that split keys: a group's heads are rows of one block, as they are for what merges. */
 static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
 {
@@ -114,11 +134,11 @@ static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
                                                  : cannot(row, p);
 }
 
-/* Keys that take as long as the rest of a part does: of as many rows as both warpgroups have, sums
- * are written and read again. */
+/* Keys that take as long as the rest of a part does. Where a head has several blocks of rows, its
+ * keys come from L2, and sums that are written and read again count for more. */
 static int64_t part_keys(const fattn_problem *p)
 {
-    return group_of(p) * p->seqlen_q > WGMMA_SPLIT_ROWS / 2 ? 640 : 256;
+    return group_of(p) * p->seqlen_q > WGMMA_SPLIT_ROWS ? 640 : 256;
 }
 
 static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem *p,
@@ -301,6 +321,24 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                 .workspace = workspace},                                          \
         WGMMA_KERNEL("wgmma_forward", channels),                                  \
         .phases = {clear_shape, lean_shape},                                      \
+        .maps = maps_of,                                                          \
+        .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
+        .run = #name_,                                                            \
+    },
+
+#define WGMMA_SHORT_ROW(name_, channels, channels_v, warpgroups, keys, stages)    \
+    {                                                                             \
+        .row = {.name = "wgmma_" #name_,                                          \
+                WGMMA_FORWARD_ROW(channels),                                      \
+                .features = WGMMA_FEATURES,                                       \
+                .dim_v_max = channels_v,                                          \
+                .tiles = (const fattn_tile[]){{64 * (warpgroups), keys}, {0, 0}}, \
+                .cannot = cannot_short,                                           \
+                .pays = short_pays,                                               \
+                .fast_bytes = fattn_gpu_shared_bytes,                             \
+                .workspace = workspace},                                          \
+        WGMMA_KERNEL("wgmma_forward", channels),                                  \
+        .phases = {clear_shape, forward_shape},                                   \
         .maps = maps_of,                                                          \
         .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
         .run = #name_,                                                            \
@@ -782,7 +820,8 @@ static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_prob
     }
 
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {
-    WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ROW) WGMMA_SHAPES(WGMMA_ROW) WGMMA_FULL_ROW(64, 128),
+    WGMMA_SHORT_SHAPES(WGMMA_SHORT_ROW) WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ROW) WGMMA_SHAPES(WGMMA_ROW)
+        WGMMA_FULL_ROW(64, 128),
     WGMMA_FULL_ROW(128, 128),
     WGMMA_FULL_ROW(256, 64),
     WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW) WGMMA_BACKWARD_FULL_ROW(64, 128),

@@ -32,6 +32,13 @@
     X(split_256, 256, 256, 2, 64, 2)
 #define WGMMA_SPLIT_ROWS 128
 
+/* Of short sequences, whose items do little besides starting and ending: the same, with one
+ * warpgroup, so that a multiprocessor has several blocks at a time. */
+#define WGMMA_SHORT_SHAPES(X)     \
+    X(short_64, 64, 64, 1, 64, 3) \
+    X(short_128, 128, 128, 1, 64, 2)
+#define WGMMA_SHORT_BLOCKS(width) ((width) == 64 ? 3 : 2)
+
 /* A warpgroup that copies and plans, and those that multiply. */
 #define WGMMA_THREADS(warpgroups) (128 * ((warpgroups) + 1))
 
@@ -94,7 +101,7 @@
 /* Of the kernels before it, which look what a bias, a mask or a block mask does in each tile of
  * keys of an item. They find two words for 32 tiles: bits of those that some pair is kept of, and
  * of those that are mixed: some pair is dropped, or has a bias that is not 0. A warp has 32 tiles
- * of a block mask. Of a bias or mask a block has 8 tiles, and several warps share the rows of one. */
+ * of a block mask. Of a bias or mask a block has 8 tiles, and several warps share one's rows. */
 #define WGMMA_BLOCK_THREADS 128
 #define WGMMA_SEEN_TILES 8
 #define WGMMA_SEEN_WARPS 4

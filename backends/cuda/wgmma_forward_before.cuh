@@ -137,8 +137,8 @@ GPU_DEVICE void wgmma_look(const wgmma_looked_at<E> &term, int byte, uint8_t *ke
     gpu_sync(); /* before another item */
 }
 
-/* What a bias, or else a mask, does in tiles of keys, in the workspace: a block has 8 of an item, of
- * the first head and sequence that share it. Sequences may have fewer queries and keys than are
+/* What a bias, or else a mask, does in tiles of keys, in the workspace: a block has 8 of an item,
+ * of the first head and sequence that share it. Sequences may have fewer queries and keys than are
  * looked at. Clears the counter, too. */
 template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
 {

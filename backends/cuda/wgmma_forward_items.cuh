@@ -18,9 +18,9 @@
 /* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
  * that multiply. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY.
  * TERM_STAGES: panels of a bias or mask that is alone, in shared memory. SPLITS: keys may be cut
- * into parts. ONTO: rows are merged with o and lse of other keys. */
+ * into parts. ONTO: rows are merged with o and lse of other keys. BLOCKS: of a multiprocessor. */
 template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
-          int TERM_STAGES = 0, bool SPLITS = false, bool ONTO = false>
+          int TERM_STAGES = 0, bool SPLITS = false, bool ONTO = false, int BLOCKS = 1>
 struct wgmma_shape {
     typedef T type;
     static constexpr uint64_t KNOWN = FEATURES;
@@ -56,8 +56,9 @@ struct wgmma_shape {
         IN_ORDER = true,
         /* Of a thread. A block gets as many as all its threads would have alike, and who asks for
          * more than are left waits for ever. */
-        EQUAL_REGISTERS = 65536 / THREADS / 8 * 8,
-        OWN_REGISTERS = GROUPS != 2                                           ? 160
+        EQUAL_REGISTERS = 65536 / (THREADS * BLOCKS) / 8 * 8,
+        OWN_REGISTERS = GROUPS == 3                                           ? 160
+                        : BLOCKS == 3                                         ? 128
                         : FEATURES == FATTN_BIAS || FEATURES == FATTN_SOFTCAP ? 232
                         : FEATURES & (FATTN_MASK | FATTN_SOFTCAP)             ? 224
                                                                               : 216,
@@ -184,7 +185,8 @@ template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p, int group
 {
     const bool banded = p.window_left >= 0 || p.window_right >= 0;
     const bool alone = S::IS_SPLIT && group * p.seqlen_q <= 64;
-    return !alone && (S::WIDTH == 64 ? !banded || S::IS_SPLIT : S::WIDTH < 256);
+    return S::WARPGROUPS > 1 && !alone &&
+           (S::WIDTH == 64 ? !banded || S::IS_SPLIT : S::WIDTH < 256);
 }
 
 /* What scores are multiplied by. With a sink, which is natural, the rule is for natural scores;

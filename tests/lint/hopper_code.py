@@ -41,9 +41,10 @@ PRODUCT = (0x9F0, 0xDF0)
 BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 
 # Most bytes of registers that a thread may spill, by the part of an entry's name behind the type. Warps that do not
-# multiply spill: forward's planner at 64 and 96 channels has 32 registers, and backward's other warps have 24. Entries in
-# FETCHES also spill some addresses and bounds of masks, and reload a few of them among products.
-SPILLS = {"64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "backward_64": 216, "backward_128": 92, "backward_256": 64}
+# multiply spill: forward's planner has 32 registers at 64 and 96 channels and 40 in short_128, and backward's other
+# warps have 24. Entries in FETCHES also spill some addresses and bounds of masks, and reload a few of them among products.
+SPILLS = {"64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144, "short_128": 56,
+          "backward_64": 216, "backward_128": 92, "backward_256": 64}
 FETCHES = ("backward_64",)
 # Products that an item ends with: dQ of its last tile, of 128 keys, where dQ is made a tile later.
 DEFERRED = {"backward_64": 8, "backward_softcap_64": 8, "backward_softcap_128": 8}
@@ -99,7 +100,8 @@ def shapes(root, full):
         return known
     rows = re.findall(r"X\((\w+), (\d+), \d+, \d+, (\d+), \d+\)", text)
     known = {name: int(width) // 16 + int(keys) // 16 for name, width, keys in rows}
-    known.update({"onto_" + name: products for name, products in known.items() if not name.startswith("split_")})
+    known.update({"onto_" + name: products for name, products in known.items()
+                  if not name.startswith(("short_", "split_"))})
     for row in re.findall(r"X\((\w+), (\d+), (\d+), (\d+), \d+\)", text):
         known["backward_" + row[0]] = of_backward(int(row[1]), int(row[2]))
     return known

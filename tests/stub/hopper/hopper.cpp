@@ -962,8 +962,8 @@ static void run_merging(void **with)
     }
 #define HOPPER_FORWARD(name, ...)                                                  \
     HOPPER_MERGING(wgmma_onto_f16_##name), HOPPER_MERGING(wgmma_onto_bf16_##name), \
-        HOPPER_SPLIT(name)
-#define HOPPER_SPLIT(name, ...) \
+        HOPPER_ALONE(name)
+#define HOPPER_ALONE(name, ...) \
     HOPPER_MAPPED(wgmma_f16_##name, wgmma_maps), HOPPER_MAPPED(wgmma_bf16_##name, wgmma_maps),
 #define HOPPER_FULL(run, features, width, ...)                 \
     HOPPER_MAPPED(wgmma_##run##_f16_##width, wgmma_full_maps), \
@@ -979,8 +979,8 @@ static void run_merging(void **with)
 static const struct {
     const char *name;
     void (*kernel)(void **parameters);
-} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_SPLIT)
-                   WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
+} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_ALONE)
+                   WGMMA_SHORT_SHAPES(HOPPER_ALONE) WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
                        WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
                            WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
                                WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_256)

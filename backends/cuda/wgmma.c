@@ -45,7 +45,7 @@ enum {
     GROUP_MAX = 128,    /* query heads of a key/value head: a tile has all of a query */
     ROWS_MAX = 1 << 30, /* queries, and keys */
     BLOCKS_MIN = 80, /* fewer leave so much of a GPU idle that rows which split keys are faster */
-    SPLIT_KEYS_MIN = 1024
+    SPLIT_KEYS_MIN = 128
 };
 #define STRIDE_MAX (INT64_C(1) << 39) /* elements */
 #define ITEMS_MAX 0x1p31
@@ -113,17 +113,22 @@ static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
                                           : cannot(row, p);
 }
 
-/* Whether items are so short that to begin and to end them takes most of the time. Where a block of
- * these rows has as many warpgroups as one of the others, it pays while there are few. */
+/* Whether items are so short that to begin and to end them takes most of the time; or, of somewhat
+ * longer ones, whether there are as many blocks as multiprocessors, so that keys need not be cut, and
+ * a few more at most. Where two warpgroups on a multiprocessor are all that others have too, only few
+ * blocks are worth it. */
 static bool short_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
-    enum { KEYS_MAX = 320 }; /* that a row sees */
+    enum { KEYS_SHORT = 320, KEYS_MAX = 1024 }; /* that a row sees */
     const bool halves = p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2;
     const int64_t keys = halves ? p->seqlen_k / 2 : p->seqlen_k;
     const int64_t rows = group_of(p) * p->seqlen_q, br = row->tiles[0].br;
+    const double units = (double)limits->units;
     const double blocks = (double)p->batch * (double)p->heads_k * (double)fattn_ceil_div(rows, br);
-    return rows > MMA_DECODE_ROWS && keys <= KEYS_MAX &&
-           (fattn_gpu_kernel_of(row)->width == 64 || blocks <= 1.5 * (double)limits->units);
+    const bool few = blocks <= 1.5 * units;
+    return rows > MMA_DECODE_ROWS &&
+           (keys <= KEYS_SHORT ? few || fattn_gpu_kernel_of(row)->width == 64
+                               : keys <= KEYS_MAX && few && blocks >= 0.4 * units);
 }
 
 /* Of rows that split keys: a group's heads are rows of one block, as they are for what merges. */

@@ -332,7 +332,7 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
                                   const fattn_tiling *tiling)
 {
     (void)row;
-    return fattn_cpu_workspace(backward_shared(p, tiling), backward_scratch(p, tiling));
+    return fattn_cpu_workspace_of_one(backward_shared(p, tiling), backward_scratch(p, tiling));
 }
 
 #endif

@@ -402,7 +402,8 @@ static int64_t backward_pairs_workspace(const fattn_kernel *row, const fattn_pro
                                         const fattn_tiling *tiling)
 {
     (void)row;
-    return fattn_cpu_workspace(backward_shared(p, tiling), backward_pairs_scratch(p, tiling));
+    return fattn_cpu_workspace_of_one(backward_shared(p, tiling),
+                                      backward_pairs_scratch(p, tiling));
 }
 
 #endif

@@ -425,7 +425,8 @@ static int64_t decode_workspace(const fattn_kernel *row, const fattn_problem *p,
                                 const fattn_tiling *tiling)
 {
     (void)row;
-    return fattn_cpu_workspace(counted_shared(p, tiling), brief_or_decode_scratch(p, tiling));
+    return fattn_cpu_workspace_of_one(counted_shared(p, tiling),
+                                      brief_or_decode_scratch(p, tiling));
 }
 
 #endif

@@ -22,7 +22,8 @@ static int64_t rows_of(const fattn_problem *p)
  * and so twice the time. By the first, units take blocks in rounds, and the last round may have
  * room for the short blocks at the ends of heads. By the second, units end half a block apart,
  * since they are not equally fast and blocks are not equally long. Where blocks have unequal work,
- * only the second is used.
+ * as under a causal mask, only the second is used, with half of the work: twice
+ * (all / 2 / units + apart).
  */
 static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
                            int64_t br)
@@ -37,7 +38,7 @@ static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *block
     }
     int64_t whole = 0;
     if (__builtin_mul_overflow(heads, rows / br, &whole) || whole > INT64_MAX / 2) {
-        return all / (double)units + apart; /* of so many rounds the last does not count */
+        return 2 * all / (double)units + apart; /* of so many rounds the last does not count */
     }
     const int64_t rounds = fattn_ceil_div(whole, units);
     const int64_t room = rounds * units - whole;

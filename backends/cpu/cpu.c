@@ -175,7 +175,7 @@ int64_t fattn_cpu_bytes(int64_t a, int64_t b, int64_t c)
     return (bytes + 255) / 256 * 256;
 }
 
-int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch)
+int64_t fattn_cpu_workspace_of_one(int64_t shared, int64_t scratch)
 {
     const int64_t own = fattn_cpu_bytes(1, scratch, 1);
     return shared < 0 || own < 0 ? -1 : shared + own;

@@ -89,7 +89,7 @@ int64_t fattn_cpu_bytes(int64_t a, int64_t b, int64_t c);
 
 /* Workspace of a run with one worker: what is shared, and its scratch; -1 on overflow. Planning
  * adds the other workers'. Their number changes the size of the workspace and nothing else. */
-int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch);
+int64_t fattn_cpu_workspace_of_one(int64_t shared, int64_t scratch);
 
 /* A counter that one worker advances and others wait for; a cache line each, or they disturb each
  * other. */

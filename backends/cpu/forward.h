@@ -144,7 +144,7 @@ INLINE void forward_block(forward *strips, int64_t count, int64_t block, int64_t
     const bool pairs = all.live && !loaded && load_tile(strips, kind, count, block, all);
     for (int64_t n = 0; n < count; n++) {
         if (strips->panel.run->onto) {
-            fetch_before(&strips[n].panel, block - first, past - first);
+            prefetch_earlier_o(&strips[n].panel, block - first, past - first);
         }
         if (spans[n].kind != FATTN_TILE_EMPTY) {
             forward_tile(&strips[n], kind, spans[n], pairs);

@@ -106,7 +106,7 @@ static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p
                                  const fattn_tiling *tiling)
 {
     (void)row;
-    return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling));
+    return fattn_cpu_workspace_of_one(forward_shared(p, tiling), forward_scratch(p, tiling));
 }
 
 #endif

@@ -125,15 +125,15 @@ static bool decoding_pays(const fattn_problem *p)
     return rows <= DECODE_ROWS / 2 || (rows <= DECODE_ROWS && !occupies(p));
 }
 
-/* With few keys, products of pairs save less than it takes to arrange their operands, which is less
- * where queries are read row by row (small_pairs.h). */
+/* With few keys, products of pairs save less than arranging their operands costs. That costs less
+ * where keys are arranged in blocks and queries are read in place (small_pairs.h). */
 static bool forward_pairs_pay(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_limits *limits)
 {
     (void)row, (void)limits;
     const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
-    const bool blocked = FV_LANES > 4 && p->dim % 8 == 0 && p->seqlen_q * group > FV_LANES;
-    const int64_t few = PAIRS_COPIED ? 12 : blocked ? 2 : 4;
+    const bool keys_blocked = FV_LANES > 4 && p->dim % 8 == 0 && p->seqlen_q * group > FV_LANES;
+    const int64_t few = PAIRS_COPIED ? 12 : keys_blocked ? 2 : 4;
     return p->features & FATTN_BATCH_INVARIANT || (p->seqlen_k > few && !decoding_pays(p));
 }
 
@@ -157,7 +157,7 @@ static int64_t forward_pairs_workspace(const fattn_kernel *row, const fattn_prob
                                        const fattn_tiling *tiling)
 {
     (void)row;
-    return fattn_cpu_workspace(forward_shared(p, tiling), forward_pairs_scratch(p, tiling));
+    return fattn_cpu_workspace_of_one(forward_shared(p, tiling), forward_pairs_scratch(p, tiling));
 }
 
 #endif

@@ -184,8 +184,9 @@ static const float *row_before(const panel *pn, int64_t r)
     return (const float *)from->o + fattn_state_row(from, pn->b, pn->row[r].h, pn->row[r].i);
 }
 
-/* Fetches part `n` of `parts` of the strip's rows into the second-level cache. */
-static void fetch_before(const panel *pn, int64_t n, int64_t parts)
+/* Prefetches slice n of `parts` of the strip's rows of the earlier o, with which this run's results
+ * will be merged, into the second-level cache. */
+static void prefetch_earlier_o(const panel *pn, int64_t n, int64_t parts)
 {
     const int64_t bytes = pn->p->dim_v * (int64_t)sizeof(float);
     for (int64_t r = pn->rows * n / parts; r < pn->rows * (n + 1) / parts; r++) {

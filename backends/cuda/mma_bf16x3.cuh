@@ -58,7 +58,8 @@ typedef struct mma_eight {
     float x[8];
 } mma_eight;
 
-/* The first `live` of them, and zeros. Rows begin at multiples of 16 bytes. */
+/* Loads the first `live` of eight channels, and zeros for the rest. Rows begin at multiples of 16
+ * bytes. */
 GPU_DEVICE mma_eight mma_fetch_eight(const float *from, int live)
 {
     mma_eight e;

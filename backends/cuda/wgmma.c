@@ -113,10 +113,10 @@ static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
                                           : cannot(row, p);
 }
 
-/* Whether items are so short that to begin and to end them takes most of the time; or, of somewhat
- * longer ones, whether there are as many blocks as multiprocessors, so that keys need not be cut, and
- * a few more at most. Where two warpgroups on a multiprocessor are all that others have too, only few
- * blocks are worth it. */
+/* Whether items are so short that to begin and to end them takes most of the time. Longer ones pay
+ * where there are about as many blocks as multiprocessors, so that keys need not be cut. Past 64
+ * channels a multiprocessor has no more warpgroups of these rows than of others, and only few
+ * blocks pay. */
 static bool short_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     enum { KEYS_SHORT = 320, KEYS_MAX = 1024 }; /* that a row sees */

@@ -625,8 +625,9 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
     }
 }
 
-/* One tile. x: its S^T, and then, where there is one MORE, that of the next, tile `next` of the
- * group's head `next_head`; it has begun. */
+/* One tile of queries. On entry its Q, dO, lse and delta are in shared memory, and x is its S^T,
+ * complete. With MORE, x becomes S^T of the next tile, complete too: tile `next` of the group's
+ * head `next_head`. */
 template <class S, bool MORE>
 GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                     float unit, wgmma_backward_walk<S> &walk, int next,

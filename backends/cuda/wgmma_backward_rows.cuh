@@ -325,7 +325,7 @@ template <class S> GPU_DEVICE gpu_f4 wgmma_sums_of(const float *sums, int r, int
     return four;
 }
 
-/* dQ of a row. */
+/* dQ of a row: its sums times the scale, added to dQ with FATTN_ACCUMULATE, in dQ's own type. */
 template <class S>
 GPU_DEVICE void wgmma_finish_row(const fattn_gpu_args &g, const gpu_global_row &row)
 {

@@ -42,10 +42,11 @@ GPU_DEVICE gpu_item_rows gpu_item_rows_of(int64_t block, int most, int64_t sq, i
 /* A part of the keys that an item's rows see, in tiles of keys. */
 typedef struct gpu_item_part {
     int block, past; /* tiles block .. past - 1 */
-    bool exists;
-    bool whole; /* it has all that the rows see */
+    bool exists;     /* part 0 does even without keys: its rows have results all the same */
+    bool whole;      /* it has all that the rows see */
 } gpu_item_part;
 
+/* Part `split` of them. block == past where it has no keys. */
 GPU_DEVICE gpu_item_part gpu_item_part_of(const fattn_parts &parts, int64_t split)
 {
     int64_t first, past;

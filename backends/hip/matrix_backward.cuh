@@ -135,13 +135,14 @@ GPU_DEVICE void matrix_hold(const uint16_t *tile, int row, matrix_operand x[N][S
     }
 }
 
-/* The job's keys, or values, as they are or transposed, from memory to a tile. */
+/* Puts the job's keys, or values, into a tile, as they are or transposed. by_quads: `squares` has
+ * fetched them; otherwise they are read from memory here, an element at a time. */
 template <class S, bool TRANSPOSED>
 GPU_DEVICE void matrix_bring(const patch_source &t, bool by_quads, typename S::keys &squares,
                              uint16_t *tile)
 {
     if (by_quads) {
-        squares.cut(t);
+        squares.zero_outside(t);
         TRANSPOSED ? squares.put_columns(tile) : squares.put_rows(tile);
     } else {
         patch_copy_misaligned<S::KEYS, S::WIDTH, S::THREADS>(t, [&](int r, int c, uint16_t x) {
@@ -278,7 +279,7 @@ GPU_DEVICE void matrix_put(const fattn_gpu_args &args, const matrix_job &job,
             const bool of_dout = matrix_is_dout<S>(n);
             if (!moving.whole) {
                 const int64_t dim = of_dout ? g.problem.dim_v : g.problem.dim;
-                moving.part[n].cut({nullptr, 0, (int)dim, moving.live});
+                moving.part[n].zero_outside({nullptr, 0, (int)dim, moving.live});
             }
             if (TRANSPOSED) {
                 moving.part[n].put_columns(s.columns(of_dout));

@@ -532,7 +532,7 @@ GPU_DEVICE void matrix_store_lines(const fattn_gpu_args &g, const matrix_item &w
         GPU_UNROLL
         for (int u = 0; u < UNITS; u++) {
             matrix_put_sums<S::SIDE, matrix_row_at<PIECE>>(
-                wave_tile, u, matrix_round<S>(rows.o, piece * UNITS + u));
+                wave_tile, u, matrix_round_o<S>(rows.o, piece * UNITS + u));
         }
         matrix_wave_sync();
         for (int n = lane; n < S::SIDE * CHUNKS; n += GPU_WAVE) {

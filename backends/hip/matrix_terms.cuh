@@ -206,8 +206,9 @@ template <int N, class V> GPU_DEVICE float matrix_total(V x)
     }
 }
 
-/* Eight of the lane's sums in x, from 8 n on, as an operand of the shape's type. */
-template <class S> GPU_DEVICE matrix_operand matrix_round(const typename S::sums *x, int n)
+/* Eight of the lane's sums of o, from 8 n on, rounded to the shape's type, as matrix_put_sums()
+ * takes them. P is rounded in matrix_add_pv(). */
+template <class S> GPU_DEVICE matrix_operand matrix_round_o(const typename S::sums *x, int n)
 {
     uint32_t pair[4];
     GPU_UNROLL

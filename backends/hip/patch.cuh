@@ -314,8 +314,8 @@ template <int ROWS, int WIDTH, int THREADS> struct patch_squares {
         }
     }
 
-    /* Makes it zeros. */
-    GPU_MEMBER void cut(const patch_source &t)
+    /* Zeroes what was fetched past the live rows and dim channels. */
+    GPU_MEMBER void zero_outside(const patch_source &t)
     {
         if (!is_whole(t)) {
             GPU_UNROLL

@@ -1061,6 +1061,59 @@ static void check_map_refusals(void)
               (int)(sizeof cases / sizeof *cases));
 }
 
+/* The rows that the planner takes for 16-bit types on an H100. */
+static void check_hopper_rows(void)
+{
+    static const struct {
+        const char *row;
+        int64_t batch, heads_q, heads_k, seqlen_q, seqlen_k, dim;
+        bool causal;
+    } cases[] = {
+        {"wgmma_128", 8, 16, 16, 2048, 2048, 128, true},
+        {"wgmma_64", 8, 16, 16, 2048, 2048, 64, false},
+        {"wgmma_short_64", 128, 12, 12, 197, 197, 64, false},
+        {"wgmma_short_64", 32, 16, 16, 512, 512, 64, true},
+        {"wgmma_64", 32, 16, 16, 512, 512, 64, false},
+        {"wgmma_short_128", 1, 32, 8, 128, 128, 128, true},
+        {"wgmma_128", 128, 16, 16, 128, 128, 128, true},    /* many blocks */
+        {"wgmma_split_64", 64, 64, 8, 16, 512, 64, false},  /* many, but tiles have 192 rows */
+        {"wgmma_short_128", 8, 32, 8, 8, 512, 128, false},  /* a block for every other unit */
+        {"wgmma_split_128", 1, 32, 8, 8, 768, 128, false},  /* fewer */
+        {"wgmma_split_128", 64, 32, 8, 8, 256, 128, false}, /* more, of few rows */
+        {"wgmma_split_128", 1, 32, 8, 256, 32768, 128, true},
+        {"wgmma_128", 1, 32, 8, 512, 32768, 128, true},       /* 128 blocks fill the units once, */
+        {"wgmma_split_128", 1, 32, 8, 640, 32768, 128, true}, /* 160 once and a little */
+        {"wgmma_64", 1, 32, 8, 640, 16384, 64, true},         /* 112, for a tile has more rows */
+        {"wgmma_96", 1, 32, 8, 1024, 32768, 80, true},
+        {"mma_decode_wide_128", 1, 32, 8, 1, 8192, 128, false},
+    };
+    fattn_device *device = NULL;
+    running = "Hopper's rows", wrong = 0;
+    stub->units = 132;
+    unsetenv("FATTN_KERNEL");
+    fattn_env_reload();
+    expect_ok(fattn_device_open("cuda:0", &device), "opening");
+    EACH (n, cases) {
+        fattn_plan *plan = NULL;
+        fattn_plan_info info = {.struct_size = sizeof info};
+        fattn_problem p = problem_of(FORWARD);
+        p.features = cases[n].causal ? FATTN_CAUSAL : 0;
+        p.batch = cases[n].batch;
+        p.heads_q = cases[n].heads_q, p.heads_k = cases[n].heads_k;
+        p.seqlen_q = cases[n].seqlen_q, p.seqlen_k = cases[n].seqlen_k;
+        p.dim = p.dim_v = cases[n].dim;
+        expect_ok(fattn_plan_create(device, &p, &plan), cases[n].row);
+        expect_ok(fattn_plan_get_info(plan, &info), cases[n].row);
+        expect(strcmp(info.kernel, cases[n].row) == 0, "case %d: %s, expected %s", (int)n,
+               info.kernel, cases[n].row);
+        fattn_plan_destroy(plan);
+    }
+    fattn_device_close(device);
+    stub->units = 4;
+    tap_check(wrong == 0, "the planner takes the row that is fastest for %d problems",
+              (int)(sizeof cases / sizeof *cases));
+}
+
 /* Returns whether the build has a row with tensor maps. */
 static bool check_maps(void)
 {
@@ -1073,6 +1126,7 @@ static bool check_maps(void)
         }
         check_map_strides();
         check_map_refusals();
+        check_hopper_rows();
     } else {
         tap_skip("tensor maps", fattn_last_reason());
     }

@@ -45,7 +45,8 @@ enum {
     GROUP_MAX = 128,    /* query heads of a key/value head: a tile has all of a query */
     ROWS_MAX = 1 << 30, /* queries, and keys */
     BLOCKS_MIN = 80, /* fewer leave so much of a GPU idle that rows which split keys are faster */
-    SPLIT_KEYS_MIN = 128
+    SPLIT_KEYS_MIN = 128,
+    SPLIT_KEYS_LONG = 1024
 };
 #define STRIDE_MAX (INT64_C(1) << 39) /* elements */
 #define ITEMS_MAX 0x1p31
@@ -194,14 +195,17 @@ static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t
     return idle;
 }
 
-/* Whether memory bounds the run, since a head has one block of rows, or blocks are few for so many
- * multiprocessors; and keys enough to be cut. Decoding takes fewer rows. */
+/* Whether a head has one block of rows, so that memory bounds the run, or blocks are few for so
+ * many multiprocessors. With short sequences the kernel that takes them whole does as well, unless
+ * its tile has more rows than the head. Decoding takes fewer rows. */
 static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
-    const int64_t rows = group_of(p) * p->seqlen_q;
-    return rows > MMA_DECODE_ROWS && p->seqlen_k >= SPLIT_KEYS_MIN &&
-           (rows <= WGMMA_SPLIT_ROWS || !pays(row, p, limits) ||
-            leaves_idle(row, p, limits->units));
+    const int64_t rows = group_of(p) * p->seqlen_q, keys = p->seqlen_k;
+    const bool one = rows <= WGMMA_SPLIT_ROWS &&
+                     (keys >= SPLIT_KEYS_LONG ||
+                      whole_rows(p, fattn_gpu_kernel_of(row)->width) > WGMMA_SPLIT_ROWS);
+    return rows > MMA_DECODE_ROWS && keys >= SPLIT_KEYS_MIN &&
+           (one || !pays(row, p, limits) || leaves_idle(row, p, limits->units));
 }
 
 /* --- Launches --------------------------------------------------------------------------------- */

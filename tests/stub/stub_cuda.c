@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static stub_cuda state = {.devices = 2, .capability = STUB_CAPABILITY, .held = 1};
+static stub_cuda state = {.devices = 2, .capability = STUB_CAPABILITY, .units = 4, .held = 1};
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* held through every call */
 
 stub_cuda *stub_cuda_state(void) { return &state; }
@@ -393,7 +393,7 @@ CALL(cuDeviceGetAttribute, int *value, int attribute, int device)
     BEGIN(0);
     if (!result) {
         switch (attribute) {
-        case 16: *value = 4; break;        /* multiprocessors */
+        case 16: *value = state.units; break;
         case 38: *value = 40 << 20; break; /* L2 */
         case 75: *value = capability_of(device) / 10; break;
         case 76: *value = capability_of(device) % 10; break;

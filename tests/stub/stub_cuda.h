@@ -53,6 +53,7 @@ typedef struct stub_cuda {
     int capability;   /* of every device, 10 * major + minor */
     int old;          /* so many of the first devices are of capability 5.2; also STUB_CUDA_OLD */
     bool only_ptx;    /* it takes no machine code, as with CUDA_FORCE_PTX_JIT=1 */
+    int units;        /* multiprocessors; default 4 */
     int held;         /* blocks of a function that a multiprocessor holds; default 1 */
     int compiled_for; /* what images say they were compiled for; 0: the truth */
     int64_t fail_at;  /* this call from now on fails, counting from 1; 0: none */

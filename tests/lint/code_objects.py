@@ -30,7 +30,7 @@ CEILINGS = [
     ("simt_backward_bias", 36864, 224),
     ("simt_backward_rows", 0, 80),
     ("simt_backward_lone", 0, 96),
-    ("combine_rows", 0, 192),  # 32 floats of parts are on their way at once
+    ("combine_rows", 0, 224),  # 32 floats of parts are on their way at once
     ("combine", 0, 176),
     ("rows_", 0, 104),  # whole rows of o and dO are on their way at once
     ("dq_", 0, 80),

@@ -480,8 +480,8 @@ static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
     return words < 0 || words > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + words;
 }
 
-/* A block has a byte of the words of an item, of the first head and sequence that share a bias or
- * mask. */
+/* A block looks at 8 tiles of keys of an item, of the first head and sequence that share a bias or
+ * mask: a byte of its words. */
 static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {

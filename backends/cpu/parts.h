@@ -3,8 +3,8 @@
  * Parts: where the keys of a block of rows are split, each item leaves {m, l, o} of its rows in the
  * workspace. A second phase, or in decoding the worker that leaves the last part of a block, merges
  * them in ascending order. How many parts a block has follows from the keys that it sees
- * (core/schedule.h): one that has a single part ends in its results, and items of parts that it
- * does not have are over at once.
+ * (core/schedule.h). A block with a single part writes its results at once; items of parts that it
+ * does not have do nothing.
  */
 #ifndef FATTN_CPU_PARTS_H
 #define FATTN_CPU_PARTS_H

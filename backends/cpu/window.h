@@ -126,7 +126,7 @@ INLINE fv window_weight(const window *w, fv x, uv *place)
     return fv_fma(fv_from_bits(power), p, fv_from_bits(power));
 }
 
-/* Takes two more places, as bits, into what window_holds() looks at. */
+/* ANDs two more places, as bits, into what window_holds() looks at. */
 INLINE void window_add(window *w, uv first, uv second)
 {
     w->ones = uv_and(w->ones, uv_and(first, second));

@@ -123,11 +123,9 @@ static bool short_pays(const fattn_kernel *row, const fattn_problem *p, const fa
     enum { KEYS_SHORT = 320, KEYS_MAX = 1024 }; /* that a row sees */
     const bool halves = p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2;
     const int64_t keys = halves ? p->seqlen_k / 2 : p->seqlen_k;
-    const int64_t rows = group_of(p) * p->seqlen_q, br = row->tiles[0].br;
-    const double units = (double)limits->units;
-    const double blocks = (double)p->batch * (double)p->heads_k * (double)fattn_ceil_div(rows, br);
+    const double units = (double)limits->units, blocks = (double)fattn_kernel_blocks(row, p);
     const bool few = blocks <= 1.5 * units;
-    return rows > MMA_DECODE_ROWS &&
+    return group_of(p) * p->seqlen_q > MMA_DECODE_ROWS &&
            (keys <= KEYS_SHORT ? few || fattn_gpu_kernel_of(row)->width == 64
                                : keys <= KEYS_MAX && few && blocks >= 0.4 * units);
 }
@@ -167,12 +165,6 @@ static int64_t whole_rows(const fattn_problem *p, int width)
     return 0;
 }
 
-/* Blocks of so many rows. */
-static int64_t blocks_of(const fattn_problem *p, int64_t rows)
-{
-    return p->batch * p->heads_k * fattn_ceil_div(group_of(p) * p->seqlen_q, rows);
-}
-
 /* Whether so many multiprocessors idle at the end of a run of that kernel that parts of keys end
  * sooner, where all rows see about as many. Those that are left then run 1.15 times as fast. */
 static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t units)
@@ -183,13 +175,14 @@ static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t
     if (rows == 0) {
         return false;
     }
-    const double whole = (double)(fattn_ceil_div(blocks_of(p, rows), units) * rows) * (double)keys /
-                         WGMMA_SPLIT_ROWS;
+    const int64_t blocks = p->batch * p->heads_k * fattn_ceil_div(group_of(p) * p->seqlen_q, rows);
+    const double whole =
+        (double)(fattn_ceil_div(blocks, units) * rows) * (double)keys / WGMMA_SPLIT_ROWS;
     const bool banded = p->window_right >= 0 && p->seqlen_q > keys / 8;
     const bool alike = !banded && p->window_left < 0 && (!sequences_differ(p) || p->batch == 1);
     bool idle = false;
     for (int parts = 2; alike && parts <= PARTS_MAX; parts++) {
-        const int64_t rounds = fattn_ceil_div(blocks_of(p, WGMMA_SPLIT_ROWS) * parts, units);
+        const int64_t rounds = fattn_ceil_div(fattn_kernel_blocks(row, p) * parts, units);
         idle = idle || 1.15 * (double)(rounds * (keys / parts + rest) + rest) < whole;
     }
     return idle;
@@ -317,41 +310,27 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->resident = !sequences_differ(p);
 }
 
-#define WGMMA_ROW(name_, channels, channels_v, warpgroups, keys, stages)          \
-    {                                                                             \
-        .row = {.name = "wgmma_" #name_,                                          \
-                WGMMA_FORWARD_ROW(channels),                                      \
-                .features = WGMMA_FEATURES,                                       \
-                .dim_v_max = channels_v,                                          \
-                .tiles = (const fattn_tile[]){{64 * (warpgroups), keys}, {0, 0}}, \
-                .cannot = cannot,                                                 \
-                .pays = pays,                                                     \
-                .fast_bytes = fattn_gpu_shared_bytes,                             \
-                .workspace = workspace},                                          \
-        WGMMA_KERNEL("wgmma_forward", channels),                                  \
-        .phases = {clear_shape, lean_shape},                                      \
-        .maps = maps_of,                                                          \
-        .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
-        .run = #name_,                                                            \
+/* Of rows that take keys whole. */
+#define WGMMA_WHOLE_ROW(cannot_, pays_, shape_, name_, channels, channels_v, warpgroups, keys, \
+                        stages)                                                                \
+    {                                                                                          \
+        .row = {.name = "wgmma_" #name_,                                                       \
+                WGMMA_FORWARD_ROW(channels),                                                   \
+                .features = WGMMA_FEATURES,                                                    \
+                .dim_v_max = channels_v,                                                       \
+                .tiles = (const fattn_tile[]){{64 * (warpgroups), keys}, {0, 0}},              \
+                .cannot = cannot_,                                                             \
+                .pays = pays_,                                                                 \
+                .fast_bytes = fattn_gpu_shared_bytes,                                          \
+                .workspace = workspace},                                                       \
+        WGMMA_KERNEL("wgmma_forward", channels),                                               \
+        .phases = {clear_shape, shape_},                                                       \
+        .maps = maps_of,                                                                       \
+        .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),                \
+        .run = #name_,                                                                         \
     },
-
-#define WGMMA_SHORT_ROW(name_, channels, channels_v, warpgroups, keys, stages)    \
-    {                                                                             \
-        .row = {.name = "wgmma_" #name_,                                          \
-                WGMMA_FORWARD_ROW(channels),                                      \
-                .features = WGMMA_FEATURES,                                       \
-                .dim_v_max = channels_v,                                          \
-                .tiles = (const fattn_tile[]){{64 * (warpgroups), keys}, {0, 0}}, \
-                .cannot = cannot_short,                                           \
-                .pays = short_pays,                                               \
-                .fast_bytes = fattn_gpu_shared_bytes,                             \
-                .workspace = workspace},                                          \
-        WGMMA_KERNEL("wgmma_forward", channels),                                  \
-        .phases = {clear_shape, forward_shape},                                   \
-        .maps = maps_of,                                                          \
-        .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
-        .run = #name_,                                                            \
-    },
+#define WGMMA_ROW(...) WGMMA_WHOLE_ROW(cannot, pays, lean_shape, __VA_ARGS__)
+#define WGMMA_SHORT_ROW(...) WGMMA_WHOLE_ROW(cannot_short, short_pays, forward_shape, __VA_ARGS__)
 
 #define WGMMA_SPLIT_ROW(name_, channels, channels_v, warpgroups, keys, stages)                  \
     {                                                                                           \

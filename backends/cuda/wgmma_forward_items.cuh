@@ -18,7 +18,8 @@
 /* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
  * that multiply. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY.
  * TERM_STAGES: panels of a bias or mask that is alone, in shared memory. SPLITS: keys may be cut
- * into parts. ONTO: rows are merged with o and lse of other keys. BLOCKS: of a multiprocessor. */
+ * into parts. ONTO: rows are merged with o and lse of other keys. BLOCKS: that a
+ * multiprocessor holds. */
 template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
           int TERM_STAGES = 0, bool SPLITS = false, bool ONTO = false, int BLOCKS = 1>
 struct wgmma_shape {

@@ -124,11 +124,12 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
 
 bool fattn_kernel_fits(const fattn_kernel *kernel, const fattn_problem *p, int64_t memory)
 {
-    const fattn_tile *tile = kernel->tiles;
-    while (kernel->must_fit && tile->br && kernel->fast_bytes(kernel, p, *tile) > memory) {
-        tile++;
+    bool fits = !kernel->must_fit;
+    for (const fattn_tile *tile = kernel->tiles; !fits && tile->br; tile++) {
+        const int64_t bytes = kernel->fast_bytes(kernel, p, *tile);
+        fits = bytes >= 0 && bytes <= memory;
     }
-    return tile->br != 0;
+    return fits;
 }
 
 int64_t fattn_kernel_rows(const fattn_kernel *kernel, const fattn_problem *p)

@@ -95,7 +95,8 @@ struct fattn_kernel {
     /* What parts of the keys cost; NULL where the row cannot cut keys into parts and merge them. */
     fattn_split_cost (*split)(const fattn_kernel *row, const fattn_problem *problem,
                               const struct fattn_limits *limits);
-    /* Fast memory that a tile occupies, in bytes. */
+    /* Fast memory that a tile occupies, in bytes; below 0 where the problem has another of the
+     * menu. */
     int64_t (*fast_bytes)(const fattn_kernel *row, const fattn_problem *problem, fattn_tile tile);
     /* Workspace of a run, in bytes, or -1 on overflow; tiling->workspace and traffic are not set
      * yet. */

@@ -30,6 +30,9 @@ static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
     double best_cost = 0;
     for (const fattn_tile *tile = kernel->tiles; tile->br; tile++) {
         const int64_t bytes = kernel->fast_bytes(kernel, &judged, *tile);
+        if (bytes < 0) {
+            continue;
+        }
         const double cost = by_cost ? cost_of(p, limits, kernel, *tile) : 0;
         const bool fits = bytes <= limits->fast_memory;
         const bool best_fits = best_bytes <= limits->fast_memory;
@@ -42,12 +45,13 @@ static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
     return *best;
 }
 
-static bool menu_has(const fattn_tile *menu, fattn_tile wanted)
+static bool has_tile(const fattn_kernel *kernel, const fattn_problem *p, fattn_tile wanted)
 {
+    const fattn_tile *menu = kernel->tiles;
     while (menu->br && (menu->br != wanted.br || menu->bc != wanted.bc)) {
         menu++;
     }
-    return menu->br != 0;
+    return menu->br && kernel->fast_bytes(kernel, p, *menu) >= 0;
 }
 
 /* Parts for a row that memory bounds. Its pieces are alike, and units take them in rounds, of which
@@ -175,7 +179,7 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
                                  const fattn_kernel *kernel, const fattn_wish *wish,
                                  fattn_tiling *tiling)
 {
-    if (wish->tile.br && !menu_has(kernel->tiles, wish->tile)) {
+    if (wish->tile.br && !has_tile(kernel, problem, wish->tile)) {
         return fattn_fail(FATTN_UNSUPPORTED, "kernel %s has no tile %lld,%lld", kernel->name,
                           (long long)wish->tile.br, (long long)wish->tile.bc);
     }

@@ -383,6 +383,29 @@ Test(tiling, rounds_for_the_first_tile)
     }
 }
 
+/* A problem that only tiles of 64 rows are for. */
+static int64_t bytes_of_64(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
+{
+    return tile.br == 64 ? square_bytes(row, p, tile) : -1;
+}
+
+Test(tiling, tiles_of_other_problems)
+{
+    fattn_kernel k = imaginary();
+    const fattn_limits limits = {1 << 20, 64, 0, 0};
+    const fattn_problem p = normal(1000, 1000, 64);
+    const fattn_wish any = {.tile = {0, 0}}, other = {.tile = {128, 64}};
+    fattn_tiling t;
+    k.fast_bytes = bytes_of_64;
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &any, &t), FATTN_OK);
+    cr_assert_eq(t.br, 64);
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &other, &t), FATTN_UNSUPPORTED);
+    REASON_HAS("128,64");
+    k.must_fit = true;
+    cr_assert(fattn_kernel_fits(&k, &p, 1 << 20));
+    cr_assert_not(fattn_kernel_fits(&k, &p, 0));
+}
+
 Test(tiling, refusals)
 {
     fattn_kernel k = imaginary();

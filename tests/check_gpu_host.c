@@ -1067,25 +1067,34 @@ static void check_hopper_rows(void)
     static const struct {
         const char *row;
         int64_t batch, heads_q, heads_k, seqlen_q, seqlen_k, dim;
-        bool causal;
+        uint64_t features;
+        int64_t br; /* of the tile, where the row has several */
     } cases[] = {
-        {"wgmma_128", 8, 16, 16, 2048, 2048, 128, true},
-        {"wgmma_64", 8, 16, 16, 2048, 2048, 64, false},
-        {"wgmma_short_64", 128, 12, 12, 197, 197, 64, false},
-        {"wgmma_short_64", 32, 16, 16, 512, 512, 64, true},
-        {"wgmma_64", 32, 16, 16, 512, 512, 64, false},
-        {"wgmma_short_128", 1, 32, 8, 128, 128, 128, true},
-        {"wgmma_128", 128, 16, 16, 128, 128, 128, true},    /* many blocks */
-        {"wgmma_split_64", 64, 64, 8, 16, 512, 64, false},  /* many, but tiles have 192 rows */
-        {"wgmma_short_128", 8, 32, 8, 8, 512, 128, false},  /* a block for every other unit */
-        {"wgmma_split_128", 1, 32, 8, 8, 768, 128, false},  /* fewer */
-        {"wgmma_split_128", 64, 32, 8, 8, 256, 128, false}, /* more, of few rows */
-        {"wgmma_split_128", 1, 32, 8, 256, 32768, 128, true},
-        {"wgmma_128", 1, 32, 8, 512, 32768, 128, true},       /* 128 blocks fill the units once, */
-        {"wgmma_split_128", 1, 32, 8, 640, 32768, 128, true}, /* 160 once and a little */
-        {"wgmma_64", 1, 32, 8, 640, 16384, 64, true},         /* 112, for a tile has more rows */
-        {"wgmma_96", 1, 32, 8, 1024, 32768, 80, true},
-        {"mma_decode_wide_128", 1, 32, 8, 1, 8192, 128, false},
+        {"wgmma_128", 8, 16, 16, 2048, 2048, 128, FATTN_CAUSAL, 0},
+        {"wgmma_64", 8, 16, 16, 2048, 2048, 64, 0, 0},
+        {"wgmma_short_64", 128, 12, 12, 197, 197, 64, 0, 0},
+        {"wgmma_short_64", 32, 16, 16, 512, 512, 64, FATTN_CAUSAL, 0},
+        {"wgmma_64", 32, 16, 16, 512, 512, 64, 0, 0},
+        {"wgmma_short_128", 1, 32, 8, 128, 128, 128, FATTN_CAUSAL, 0},
+        {"wgmma_128", 128, 16, 16, 128, 128, 128, FATTN_CAUSAL, 0}, /* many blocks */
+        {"wgmma_split_64", 64, 64, 8, 16, 512, 64, 0, 0},  /* many, but tiles have 192 rows */
+        {"wgmma_short_128", 8, 32, 8, 8, 512, 128, 0, 0},  /* a block for every other unit */
+        {"wgmma_split_128", 1, 32, 8, 8, 768, 128, 0, 0},  /* fewer */
+        {"wgmma_split_128", 64, 32, 8, 8, 256, 128, 0, 0}, /* more, of few rows */
+        {"wgmma_split_128", 1, 32, 8, 256, 32768, 128, FATTN_CAUSAL, 0},
+        {"wgmma_128", 1, 32, 8, 512, 32768, 128, FATTN_CAUSAL,
+         0}, /* 128 blocks fill the units once, */
+        {"wgmma_split_128", 1, 32, 8, 640, 32768, 128, FATTN_CAUSAL, 0}, /* 160 once and a little */
+        {"wgmma_64", 1, 32, 8, 640, 16384, 64, FATTN_CAUSAL, 0}, /* 112, for a tile has more rows */
+        {"wgmma_96", 1, 32, 8, 1024, 32768, 80, FATTN_CAUSAL, 0},
+        {"mma_decode_wide_128", 1, 32, 8, 1, 8192, 128, 0, 0},
+        {"wgmma_full_64", 8, 16, 16, 2048, 2048, 64, FATTN_BIAS, 192},
+        {"wgmma_full_64", 32, 16, 16, 512, 512, 64, FATTN_MASK, 64},
+        {"wgmma_full_64", 8, 16, 16, 2048, 2048, 64, FATTN_BIAS | FATTN_MASK, 128},
+        {"wgmma_full_64", 8, 16, 16, 2048, 2048, 64, FATTN_SOFTCAP, 128},
+        {"wgmma_full_128", 1, 16, 16, 512, 512, 128, FATTN_BIAS, 64}, /* few blocks */
+        {"wgmma_full_128", 32, 16, 16, 512, 512, 128, FATTN_BIAS, 128},
+        {"wgmma_full_256", 8, 16, 16, 2048, 2048, 256, FATTN_MASK, 128},
     };
     fattn_device *device = NULL;
     running = "Hopper's rows", wrong = 0;
@@ -1097,15 +1106,22 @@ static void check_hopper_rows(void)
         fattn_plan *plan = NULL;
         fattn_plan_info info = {.struct_size = sizeof info};
         fattn_problem p = problem_of(FORWARD);
-        p.features = cases[n].causal ? FATTN_CAUSAL : 0;
+        p.features = cases[n].features;
+        p.softcap = cases[n].features & FATTN_SOFTCAP ? 20 : 0;
         p.batch = cases[n].batch;
         p.heads_q = cases[n].heads_q, p.heads_k = cases[n].heads_k;
         p.seqlen_q = cases[n].seqlen_q, p.seqlen_k = cases[n].seqlen_k;
         p.dim = p.dim_v = cases[n].dim;
+        p.dtype_bias = cases[n].features & FATTN_BIAS ? p.dtype : FATTN_DTYPE_DEFAULT;
+        int64_t *const stride = cases[n].features & FATTN_BIAS ? p.bias_stride : p.mask_stride;
+        if (cases[n].features & (FATTN_BIAS | FATTN_MASK)) {
+            stride[2] = p.seqlen_k, stride[3] = 1;
+        }
         expect_ok(fattn_plan_create(device, &p, &plan), cases[n].row);
         expect_ok(fattn_plan_get_info(plan, &info), cases[n].row);
-        expect(strcmp(info.kernel, cases[n].row) == 0, "case %d: %s, expected %s", (int)n,
-               info.kernel, cases[n].row);
+        expect(strcmp(info.kernel, cases[n].row) == 0 && (!cases[n].br || info.br == cases[n].br),
+               "case %d: %s by %d, expected %s by %d", (int)n, info.kernel, (int)info.br,
+               cases[n].row, (int)cases[n].br);
         fattn_plan_destroy(plan);
     }
     fattn_device_close(device);

@@ -114,20 +114,27 @@ static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
                                           : cannot(row, p);
 }
 
-/* Whether items are so short that to begin and to end them takes most of the time. Longer ones pay
- * where there are about as many blocks as multiprocessors, so that keys need not be cut. Past 64
- * channels a multiprocessor has no more warpgroups of these rows than of others, and only few
- * blocks pay. */
+/* Whether items are so short that to begin and to end them takes most of the time: a row sees
+ * keys_short keys at most. Longer ones pay where there are about as many blocks as multiprocessors,
+ * so that keys need not be cut. Past 64 channels a multiprocessor has no more warpgroups of these
+ * rows than of others, and only few blocks pay. */
+static bool are_short(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits,
+                      int64_t keys_short)
+{
+    enum { KEYS_MAX = 1024 };
+    const bool halves = p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2;
+    const int64_t keys = halves ? p->seqlen_k / 2 : p->seqlen_k, rows = group_of(p) * p->seqlen_q;
+    const double units = (double)limits->units;
+    const double blocks = (double)p->batch * (double)p->heads_k * (double)((rows + 63) / 64);
+    const bool few = blocks <= 1.5 * units;
+    return rows > MMA_DECODE_ROWS &&
+           (keys <= keys_short ? few || fattn_gpu_kernel_of(row)->width == 64
+                               : keys <= KEYS_MAX && few && blocks >= 0.4 * units);
+}
+
 static bool short_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
-    enum { KEYS_SHORT = 320, KEYS_MAX = 1024 }; /* that a row sees */
-    const bool halves = p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2;
-    const int64_t keys = halves ? p->seqlen_k / 2 : p->seqlen_k;
-    const double units = (double)limits->units, blocks = (double)fattn_kernel_blocks(row, p);
-    const bool few = blocks <= 1.5 * units;
-    return group_of(p) * p->seqlen_q > MMA_DECODE_ROWS &&
-           (keys <= KEYS_SHORT ? few || fattn_gpu_kernel_of(row)->width == 64
-                               : keys <= KEYS_MAX && few && blocks >= 0.4 * units);
+    return are_short(row, p, limits, 320);
 }
 
 /* Of rows that split keys: a group's heads are rows of one block, as they are for what merges. */
@@ -356,11 +363,12 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 typedef struct full_run {
     const char *name;
     uint64_t features; /* of pairs */
-    int width, shared;
+    int width, rows, shared;
 } full_run;
 
-#define FULL_RUN(run, bits, channels, keys, stages, ...) \
-    {#run, bits, channels, WGMMA_FULL_SHARED(bits, channels, keys, stages, __VA_ARGS__)},
+#define FULL_RUN(run, bits, channels, warpgroups, keys, ...) \
+    {#run, bits, channels, 64 * (warpgroups),                \
+     WGMMA_FULL_SHARED(bits, channels, warpgroups, keys, __VA_ARGS__)},
 static const full_run full_runs[] = {WGMMA_FULL_64(FULL_RUN) WGMMA_FULL_128(FULL_RUN)
                                          WGMMA_FULL_256(FULL_RUN)};
 
@@ -379,23 +387,26 @@ static bool maps_term(const int64_t stride[4], int64_t bytes, int64_t group)
 static uint64_t known_features(const fattn_problem *p)
 {
     const uint64_t features = p->features & MMA_OF_PAIRS;
-    const bool rows = features == FATTN_BIAS
-                          ? p->dtype_bias == p->dtype && maps_term(p->bias_stride, 2, group_of(p))
+    const bool tame = p->scale > 0x1p-100 && p->scale < 0x1p100; /* and so times log2 e */
+    const bool rows = features == FATTN_BIAS ? tame && p->dtype_bias == p->dtype &&
+                                                   maps_term(p->bias_stride, 2, group_of(p))
                       : features == FATTN_MASK ? maps_term(p->mask_stride, 1, group_of(p))
                                                : true;
     return rows ? features : MMA_ANY;
 }
 
-static const full_run *run_of(const fattn_gpu_kernel *kernel, const fattn_problem *p)
+/* The run that takes the problem by tiles of so many rows, or NULL. */
+static const full_run *run_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, int64_t rows)
 {
     const uint64_t features = known_features(p);
     const full_run *any = NULL;
     for (size_t n = 0; n < sizeof full_runs / sizeof *full_runs; n++) {
         const full_run *const run = full_runs + n;
-        if (run->width == kernel->width && run->features == features) {
+        const bool fits = run->width == kernel->width && run->rows == rows && group_of(p) <= rows;
+        if (fits && run->features == features) {
             return run;
         }
-        any = run->width == kernel->width && run->features == MMA_ANY ? run : any;
+        any = fits && run->features == MMA_ANY ? run : any;
     }
     return any;
 }
@@ -407,10 +418,24 @@ static int64_t full_items(const fattn_problem *p, const fattn_tiling *t)
     return gpu_times(gpu_times(p->batch, p->heads_k), fattn_ceil_div(p->seqlen_q, queries));
 }
 
+/* Whether the run is one for short sequences. If a bias or mask hides keys, a row sees fewer than
+ * there are. */
+static bool full_is_short(const fattn_kernel *row, const fattn_problem *p,
+                          const fattn_limits *limits)
+{
+    return run_of(fattn_gpu_kernel_of(row), p, 64) && are_short(row, p, limits, 512);
+}
+
+static double full_cost(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits,
+                        fattn_tile tile)
+{
+    return (tile.br == 64) == full_is_short(row, p, limits) ? 0 : 1;
+}
+
 static int64_t full_fast_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
-    (void)tile;
-    return run_of(fattn_gpu_kernel_of(row), p)->shared;
+    const full_run *const run = run_of(fattn_gpu_kernel_of(row), p, tile.br);
+    return run ? run->shared : -1;
 }
 
 #define FULL_LOOKS (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK) /* that a kernel before looks at */
@@ -422,12 +447,12 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
     const uint64_t features = p->features & MMA_OF_PAIRS;
     const double tiles = (double)p->batch * (double)p->heads_k *
                          (double)(group_of(p) * p->seqlen_q / 64 + 1) *
-                         (double)WGMMA_BLOCK_WORDS(p->seqlen_k / row->tiles[0].bc + 1);
+                         (double)(p->seqlen_k / row->tiles[0].bc + 8);
     if (features & FATTN_BLOCK_MASK && features != FATTN_BLOCK_MASK) {
         return "takes a block mask without a feature of single pairs";
     }
     if (features & FULL_LOOKS && tiles >= ITEMS_MAX) {
-        return "counts 32 tiles of a bias or mask at a time, below 2^31";
+        return "counts tiles of a bias or mask below 2^31";
     }
     return cannot(row, p);
 }
@@ -436,17 +461,20 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
  * slow: 3 times the time of the rows of mma.c. */
 static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
-    const fattn_tile tile = row->tiles[0];
+    const fattn_tile *tile = row->tiles;
+    while (full_fast_bytes(row, p, *tile) < 0) {
+        tile++;
+    }
     const bool blocks = p->features & FATTN_BLOCK_MASK;
     const bool whole =
-        !blocks || (p->block_m * group_of(p) % tile.br == 0 && p->block_n % tile.bc == 0);
-    return whole && pays(row, p, limits);
+        !blocks || (p->block_m * group_of(p) % tile->br == 0 && p->block_n % tile->bc == 0);
+    return whole && (pays(row, p, limits) || full_is_short(row, p, limits));
 }
 
-/* Pairs of words about tiles of keys of all items. */
-static int64_t block_words(const fattn_problem *p, const fattn_tiling *t)
+/* Bytes about tiles of keys of all items. */
+static int64_t tile_bytes(const fattn_problem *p, const fattn_tiling *t)
 {
-    return gpu_times(full_items(p, t), WGMMA_BLOCK_WORDS(t->k_blocks));
+    return gpu_times(full_items(p, t), WGMMA_TILE_BYTES(t->k_blocks));
 }
 
 /* The counter, and what a bias, a mask or a block mask leaves of each item's keys. */
@@ -454,35 +482,35 @@ static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_tiling *t)
 {
     (void)row;
-    const int64_t words =
-        p->features & FULL_LOOKS ? gpu_floats(gpu_times(block_words(p, t), 2)) : 0;
-    return words < 0 || words > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + words;
+    const int64_t tiles = p->features & FULL_LOOKS ? tile_bytes(p, t) : 0;
+    const int64_t bytes = gpu_floats(tiles < 0 ? -1 : tiles / (int64_t)sizeof(float));
+    return bytes < 0 || bytes > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + bytes;
 }
 
-/* A block looks at 8 tiles of keys of an item, of the first head and sequence that share a bias or
- * mask: a byte of its words. */
+/* A block looks at some tiles of keys of an item, of the first head and sequence that share a bias
+ * or mask. */
 static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     const int64_t *const stride = p->features & FATTN_BIAS ? p->bias_stride : p->mask_stride;
     const int64_t shared = (stride[0] ? 1 : p->batch) * (stride[1] ? 1 : p->heads_k);
-    const int64_t tiles = fattn_min64(fattn_max64(t->k_blocks, 1), WGMMA_SEEN_TILES);
-    const int64_t bytes = 32 / WGMMA_SEEN_TILES; /* of a word */
-    snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d", kernel->width);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d_%d", kernel->width, (int)t->bc);
     /* One at least clears the counter, unless there is no batch. */
-    shape->blocks = t->items > 0 ? fattn_max64(gpu_times(block_words(p, t) / shared, bytes), 1) : 0;
-    shape->threads = (int)(32 * WGMMA_SEEN_WARPS * tiles);
+    const int64_t turns = WGMMA_TILE_BYTES(t->k_blocks) / WGMMA_SEEN_TILES;
+    shape->blocks = t->items > 0 ? fattn_max64(gpu_times(full_items(p, t) / shared, turns), 1) : 0;
+    shape->threads = WGMMA_SEEN_THREADS;
     shape->early = true;
+    shape->resident = true;
 }
 
 static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                              const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    if (p->features & (FATTN_BIAS | FATTN_MASK)) {
+    if (p->features & (FATTN_BIAS | FATTN_MASK) && wgmma_looks(t->items, (int)t->br, p->seqlen_k)) {
         seen_shape(kernel, p, t, shape);
     } else if (p->features & FATTN_BLOCK_MASK) {
         snprintf(shape->entry, sizeof shape->entry, "wgmma_blocks_%d", kernel->width);
-        shape->blocks = fattn_ceil_div(block_words(p, t), WGMMA_BLOCK_THREADS / 32);
+        shape->blocks = fattn_ceil_div(tile_bytes(p, t), WGMMA_BLOCK_THREADS);
         shape->threads = WGMMA_BLOCK_THREADS;
         shape->early = true;
     } else {
@@ -493,11 +521,11 @@ static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem
 static void full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    const full_run *const run = run_of(kernel, p);
+    const full_run *const run = run_of(kernel, p, t->br);
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s_%d", run->name,
              p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width);
     shape->blocks = t->items;
-    shape->threads = WGMMA_THREADS(WGMMA_FULL_WARPGROUPS);
+    shape->threads = WGMMA_THREADS(run->rows / 64);
     shape->shared = run->shared;
     shape->early = true;
     shape->resident = true;
@@ -521,7 +549,7 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
                      fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
     const int count = maps_of(kernel, p, t, maps);
-    const uint64_t features = run_of(kernel, p)->features;
+    const uint64_t features = run_of(kernel, p, t->br)->features;
     if (features != FATTN_BIAS && features != FATTN_MASK) {
         return count;
     }
@@ -536,15 +564,17 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
     return count + 1;
 }
 
-#define WGMMA_FULL_ROW(channels, keys)                                                             \
+/* Last, its tiles: those of WGMMA_FULL_64 and so on. */
+#define WGMMA_FULL_ROW(channels, ...)                                                              \
     {                                                                                              \
         .row = {.name = "wgmma_full_" #channels,                                                   \
                 WGMMA_FORWARD_ROW(channels),                                                       \
                 .features = WGMMA_FULL_FEATURES,                                                   \
                 .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                             \
-                .tiles = (const fattn_tile[]){{64 * WGMMA_FULL_WARPGROUPS, keys}, {0, 0}},         \
+                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                                \
                 .cannot = cannot_full,                                                             \
                 .pays = full_pays,                                                                 \
+                .cost = full_cost,                                                                 \
                 .fast_bytes = full_fast_bytes,                                                     \
                 .workspace = full_workspace},                                                      \
         WGMMA_KERNEL("wgmma_full_" #channels, channels), .phases = {full_begin_shape, full_shape}, \
@@ -809,9 +839,9 @@ static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_prob
 
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {
     WGMMA_SHORT_SHAPES(WGMMA_SHORT_ROW) WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ROW) WGMMA_SHAPES(WGMMA_ROW)
-        WGMMA_FULL_ROW(64, 128),
-    WGMMA_FULL_ROW(128, 128),
-    WGMMA_FULL_ROW(256, 64),
+        WGMMA_FULL_ROW(64, {192, 128}, {128, 128}, {64, 64}),
+    WGMMA_FULL_ROW(128, {128, 128}, {64, 64}),
+    WGMMA_FULL_ROW(256, {128, 64}),
     WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW) WGMMA_BACKWARD_FULL_ROW(64, 128),
     WGMMA_BACKWARD_FULL_ROW(128, 128),
     WGMMA_BACKWARD_FULL_ROW(256, 64),

@@ -6,6 +6,7 @@
 #ifndef FATTN_CUDA_WGMMA_H
 #define FATTN_CUDA_WGMMA_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "backends/cuda/mma.h"
@@ -38,6 +39,7 @@
     X(short_64, 64, 64, 1, 64, 3) \
     X(short_128, 128, 128, 1, 64, 2)
 #define WGMMA_SHORT_BLOCKS(width) ((width) == 64 ? 3 : 2)
+#define WGMMA_RESIDENT(width, warpgroups) ((warpgroups) == 1 ? WGMMA_SHORT_BLOCKS(width) : 1)
 
 /* A warpgroup that copies and plans, and those that multiply. */
 #define WGMMA_THREADS(warpgroups) (128 * ((warpgroups) + 1))
@@ -56,34 +58,37 @@
 
 /*
  * Kernels for features of pairs, for the same runs as in mma.h:
- * X(run, its features of pairs, width, keys, stages, stages of a bias or mask that is alone), with
- * two warpgroups. A block mask is taken alone. A tile of 256 channels has 64 keys, whose mask has
- * no rows of 128 bytes: there a mask runs on the kernel for every feature.
+ * X(run, its features of pairs, width, warpgroups, keys, stages, stages of a bias or mask that is
+ * alone). A block mask is taken alone. Runs of one warpgroup are for short sequences.
  */
-#define WGMMA_FULL_64(X)                     \
-    X(full, MMA_ANY, 64, 128, 2, 0)          \
-    X(bias, FATTN_BIAS, 64, 128, 2, 6)       \
-    X(mask, FATTN_MASK, 64, 128, 2, 3)       \
-    X(alibi, FATTN_ALIBI, 64, 128, 2, 0)     \
-    X(softcap, FATTN_SOFTCAP, 64, 128, 2, 0) \
-    X(dropout, FATTN_DROPOUT, 64, 128, 2, 0) \
-    X(blocks, FATTN_BLOCK_MASK, 64, 128, 2, 0)
-#define WGMMA_FULL_128(X)                     \
-    X(full, MMA_ANY, 128, 128, 2, 0)          \
-    X(bias, FATTN_BIAS, 128, 128, 2, 3)       \
-    X(mask, FATTN_MASK, 128, 128, 2, 3)       \
-    X(alibi, FATTN_ALIBI, 128, 128, 2, 0)     \
-    X(softcap, FATTN_SOFTCAP, 128, 128, 2, 0) \
-    X(dropout, FATTN_DROPOUT, 128, 128, 2, 0) \
-    X(blocks, FATTN_BLOCK_MASK, 128, 128, 2, 0)
-#define WGMMA_FULL_256(X)                    \
-    X(full, MMA_ANY, 256, 64, 2, 0)          \
-    X(bias, FATTN_BIAS, 256, 64, 2, 1)       \
-    X(alibi, FATTN_ALIBI, 256, 64, 2, 0)     \
-    X(softcap, FATTN_SOFTCAP, 256, 64, 2, 0) \
-    X(dropout, FATTN_DROPOUT, 256, 64, 2, 0) \
-    X(blocks, FATTN_BLOCK_MASK, 256, 64, 2, 0)
-#define WGMMA_FULL_WARPGROUPS 2
+#define WGMMA_FULL_64(X)                        \
+    X(full, MMA_ANY, 64, 2, 128, 2, 0)          \
+    X(bias, FATTN_BIAS, 64, 3, 128, 2, 4)       \
+    X(mask, FATTN_MASK, 64, 3, 128, 2, 3)       \
+    X(alibi, FATTN_ALIBI, 64, 2, 128, 2, 0)     \
+    X(softcap, FATTN_SOFTCAP, 64, 2, 128, 2, 0) \
+    X(dropout, FATTN_DROPOUT, 64, 3, 128, 2, 0) \
+    X(short_bias, FATTN_BIAS, 64, 1, 64, 3, 1)  \
+    X(short_mask, FATTN_MASK, 64, 1, 64, 3, 1)  \
+    X(blocks, FATTN_BLOCK_MASK, 64, 2, 128, 2, 0)
+#define WGMMA_FULL_128(X)                        \
+    X(full, MMA_ANY, 128, 2, 128, 2, 0)          \
+    X(bias, FATTN_BIAS, 128, 2, 128, 2, 3)       \
+    X(mask, FATTN_MASK, 128, 2, 128, 2, 3)       \
+    X(alibi, FATTN_ALIBI, 128, 2, 128, 2, 0)     \
+    X(softcap, FATTN_SOFTCAP, 128, 2, 128, 2, 0) \
+    X(dropout, FATTN_DROPOUT, 128, 2, 128, 2, 0) \
+    X(short_bias, FATTN_BIAS, 128, 1, 64, 2, 2)  \
+    X(short_mask, FATTN_MASK, 128, 1, 64, 2, 2)  \
+    X(blocks, FATTN_BLOCK_MASK, 128, 2, 128, 2, 0)
+#define WGMMA_FULL_256(X)                       \
+    X(full, MMA_ANY, 256, 2, 64, 2, 0)          \
+    X(bias, FATTN_BIAS, 256, 2, 64, 2, 1)       \
+    X(mask, FATTN_MASK, 256, 2, 64, 2, 1)       \
+    X(alibi, FATTN_ALIBI, 256, 2, 64, 2, 0)     \
+    X(softcap, FATTN_SOFTCAP, 256, 2, 64, 2, 0) \
+    X(dropout, FATTN_DROPOUT, 256, 2, 64, 2, 0) \
+    X(blocks, FATTN_BLOCK_MASK, 256, 2, 64, 2, 0)
 
 /* Bytes of shared memory of a staged panel, 128 bytes of each row, and of the control beside it. */
 #define WGMMA_TERM_PANEL(features, rows) \
@@ -93,20 +98,29 @@
      : (features) == MMA_ANY     ? 1536 + 24 * (rows) \
      : (features) == FATTN_ALIBI ? 1536 + 8 * (rows)  \
                                  : 1536)
-#define WGMMA_FULL_SHARED(features, width, keys, stages, term_stages)       \
-    (WGMMA_SHARED(width, width, WGMMA_FULL_WARPGROUPS, keys, stages) +      \
-     (term_stages)*WGMMA_TERM_PANEL(features, 64 * WGMMA_FULL_WARPGROUPS) + \
-     WGMMA_TERM_CONTROL(features, 64 * WGMMA_FULL_WARPGROUPS))
+#define WGMMA_FULL_SHARED(features, width, warpgroups, keys, stages, term_stages) \
+    (WGMMA_SHARED(width, width, warpgroups, keys, stages) +                       \
+     (term_stages)*WGMMA_TERM_PANEL(features, 64 * (warpgroups)) +                \
+     WGMMA_TERM_CONTROL(features, 64 * (warpgroups)))
 
 /* Of the kernels before it, which look what a bias, a mask or a block mask does in each tile of
- * keys of an item. They find two words for 32 tiles: bits of those that some pair is kept of, and
- * of those that are mixed: some pair is dropped, or has a bias that is not 0. A warp has 32 tiles
- * of a block mask. Of a bias or mask a block has 8 tiles, and several warps share one's rows. */
+ * keys of an item. They write a byte for each: whether some pair is kept, and whether the tile is
+ * mixed, that is, some pair is dropped, or has a bias that is not 0. A lane has a tile of a block
+ * mask; a block has two of a bias or mask, and several warps share the rows of each. */
+#define WGMMA_TILE_KEPT 1
+#define WGMMA_TILE_MIXED 2
+#define WGMMA_TILE_BYTES(k_blocks) (((k_blocks) + 7) / 8 * 8) /* of an item */
 #define WGMMA_BLOCK_THREADS 128
-#define WGMMA_SEEN_TILES 8
-#define WGMMA_SEEN_WARPS 4
+#define WGMMA_SEEN_TILES 2
+#define WGMMA_SEEN_WARPS 8
 #define WGMMA_SEEN_THREADS (32 * WGMMA_SEEN_TILES * WGMMA_SEEN_WARPS)
-#define WGMMA_BLOCK_WORDS(k_blocks) (((k_blocks) + 31) / 32)
+
+/* Whether a bias or a mask is looked at. Where blocks have an item each, and few keys, the kernel
+ * before would take longer than what it saves. */
+FATTN_HD bool wgmma_looks(int64_t items, int rows, int64_t keys)
+{
+    return items > (rows == 64 ? 256 : 128) || keys > 512;
+}
 
 /* Keys that one copy brings of a page: powers of two that divide the page and the tile. */
 #define WGMMA_PIECE(page, keys) \

@@ -49,9 +49,9 @@ template <class S> struct wgmma_tile_terms {
     gpu_f2 *alibi;
     const int64_t *stride;     /* of what is staged */
     wgmma_control<S> *control; /* and its barriers */
-    uint32_t staged[2];        /* where the thread begins to read the ring's first panel */
+    uint32_t terms;            /* where the ring's first panel begins */
+    uint32_t staged[2];        /* where in a panel the thread begins to read */
     int panel;                 /* of all that go through the ring, the tile's first */
-    const uint32_t *pairs;     /* of a bias: wgmma_read_bias() */
     float *shift;              /* of the thread's two rows: mma_alibi() */
     float factor;              /* of dot products, in a register: each tile would wait for memory */
     int j0;
@@ -65,9 +65,20 @@ typedef struct wgmma_row_terms {
     float factor;       /* as wgmma_tile_terms has it */
 } wgmma_row_terms;
 
-/* The row of a staged tile that holds the terms of row r. */
+/* What the x of a tile are: times `factor` scores, and times `unit` exponents of 2. */
+typedef struct wgmma_scale {
+    float factor, unit;
+} wgmma_scale;
+
+/* Whether tensor maps take the rows of a bias or mask that is alone. */
+GPU_DEVICE bool wgmma_is_copied(const mma_item &w) { return w.bias_rows; }
+
+/* The row of a staged tile that holds the terms of row r, which is itself where a warp fills it. */
 template <class S> GPU_DEVICE int wgmma_staged_row(const mma_item &w, const int64_t *stride, int r)
 {
+    if (!wgmma_is_copied(w)) {
+        return r;
+    }
     const gpu_query q = mma_query_from(w, r < w.rows ? r : 0);
     const int heads = stride[1] ? (int)w.group : 1;
     return (stride[2] ? q.i : 0) * heads + (stride[1] ? q.h : 0);
@@ -93,63 +104,108 @@ GPU_DEVICE void wgmma_staged_begin(const mma_item &w, const int64_t *stride, int
     }
 }
 
-/* The thread's elements of its row h where tensor maps do not take rows: from global memory. */
-template <class S, class E>
-GPU_DEVICE void wgmma_unstaged_get(const wgmma_tile_terms<S> &s, int h,
-                                   uint32_t words[S::OWN * sizeof(E) / 4])
+/* Brings the warp's rows of the tile to rows of their own where tensor maps do not take them, with
+ * 0 past the last key. */
+template <class S> GPU_DEVICE void wgmma_fill(const wgmma_tile_terms<S> &s)
 {
+    enum {
+        SIZE = 128 / S::TERM_KEYS,
+        EACH = 4 / SIZE
+    }; /* bytes of an element, and of them in a word */
     const mma_item &w = s.item;
-    const int r = mma_row<S>(0, h);
-    const gpu_query q = mma_query_from(w, r < w.rows ? r : 0);
-    const E *const row = (const E *)w.staged + q.h * s.stride[1] + q.i * s.stride[2];
-    mma_fetch<S, (int)sizeof(E), false>((const char *)row, sizeof(E), s.j0, w.keys, words);
+    const int lane = mma_lane(), first = (mma_warp() - S::FIRST_WARP) * 16;
+    __syncwarp(); /* all have read the tile before */
+    GPU_ROLLED
+    for (int n = 0; n < 16 * S::TERM_PANELS; n++) {
+        const int c = n / 16, r = first + n % 16;
+        const int j = s.j0 + c * S::TERM_KEYS + EACH * lane, keys = w.keys - j;
+        const gpu_query q = mma_query_from(w, r < w.rows ? r : 0);
+        const char *const from =
+            (const char *)w.staged + (q.h * s.stride[1] + q.i * s.stride[2] + j) * SIZE;
+        uint32_t word = 0;
+        GPU_UNROLL
+        for (int e = 0; e < EACH; e++) {
+            const uint32_t x = e >= keys   ? 0
+                               : SIZE == 2 ? ((const uint16_t *)from)[e]
+                                           : ((const uint8_t *)from)[e];
+            word |= x << 8 * SIZE * e;
+        }
+        mma_put(s.terms + c * S::TERM_BYTES + r * 128 + ((lane / 4 ^ r % 8) << 4) + lane % 4 * 4,
+                word);
+    }
+    __syncwarp();
 }
 
-/* Waits for panel c of the tile; returns how far its place is from the ring's first. */
-template <class S> GPU_DEVICE uint32_t wgmma_panel_begin(const wgmma_tile_terms<S> &s, int c)
+/* Waits for the panels of the tile: where each of them begins. */
+template <class S>
+GPU_DEVICE void wgmma_panels_begin(const wgmma_tile_terms<S> &s, uint32_t from[S::TERM_PANELS])
 {
-    const int n = s.panel + c;
-    wgmma_await(&s.control->term_full[n % S::TERM_RING], n / S::TERM_RING % 2);
-    return (uint32_t)(n % S::TERM_RING * S::TERM_BYTES);
+    if (!wgmma_is_copied(s.item)) {
+        wgmma_fill(s);
+    }
+    GPU_UNROLL
+    for (int c = 0; c < S::TERM_PANELS; c++) {
+        const int n = s.panel + c;
+        if (wgmma_is_copied(s.item)) {
+            wgmma_await(&s.control->term_full[n % S::TERM_RING], n / S::TERM_RING % 2);
+        }
+        from[c] = s.terms + n % S::TERM_RING * S::TERM_BYTES;
+    }
 }
 
-/* The warp has read all panels of the tile: a lane says so of each. */
-template <class S> GPU_DEVICE void wgmma_panels_end(const wgmma_tile_terms<S> &s)
+/* The warp has read all panels of the tile: a lane says so of each. Returns the first one of the
+ * next tile. */
+template <class S> GPU_DEVICE int wgmma_panels_end(const wgmma_tile_terms<S> &s)
 {
+    if (!wgmma_is_copied(s.item)) {
+        return s.panel;
+    }
     __syncwarp();
     if (mma_lane() < S::TERM_PANELS) {
         wgmma_arrive(&s.control->term_empty[(s.panel + mma_lane()) % S::TERM_RING]);
     }
+    return s.panel + S::TERM_PANELS;
 }
 
-/* The thread's pairs of biases in a tile that is not plain: number 2 n + h has those of columns 8 n
- * on and of its row h. */
-template <class S>
-GPU_DEVICE void wgmma_read_bias(const wgmma_tile_terms<S> &s, uint32_t pairs[S::KEYS / 4])
+/* Calls f(n, pair) for the thread's pairs of biases in a tile that is not plain, some at a time:
+ * number 2 n + h has those of columns 8 n on and of its row h. */
+template <class S, class F> GPU_DEVICE void wgmma_each_bias(const wgmma_tile_terms<S> &s, F f)
 {
     enum { LOADS = S::TERM_KEYS / 16 }; /* of a panel */
-    if (!s.item.bias_rows) {
-        GPU_UNROLL
-        for (int h = 0; h < 2; h++) {
-            uint32_t words[S::OWN / 2];
-            wgmma_unstaged_get<S, uint16_t>(s, h, words);
-            GPU_UNROLL
-            for (int n = 0; n < S::OWN / 2; n++) {
-                pairs[2 * n + h] = words[n];
-            }
-        }
-        return;
-    }
     uint32_t from[S::TERM_PANELS];
-    GPU_UNROLL
-    for (int c = 0; c < S::TERM_PANELS; c++) {
-        from[c] = s.staged[0] + wgmma_panel_begin<S>(s, c);
-    }
+    wgmma_panels_begin<S>(s, from);
     GPU_UNROLL
     for (int n = 0; n < S::KEYS / 16; n++) {
-        mma_load(pairs + 4 * n, from[n / LOADS] ^ n % LOADS << 5);
+        uint32_t four[4];
+        mma_load(four, (from[n / LOADS] + s.staged[0]) ^ n % LOADS << 5);
+        GPU_UNROLL
+        for (int e = 0; e < 4; e++) {
+            f(4 * n + e, four[e]);
+        }
     }
-    wgmma_panels_end(s);
+}
+
+/* Two scores: x = factor x + bias. Where a bias of -inf meets a score that is not finite, x becomes
+ * NaN. */
+template <class S>
+GPU_DEVICE void wgmma_add_pair(float factor, int n, uint32_t pair, float x[S::KEYS / 8][4])
+{
+    GPU_UNROLL
+    for (int e = 0; e < 2; e++) {
+        float *const score = x[n / 2] + n % 2 * 2 + e;
+        *score = fmaf(*score, factor, mma_bias_at<S::type::DTYPE>(&pair, e));
+    }
+}
+
+/* A bias of -inf hides its pair, whatever the dot product is. */
+template <class S> GPU_DEVICE void wgmma_hide_pair(int n, uint32_t pair, float x[S::KEYS / 8][4])
+{
+    GPU_UNROLL
+    for (int e = 0; e < 2; e++) {
+        float *const score = x[n / 2] + n % 2 * 2 + e;
+        const float bias = mma_bias_at<S::type::DTYPE>(&pair, e);
+        *score = bias == -fattn_f32_infinity() ? bias : *score;
+    }
 }
 
 /* x = factor x */
@@ -159,21 +215,6 @@ GPU_DEVICE void wgmma_multiply(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8
     GPU_UNROLL
     for (int n = 0; n < S::KEYS / 2; n++) {
         x[n / 4][n % 4] *= s.factor;
-    }
-}
-
-/* x = factor x + bias. Where a bias of -inf meets a score that is not finite, x becomes NaN. */
-template <class S>
-GPU_DEVICE void wgmma_add_bias(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8][4])
-{
-    if (s.plain) {
-        wgmma_multiply(s, x);
-        return;
-    }
-    GPU_UNROLL
-    for (int n = 0; n < S::KEYS / 2; n++) {
-        const float bias = mma_bias_at<S::type::DTYPE>(s.pairs + n / 2, n % 2);
-        x[n / 4][n % 4] = fmaf(x[n / 4][n % 4], s.factor, bias);
     }
 }
 
@@ -194,17 +235,6 @@ template <class S> GPU_DEVICE bool wgmma_has_nan(const float x[S::KEYS / 8][4])
     return all > __float_as_int(fattn_f32_infinity());
 }
 
-/* A bias of -inf hides its pair, whatever the dot product is. */
-template <class S>
-GPU_DEVICE void wgmma_hide(const uint32_t pairs[S::KEYS / 4], float x[S::KEYS / 8][4])
-{
-    GPU_UNROLL
-    for (int n = 0; n < S::KEYS / 2; n++) {
-        const float bias = mma_bias_at<S::type::DTYPE>(pairs + n / 2, n % 2);
-        x[n / 4][n % 4] = bias == -fattn_f32_infinity() ? bias : x[n / 4][n % 4];
-    }
-}
-
 /* x = factor x, or -inf where the mask hides the pair. */
 template <class S>
 GPU_DEVICE void wgmma_add_mask(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8][4])
@@ -216,25 +246,19 @@ GPU_DEVICE void wgmma_add_mask(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8
     if (s.plain) {
         return;
     }
-    if (!s.item.mask_rows) {
-        uint32_t words[2][S::OWN / 4];
-        wgmma_unstaged_get<S, uint8_t>(s, 0, words[0]);
-        wgmma_unstaged_get<S, uint8_t>(s, 1, words[1]);
-        mma_keep_bytes<S>(words, (float(*)[S::KEYS / 8][4]) x);
-        return;
-    }
-    const uint32_t place = wgmma_panel_begin<S>(s, 0);
+    uint32_t place[1];
+    wgmma_panels_begin<S>(s, place);
     GPU_UNROLL
     for (int n = 0; n < S::KEYS / 8; n++) {
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
-            const uint32_t two = wgmma_get_half(((s.staged[h] + place) ^ n / 2 << 4) + n % 2 * 8);
+            const uint32_t two =
+                wgmma_get_half(((s.staged[h] + place[0]) ^ n / 2 << 4) + n % 2 * 8);
             float *const score = x[n] + 2 * h;
             score[0] = two & 0xff ? score[0] : -fattn_f32_infinity();
             score[1] = two & 0xff00 ? score[1] : -fattn_f32_infinity();
         }
     }
-    wgmma_panels_end(s);
 }
 
 /* x + shift = factor x - slope distance. Where all of a warp's queries are on one side of the
@@ -290,7 +314,8 @@ template <class S> struct wgmma_rows {
  * that are not negative are in the order of their bits, of which three are compared at once; a
  * negative limit counts as exceeded, and so does NaN where a bias may hide its pair. */
 template <class S>
-GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_rows<S> &rows, const float shift[2],
+GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_scale &scale,
+                                     const wgmma_rows<S> &rows, const float shift[2],
                                      const float x[S::KEYS / 8][4])
 {
     enum { N = S::KEYS / 8 };
@@ -307,7 +332,7 @@ GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_rows<S> &rows, cons
         even = wgmma_larger(even, __float_as_int(x[N - 1][2 * h]),
                             __float_as_int(x[N - 1][2 * h + 1]));
         const float limit = (rows.state[h].m - shift[h]) * unit + WGMMA_MARGIN;
-        const float top = __int_as_float(max(even, odd)) * unit;
+        const float top = __int_as_float(max(even, odd)) * scale.unit;
         exceeds =
             exceeds || !(limit >= 0) || (S::KNOWN == FATTN_BIAS ? !(top <= limit) : top > limit);
     }
@@ -317,8 +342,8 @@ GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_rows<S> &rows, cons
 /* Raises the references that scores exceed by more than the margin, and scales what has been summed
  * of l by alpha; the caller scales o. */
 template <class S>
-GPU_DEVICE void wgmma_rise(float unit, const float shift[2], float x[S::KEYS / 8][4],
-                           wgmma_rows<S> &rows, float alpha[2])
+GPU_DEVICE void wgmma_rise(float unit, const wgmma_scale &scale, const float shift[2],
+                           float x[S::KEYS / 8][4], wgmma_rows<S> &rows, float alpha[2])
 {
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
@@ -331,8 +356,8 @@ GPU_DEVICE void wgmma_rise(float unit, const float shift[2], float x[S::KEYS / 8
         }
         float top = gpu_max(even, odd);
         top = gpu_max(top, gpu_shfl_xor(top, 1));
-        top = gpu_max(top, gpu_shfl_xor(top, 2));
-        if (S::KNOWN == FATTN_BIAS && (int)S::type::DTYPE == (int)FATTN_BF16 &&
+        top = gpu_max(top, gpu_shfl_xor(top, 2)) * scale.factor;
+        if (S::KNOWN == FATTN_BIAS && (int)S::type::DTYPE == (int)FATTN_BF16 && scale.factor == 1 &&
             fabsf(top) >= 0x1p126f &&
             fabsf(top) < fattn_f32_infinity()) { /* as mma_bounded() has it */
             top = fattn_score_bias(top);
@@ -349,18 +374,19 @@ GPU_DEVICE void wgmma_rise(float unit, const float shift[2], float x[S::KEYS / 8
 
 /* Scores become weights relative to the row's reference. */
 template <class S>
-GPU_DEVICE void wgmma_weigh(float unit, const float shift[2], wgmma_rows<S> &rows,
-                            float x[S::KEYS / 8][4])
+GPU_DEVICE void wgmma_weigh(float unit, const wgmma_scale &scale, const float shift[2],
+                            wgmma_rows<S> &rows, float x[S::KEYS / 8][4])
 {
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const float base = fattn_softmax_base(rows.state[h]) - shift[h];
+        const float to = base * unit - S::type::LIFT;
         float even = 0, odd = 0;
         GPU_UNROLL
         for (int n = 0; n < S::KEYS / 8; n++) {
             float *const weight = x[n] + 2 * h;
-            weight[0] = S::type::weight(weight[0], unit, base);
-            weight[1] = S::type::weight(weight[1], unit, base);
+            weight[0] = mma_exp2(fmaf(weight[0], scale.unit, -to));
+            weight[1] = mma_exp2(fmaf(weight[1], scale.unit, -to));
             even += weight[0];
             odd += weight[1];
         }
@@ -692,7 +718,7 @@ template <class S> struct wgmma_used {
 template <class S>
 GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, const wgmma_block<S> &b,
                                                    int place, int block, bool plain, int panel,
-                                                   const uint32_t *pairs, wgmma_row_terms &known)
+                                                   wgmma_row_terms &known)
 {
     wgmma_control<S> &control = *b.control;
     wgmma_tile_terms<S> s = {control.terms[place],
@@ -701,9 +727,9 @@ GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, cons
                              NULL,
                              NULL,
                              &control,
-                             {0, 0},
+                             b.terms,
+                             {known.staged[0], known.staged[1]},
                              panel,
-                             pairs,
                              known.shift,
                              known.factor,
                              block * S::KEYS,
@@ -717,8 +743,6 @@ GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, cons
     }
     if constexpr (S::IS_STAGED) {
         s.stride = wgmma_term_stride<S>(g.problem);
-        s.staged[0] = b.terms + known.staged[0];
-        s.staged[1] = b.terms + known.staged[1];
     }
     return s;
 }
@@ -737,19 +761,17 @@ template <class S> GPU_DEVICE void wgmma_zero_past(int keys, int j0, float x[S::
     }
 }
 
-/* Dot products in x, of the tile of keys `block`, become scores; bound: mma_terms()'s. */
+/* Dot products in x, of the tile of keys `block`, become scores; bound: mma_terms()'s. A bias has a
+ * way of its own. */
 template <class S>
 GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int block,
-                            bool plain, const uint32_t *pairs, wgmma_used<S> &used,
-                            wgmma_row_terms &known, float x[S::KEYS / 8][4], float bound[1][2])
+                            bool plain, wgmma_used<S> &used, wgmma_row_terms &known,
+                            float x[S::KEYS / 8][4], float bound[1][2])
 {
-    const wgmma_tile_terms<S> s =
-        wgmma_tile_terms_of(g, b, place, block, plain, used.terms, pairs, known);
-    if constexpr (S::KNOWN == FATTN_BIAS) {
-        wgmma_add_bias(s, x);
-    } else if constexpr (S::KNOWN == FATTN_MASK) {
+    const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, block, plain, used.terms, known);
+    if constexpr (S::KNOWN == FATTN_MASK) {
         wgmma_add_mask(s, x);
-        used.terms += s.item.mask_rows && !s.plain ? S::TERM_PANELS : 0;
+        used.terms = s.plain ? used.terms : wgmma_panels_end(s);
     } else {
         if (mma_has<S>(g, FATTN_SOFTCAP)) {
             wgmma_zero_past<S>(s.item.keys, s.j0, x);
@@ -844,7 +866,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     const uint64_t q = wgmma_descriptor(b.q + group * 64 * 128, 0);
     const uint64_t k = wgmma_descriptor(b.k, 0), v = wgmma_descriptor(b.v, S::KEYS * 128);
     float x[S::KEYS / 8][4], alpha[2], bound[1][2];
-    uint32_t p[S::KEYS / 16][4], pairs[S::KNOWN == FATTN_BIAS ? S::KEYS / 4 : 1];
+    uint32_t p[S::KEYS / 16][4], pairs[S::READS_EARLY ? S::KEYS / 4 : 1];
     int first[2], past[2], block = w.own_past[group] - 1;
     int left = 0; /* tiles behind this one, where some are skipped */
     bool mixed = false;
@@ -889,29 +911,65 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_staged_begin<S>(control.terms[place], wgmma_term_stride<S>(g.problem), row,
                               known.staged);
     }
+    const auto scale = [&]() {
+        const bool raw = S::KNOWN == FATTN_BIAS && !mixed;
+        return raw ? wgmma_scale{known.factor, unit * known.factor} : wgmma_scale{1, unit};
+    };
+    const auto end_bias = [&]() {
+        if constexpr (S::KNOWN == FATTN_BIAS) {
+            used.terms =
+                wgmma_panels_end(wgmma_tile_terms_of(g, b, place, block, false, used.terms, known));
+        }
+    };
     const auto read_bias = [&]() {
+        if constexpr (S::READS_EARLY) {
+            if (mixed) {
+                wgmma_each_bias(wgmma_tile_terms_of(g, b, place, block, false, used.terms, known),
+                                [&](int n, uint32_t pair) { pairs[n] = pair; });
+                end_bias();
+            }
+        }
+    };
+    const auto each_bias = [&](auto f) {
+        if constexpr (S::READS_EARLY) {
+            GPU_UNROLL
+            for (int n = 0; n < S::KEYS / 4; n++) {
+                f(n, pairs[n]);
+            }
+        } else {
+            wgmma_each_bias(wgmma_tile_terms_of(g, b, place, block, false, used.terms, known), f);
+        }
+    };
+    const auto add_bias = [&]() {
         if constexpr (S::KNOWN == FATTN_BIAS) {
             if (mixed) {
-                const wgmma_tile_terms<S> s =
-                    wgmma_tile_terms_of(g, b, place, block, false, used.terms, NULL, known);
-                wgmma_read_bias(s, pairs);
-                used.terms += s.item.bias_rows ? S::TERM_PANELS : 0;
+                each_bias(
+                    [&](int n, uint32_t pair) { wgmma_add_pair<S>(known.factor, n, pair, x); });
             }
         }
     };
     const auto rise = [&]() {
         if constexpr (S::KNOWN == FATTN_BIAS) {
-            if (mixed && wgmma_has_nan<S>(x)) {
-                wgmma_hide<S>(pairs, x);
+            if (mixed && __any_sync(0xffffffffu, wgmma_has_nan<S>(x))) {
+                each_bias([&](int n, uint32_t pair) { wgmma_hide_pair<S>(n, pair, x); });
             }
         }
-        wgmma_rise<S>(unit, known.shift, x, rows, alpha);
+        wgmma_rise<S>(unit, scale(), known.shift, x, rows, alpha);
+    };
+    const auto end_terms = [&]() {
+        if constexpr (S::KNOWN == FATTN_BIAS && !S::READS_EARLY) {
+            if (mixed) {
+                end_bias();
+            }
+        }
     };
     const auto score = [&]() {
         if constexpr (S::HAS_BLOCKS) {
             wgmma_score_blocks<S>(g, control.terms[place], mixed, block, x);
+        } else if constexpr (S::KNOWN == FATTN_BIAS) {
+            add_bias();
         } else if constexpr (!S::IS_LEAN) {
-            wgmma_score(g, b, place, block, S::SKIPS && !mixed, pairs, used, known, x, bound);
+            wgmma_score(g, b, place, block, S::SKIPS && !mixed, used, known, x, bound);
         }
         if (block >= full_past || block < full) {
             const int j = block * S::KEYS;
@@ -940,9 +998,10 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     }
     score();
     rise();
-    wgmma_weigh<S>(unit, known.shift, rows, x);
+    wgmma_weigh<S>(unit, scale(), known.shift, rows, x);
     wgmma_pack<T, S::KEYS>(x, p);
     drop();
+    end_terms();
     GPU_ROLLED
     while (S::SKIPS ? left > 0 : block > last_block) {
         block--;
@@ -967,16 +1026,17 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         score();
         const bool rises = S::KNOWN == FATTN_SOFTCAP
                                ? wgmma_bound_exceeds_margin<S>(unit, rows, bound[0])
-                               : wgmma_exceeds_margin<S>(unit, rows, known.shift, x);
+                               : wgmma_exceeds_margin<S>(unit, scale(), rows, known.shift, x);
         if (rises) {
             rise();
         }
-        wgmma_weigh<S>(unit, known.shift, rows, x);
+        wgmma_weigh<S>(unit, scale(), known.shift, rows, x);
         wgmma_wait<0>();
         wgmma_settle<S::WIDTH_V / 8>(rows.o);
         wgmma_release(&control.v_empty[used.stage(used.v++)]);
         wgmma_pack<T, S::KEYS>(x, p);
         drop();
+        end_terms();
         if (rises) {
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH_V / 2; n++) {
@@ -1013,7 +1073,7 @@ GPU_DEVICE void wgmma_begin_rows(const fattn_gpu_args &g, const wgmma_block<S> &
 {
     if constexpr (S::KNOWN == MMA_ANY || S::KNOWN == FATTN_ALIBI) {
         wgmma_row_terms none = {{0, 0}, {0, 0}, 1};
-        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0, false, 0, NULL, none);
+        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0, false, 0, none);
         const int r = row + mma_lane();
         __syncwarp(); /* those of the item before are not looked at any more */
         if (mma_lane() < 16) {

@@ -10,14 +10,13 @@
 
 /* --- Block masks ------------------------------------------------------------------------------ */
 
-/* What a block mask leaves of each item's tiles of keys, in the workspace: a warp has 32 of them.
- * Clears the counter, too. */
+/* What a block mask leaves of each item's tiles of keys, in the workspace. Clears the counter,
+ * too. */
 template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
-    const int64_t words = WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
-    const int warps = WGMMA_BLOCK_THREADS / 32, group = wgmma_group_of(p);
-    const int queries = wgmma_places<S>(group) / group;
+    const int64_t bytes = WGMMA_TILE_BYTES(g.tiling.k_blocks);
+    const int group = wgmma_group_of(p), queries = wgmma_places<S>(group) / group;
     fattn_tiling tiling = g.tiling; /* as wgmma_plan_begin() has it */
     tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
     gpu_admit_later();
@@ -25,10 +24,9 @@ template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
     if (gpu_block() == 0 && gpu_thread() == 0) {
         *(unsigned *)g.workspace = 0;
     }
-    for (int64_t n = gpu_block() * warps + gpu_thread() / 32;
-         n < tiling.heads * tiling.q_blocks * words; n += gpu_blocks() * warps) {
-        const int64_t item = fattn_quotient(n, words),
-                      j0 = ((n - item * words) * 32 + mma_lane()) * S::KEYS;
+    for (int64_t n = gpu_block() * WGMMA_BLOCK_THREADS + gpu_thread();
+         n < tiling.heads * tiling.q_blocks * bytes; n += gpu_blocks() * WGMMA_BLOCK_THREADS) {
+        const int64_t item = fattn_quotient(n, bytes), j0 = (n - item * bytes) * S::KEYS;
         const fattn_work work = fattn_schedule_item(&tiling, p.heads_k, item);
         gpu_pairs t;
         t.b = work.batch;
@@ -39,13 +37,8 @@ template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
             found = gpu_mask_blocks_of(g, t, i0, i1, work.head * group, group, j0,
                                        fattn_min64(j0 + S::KEYS, t.seq.sk), 0, 1);
         }
-        const uint32_t kept = __ballot_sync(0xffffffffu, found.kept);
-        const uint32_t dropped = __ballot_sync(0xffffffffu, found.dropped);
-        if (mma_lane() == 0) {
-            uint32_t *const to = wgmma_words_of<S>(g, tiling, work) + 2 * (n - item * words);
-            to[0] = kept;
-            to[1] = dropped;
-        }
+        wgmma_bytes_of<S>(g, tiling, work)[n - item * bytes] =
+            found.kept * WGMMA_TILE_KEPT + found.dropped * WGMMA_TILE_MIXED;
     }
 }
 
@@ -98,16 +91,15 @@ GPU_DEVICE bool wgmma_rows_are(const wgmma_looked_at<E> &term, int tile, int fir
     return true;
 }
 
-/* Looks at tiles 8 byte .. : sets the bits of those of which something is kept in *kept, and of
- * those of them that are mixed in *mixed. A warp looks at two elements of its tile, at opposite
- * corners, and where both are hidden, or plain, at its share of the rows. */
+/* Looks at tiles WGMMA_SEEN_TILES n on, and writes their bytes. A warp looks at two elements of its
+ * tile, at opposite corners, and where both are hidden, or plain, at its share of the rows. */
 template <class S, class E>
-GPU_DEVICE void wgmma_look(const wgmma_looked_at<E> &term, int byte, uint8_t *kept, uint8_t *mixed)
+GPU_DEVICE void wgmma_look(const wgmma_looked_at<E> &term, int n, uint8_t *bytes)
 {
     GPU_SHARED uint32_t unhidden, uneven;
     const int own = gpu_thread() / 32 / WGMMA_SEEN_WARPS;
     const int share = gpu_thread() / 32 % WGMMA_SEEN_WARPS;
-    const int tile = WGMMA_SEEN_TILES * byte + own, j0 = tile * S::KEYS;
+    const int tile = WGMMA_SEEN_TILES * n + own, j0 = tile * S::KEYS;
     if (gpu_thread() == 0) {
         unhidden = uneven = 0;
     }
@@ -130,24 +122,24 @@ GPU_DEVICE void wgmma_look(const wgmma_looked_at<E> &term, int byte, uint8_t *ke
         }
     }
     gpu_sync();
-    if (gpu_thread() == 0) {
-        *kept = (uint8_t)unhidden;
-        *mixed = (uint8_t)(unhidden & uneven);
+    if (share == 0 && mma_lane() == 0) {
+        const bool kept = unhidden >> own & 1, mixed = kept && uneven >> own & 1;
+        bytes[tile] = (uint8_t)(kept * WGMMA_TILE_KEPT + mixed * WGMMA_TILE_MIXED);
     }
     gpu_sync(); /* before another item */
 }
 
-/* What a bias, or else a mask, does in tiles of keys, in the workspace: a block has 8 of an item,
- * of the first head and sequence that share it. Sequences may have fewer queries and keys than are
- * looked at. Clears the counter, too. */
+/* What a bias, or else a mask, does in tiles of keys, in the workspace, of the first head and
+ * sequence that share it. Sequences may have fewer queries and keys than are looked at. Clears the
+ * counter, too. */
 template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     const bool bias = p.features & FATTN_BIAS;
     const int64_t *const stride = bias ? p.bias_stride : p.mask_stride;
     const int size = !bias ? 1 : p.dtype_bias == FATTN_F32 ? 4 : 2;
-    const int group = wgmma_group_of(p), queries = wgmma_places<S>(group) / group;
-    const int64_t bytes = WGMMA_BLOCK_WORDS(g.tiling.k_blocks) * (32 / WGMMA_SEEN_TILES);
+    const int group = wgmma_group_of(p), queries = (int)g.tiling.br / group;
+    const int64_t turns = WGMMA_TILE_BYTES(g.tiling.k_blocks) / WGMMA_SEEN_TILES;
     const int64_t heads = stride[1] ? p.heads_k : 1, batches = stride[0] ? p.batch : 1;
     fattn_tiling tiling = g.tiling; /* as wgmma_plan_begin() has it */
     tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
@@ -156,9 +148,9 @@ template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
     if (gpu_block() == 0 && gpu_thread() == 0) {
         *(unsigned *)g.workspace = 0;
     }
-    for (int64_t n = gpu_block(); n < batches * heads * tiling.q_blocks * bytes;
+    for (int64_t n = gpu_block(); n < batches * heads * tiling.q_blocks * turns;
          n += gpu_blocks()) {
-        const int64_t item = fattn_quotient(n, bytes), head = fattn_quotient(item, tiling.q_blocks);
+        const int64_t item = fattn_quotient(n, turns), head = fattn_quotient(item, tiling.q_blocks);
         fattn_work work;
         work.batch = fattn_quotient(head, heads);
         work.head = head - work.batch * heads;
@@ -176,10 +168,7 @@ template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
             term.hidden = hidden;
             term.plain = plain;
             term.chunks = mma_are_rows(data, stride, (int)sizeof(E));
-            const int byte = (int)(n - item * bytes);
-            uint8_t *const to =
-                (uint8_t *)wgmma_words_of<S>(g, tiling, work) + byte / 4 * 8 + byte % 4;
-            wgmma_look<S>(term, byte, to, to + 4);
+            wgmma_look<S>(term, (int)(n - item * turns), wgmma_bytes_of<S>(g, tiling, work));
         };
         if (size == 1) { /* of a mask other numbers than 1 may keep a pair, too */
             look((uint8_t)0, g.buffers.mask, 0, 0x01010101u);

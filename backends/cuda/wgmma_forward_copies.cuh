@@ -132,7 +132,7 @@ GPU_DEVICE int wgmma_tiles_of(const wgmma_block<S> &b, const wgmma_item &w, int 
 template <class S> GPU_DEVICE int wgmma_tile_before(const wgmma_block<S> &b, int place, int tile)
 {
     if constexpr (S::SKIPS) {
-        return wgmma_tile_below(b.control->words[place], tile);
+        return wgmma_tile_below(b.control->bytes[place], tile);
     }
     return tile - 1;
 }
@@ -140,7 +140,8 @@ template <class S> GPU_DEVICE int wgmma_tile_before(const wgmma_block<S> &b, int
 /* Whether the feature matters in a tile: it drops some pair, or is a bias that is not 0. */
 template <class S> GPU_DEVICE bool wgmma_is_mixed(const wgmma_block<S> &b, int place, int tile)
 {
-    return b.control->words[place][tile / 32 * 2 + 1] >> tile % 32 & 1;
+    const uint8_t *const bytes = b.control->bytes[place];
+    return !bytes || bytes[tile] & WGMMA_TILE_MIXED;
 }
 
 /* What warpgroups are told about a tile. They read it once its keys are there. */

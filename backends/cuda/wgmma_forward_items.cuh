@@ -49,6 +49,8 @@ struct wgmma_shape {
         MERGES = ONTO,
         HAS_BLOCKS = FEATURES == FATTN_BLOCK_MASK,
         SKIPS = HAS_BLOCKS || IS_STAGED, /* tiles without a pair, wherever they are */
+        /* A bias waits in registers for the products, if a thread has so many. */
+        READS_EARLY = FEATURES == FATTN_BIAS && GROUPS < 3,
         /* What mma_terms.cuh asks of a shape. */
         TILES = 1,
         WARP_TILES = 1,
@@ -60,6 +62,7 @@ struct wgmma_shape {
         EQUAL_REGISTERS = 65536 / (THREADS * BLOCKS) / 8 * 8,
         OWN_REGISTERS = GROUPS == 3                                           ? 160
                         : BLOCKS == 3                                         ? 128
+                        : BLOCKS == 2 && FEATURES                             ? 208
                         : FEATURES == FATTN_BIAS || FEATURES == FATTN_SOFTCAP ? 232
                         : FEATURES & (FATTN_MASK | FATTN_SOFTCAP)             ? 224
                                                                               : 216,
@@ -110,7 +113,7 @@ template <class S> struct wgmma_terms<S, FATTN_ALIBI> {
  * and which of them is in each place of the ring, with WGMMA_MIXED where the feature matters. */
 #define WGMMA_MIXED INT32_MIN
 template <class S> struct wgmma_kept_tiles {
-    const uint32_t *words[WGMMA_ITEMS];
+    const uint8_t *bytes[WGMMA_ITEMS]; /* NULL where nothing has been looked at */
     int tiles[WGMMA_ITEMS], tile[S::RING];
 };
 template <class S> struct wgmma_staged_terms : wgmma_kept_tiles<S> {
@@ -165,10 +168,11 @@ template <class S> GPU_DEVICE int wgmma_places(int group)
     return group == 1 ? S::ROWS : S::ROWS / group * group;
 }
 
-/* Whether a bias or a mask may hide keys. */
+/* Whether a bias or a mask may hide keys, and a kernel before has looked where. */
 template <class S> GPU_DEVICE bool wgmma_hides(const fattn_gpu_args &g)
 {
-    return mma_has<S>(g, FATTN_BIAS) || mma_has<S>(g, FATTN_MASK);
+    return (mma_has<S>(g, FATTN_BIAS) || mma_has<S>(g, FATTN_MASK)) &&
+           wgmma_looks(g.tiling.items, S::ROWS, g.problem.seqlen_k);
 }
 
 /* Whether items are handed out by a counter (wgmma.h). Where keys are cut into parts, these are
@@ -339,10 +343,11 @@ GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const fattn_tilin
     return work;
 }
 
-/* Where the words of an item are (wgmma.h), which are one for all that share a bias or mask. */
+/* Where the bytes of an item's tiles are (wgmma.h), which are one for all that share a bias or
+ * mask. */
 template <class S>
-GPU_DEVICE uint32_t *wgmma_words_of(const fattn_gpu_args &g, const fattn_tiling &tiling,
-                                    const fattn_work &work)
+GPU_DEVICE uint8_t *wgmma_bytes_of(const fattn_gpu_args &g, const fattn_tiling &tiling,
+                                   const fattn_work &work)
 {
     const fattn_problem &p = g.problem;
     bool batches = true, heads = true;
@@ -353,29 +358,40 @@ GPU_DEVICE uint32_t *wgmma_words_of(const fattn_gpu_args &g, const fattn_tiling 
     }
     const int64_t head =
         (batches ? work.batch : 0) * (heads ? p.heads_k : 1) + (heads ? work.head : 0);
-    return (uint32_t *)(g.workspace + WGMMA_WORKSPACE) +
-           (head * tiling.q_blocks + work.block) * 2 * WGMMA_BLOCK_WORDS(tiling.k_blocks);
+    return (uint8_t *)(g.workspace + WGMMA_WORKSPACE) +
+           (head * tiling.q_blocks + work.block) * WGMMA_TILE_BYTES(tiling.k_blocks);
+}
+
+/* Of tiles 8 n .. 8 n + 7, those below `past` of which something is kept: a bit of a byte each. */
+GPU_DEVICE uint64_t wgmma_kept_of(const uint8_t *bytes, int n, int past)
+{
+    const int live = past - 8 * n;
+    const uint64_t below = live >= 8 ? UINT64_MAX : (UINT64_C(1) << 8 * max(live, 0)) - 1;
+    return ((const uint64_t *)bytes)[n] & below & WGMMA_TILE_KEPT * (UINT64_MAX / 255);
 }
 
 /* The last tile below `past` that something is kept of, or -1. */
-GPU_DEVICE int wgmma_tile_below(const uint32_t *words, int past)
+GPU_DEVICE int wgmma_tile_below(const uint8_t *bytes, int past)
 {
+    if (!bytes) {
+        return past - 1;
+    }
     GPU_ROLLED
-    for (int n = (past - 1) >> 5; past > 0 && n >= 0; n--) {
-        const uint32_t kept = words[2 * n] & mma_bits_below(past - 32 * n);
+    for (int n = (past - 1) >> 3; past > 0 && n >= 0; n--) {
+        const uint64_t kept = wgmma_kept_of(bytes, n, past);
         if (kept) {
-            return 32 * n + 31 - __clz((int)kept);
+            return 8 * n + 7 - __clzll((int64_t)kept) / 8;
         }
     }
     return -1;
 }
 
 /* The first and the last tile that something is kept of, for the kernel of all features. */
-GPU_DEVICE wgmma_tiles wgmma_kept_ends(const uint32_t *words, int tiles)
+GPU_DEVICE wgmma_tiles wgmma_kept_ends(const uint8_t *bytes, int tiles)
 {
-    wgmma_tiles kept = {0, wgmma_tile_below(words, tiles) + 1};
+    wgmma_tiles kept = {0, wgmma_tile_below(bytes, tiles) + 1};
     GPU_ROLLED
-    while (kept.first < kept.past && !(words[kept.first / 32 * 2] >> kept.first % 32 & 1)) {
+    while (kept.first < kept.past && !(bytes[kept.first] & WGMMA_TILE_KEPT)) {
         kept.first++;
     }
     return kept;
@@ -383,16 +399,16 @@ GPU_DEVICE wgmma_tiles wgmma_kept_ends(const uint32_t *words, int tiles)
 
 /* Counts the tiles that are kept of an item, which is empty where there are none. */
 template <class S>
-GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint32_t *words, int place,
+GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint8_t *bytes, int place,
                                  wgmma_item &w)
 {
-    int tiles = 0;
+    int tiles = bytes ? 0 : w.past - w.block;
     GPU_ROLLED
-    for (int n = w.block / 32; 32 * n < w.past; n++) {
-        const uint32_t before = mma_bits_below(w.block - 32 * n);
-        tiles += __popc(words[2 * n] & mma_bits_below(w.past - 32 * n) & ~before);
+    for (int n = w.block / 8; bytes && 8 * n < w.past; n++) {
+        const uint64_t before = w.block <= 8 * n ? 0 : (UINT64_C(1) << 8 * (w.block - 8 * n)) - 1;
+        tiles += __popcll(wgmma_kept_of(bytes, n, w.past) & ~before);
     }
-    b.control->words[place] = words;
+    b.control->bytes[place] = bytes;
     b.control->tiles[place] = tiles;
     __syncwarp(); /* all lanes have read what changes now */
     if (tiles == 0) {
@@ -415,7 +431,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     const fattn_work work = wgmma_item_work<S>(g, b.control->tiling, number);
     wgmma_tiles kept = {0, INT32_MAX};
     if (S::KNOWN == MMA_ANY && wgmma_hides<S>(g)) {
-        kept = wgmma_kept_ends(wgmma_words_of<S>(g, b.control->tiling, work),
+        kept = wgmma_kept_ends(wgmma_bytes_of<S>(g, b.control->tiling, work),
                                (int)b.control->tiling.k_blocks);
     }
     fattn_sequence &seq = b.control->seq;
@@ -442,7 +458,8 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
         }
     }
     if constexpr (S::SKIPS) {
-        wgmma_item_tiles(b, wgmma_words_of<S>(g, b.control->tiling, work), place, w);
+        const bool looks = S::HAS_BLOCKS || wgmma_hides<S>(g);
+        wgmma_item_tiles(b, looks ? wgmma_bytes_of<S>(g, b.control->tiling, work) : NULL, place, w);
     }
     w.q_row = (int)(seq.q_row + i0);
     w.k_row = (int)seq.k_row;

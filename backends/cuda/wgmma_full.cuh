@@ -15,31 +15,32 @@ typedef struct wgmma_full_maps {
     wgmma_map map[4]; /* q, k, v, and a bias or mask that is alone */
 } wgmma_full_maps;
 
-#define WGMMA_FULL_ENTRY(name, type, features, width, keys, stages, term_stages)               \
-    GPU_KERNEL(WGMMA_THREADS(WGMMA_FULL_WARPGROUPS), 1)                                        \
-    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_full_maps maps)               \
-    {                                                                                          \
-        wgmma_forward_all<wgmma_shape<type, width, width, WGMMA_FULL_WARPGROUPS, keys, stages, \
-                                      features, term_stages>>(g, maps.map, NULL);              \
+#define WGMMA_FULL_ENTRY(name, type, features, width, warpgroups, keys, stages, term_stages)  \
+    GPU_KERNEL(WGMMA_THREADS(warpgroups), WGMMA_RESIDENT(width, warpgroups))                  \
+    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_full_maps maps)              \
+    {                                                                                         \
+        wgmma_forward_all<                                                                    \
+            wgmma_shape<type, width, width, warpgroups, keys, stages, features, term_stages,  \
+                        false, false, WGMMA_RESIDENT(width, warpgroups)>>(g, maps.map, NULL); \
     }
 #define WGMMA_FULL_ENTRIES(run, features, width, ...)                                  \
     WGMMA_FULL_ENTRY(wgmma_##run##_f16_##width, mma_f16, features, width, __VA_ARGS__) \
     WGMMA_FULL_ENTRY(wgmma_##run##_bf16_##width, mma_bf16, features, width, __VA_ARGS__)
 
 /* Of a run with a bias or a mask, in the place of clear. */
-#define WGMMA_SEEN_ENTRY(width, keys, stages)                                                      \
-    GPU_KERNEL(WGMMA_SEEN_THREADS, 1) wgmma_seen_##width(const GPU_PARAM fattn_gpu_args g)         \
-    {                                                                                              \
-        wgmma_seen_all<                                                                            \
-            wgmma_shape<mma_bf16, width, width, WGMMA_FULL_WARPGROUPS, keys, stages, MMA_ANY>>(g); \
+#define WGMMA_SEEN_ENTRY(width, keys)                                                \
+    GPU_KERNEL(WGMMA_SEEN_THREADS, 1)                                                \
+    wgmma_seen_##width##_##keys(const GPU_PARAM fattn_gpu_args g)                    \
+    {                                                                                \
+        wgmma_seen_all<wgmma_shape<mma_bf16, width, width, 2, keys, 2, MMA_ANY>>(g); \
     }
 
 /* Of a run with a block mask. */
 #define WGMMA_BLOCKS_ENTRY(width, keys, stages)                                                   \
     GPU_KERNEL(WGMMA_BLOCK_THREADS, 1) wgmma_blocks_##width(const GPU_PARAM fattn_gpu_args g)     \
     {                                                                                             \
-        wgmma_blocks_all<wgmma_shape<mma_bf16, width, width, WGMMA_FULL_WARPGROUPS, keys, stages, \
-                                     FATTN_BLOCK_MASK>>(g);                                       \
+        wgmma_blocks_all<wgmma_shape<mma_bf16, width, width, 2, keys, stages, FATTN_BLOCK_MASK>>( \
+            g);                                                                                   \
     }
 
 GPU_KERNEL(32, 1) clear(const GPU_PARAM fattn_gpu_args g)

@@ -48,10 +48,13 @@ SPILLS = {"64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144,
 FETCHES = ("backward_64",)
 # Products that an item ends with: dQ of its last tile, of 128 keys, where dQ is made a tile later.
 DEFERRED = {"backward_64": 8, "backward_softcap_64": 8, "backward_softcap_128": 8}
-# Of the rows wgmma_full_*, where what makes scores needs registers between the products.
-FULL_SPILLS = {"full_64": 188, "full_128": 672, "full_256": 212,
-               "softcap_64": 12, "softcap_128": 208, "softcap_256": 124, "alibi_256": 56,
-               "bias_64": 24, "bias_128": 116, "bias_256": 124, "mask_128": 104, "dropout_256": 148, "blocks_256": 36}
+# Of the rows wgmma_full_*, where what makes scores needs registers between the products. Planners of three warpgroups
+# and of three blocks a multiprocessor have 32 registers.
+FULL_SPILLS = {"full_64": 200, "full_128": 680, "full_256": 228,
+               "softcap_64": 88, "softcap_128": 208, "softcap_256": 136, "alibi_256": 56,
+               "bias_64": 224, "bias_128": 128, "bias_256": 136, "mask_64": 120, "mask_256": 44,
+               "short_bias_64": 224, "short_bias_128": 64, "short_mask_64": 176,
+               "dropout_64": 176, "dropout_256": 148, "blocks_256": 44}
 FULL_SPILLS.update({f"backward_{run}_{width}": 104 for width in (64, 128, 256)
                     for run in ("full", "bias", "dbias", "mask", "alibi", "softcap", "dropout")})
 FULL_SPILLS.update({"backward_full_128": 1184, "backward_softcap_128": 196, "backward_dropout_128": 172,
@@ -92,7 +95,7 @@ def shapes(root, full):
     """name: products of a tile of keys, or in backward of queries, by the lists in wgmma.h."""
     text = tap.read(root, "backends/cuda/wgmma.h")
     if full:
-        rows = re.findall(r"X\((\w+), [A-Z]\w+, (\d+), (\d+), \d+, \d+\)", text)
+        rows = re.findall(r"X\((\w+), [A-Z]\w+, (\d+), \d, (\d+), \d+, \d+\)", text)
         known = {f"{run}_{width}": int(width) // 16 + int(keys) // 16 for run, width, keys in rows}
         runs = re.findall(r"X\((\w+), \w+, (?:true|false), width, (\d+), keys, stages, \w+\)", text)
         for width in re.findall(r"WGMMA_BACKWARD_FULL\(X, (\d+), \d+, \d+, \d+\)", text):

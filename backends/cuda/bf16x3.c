@@ -9,6 +9,7 @@
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/mma.h"
+#include "backends/cuda/seen.h"
 #include "backends/gpu/args.h"
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
@@ -50,6 +51,23 @@ static int64_t forward_bytes(const fattn_kernel *row, const fattn_problem *p, fa
     return BF16X3_SHARED(s->features, s->width, s->rows, s->keys);
 }
 
+/* Whether a kernel before looks at a bias or a mask. */
+static bool looks(const fattn_problem *p, const fattn_tiling *t)
+{
+    return p->features & (FATTN_BIAS | FATTN_MASK) && t->items > 0 &&
+           seen_counts(t->items, p->seqlen_k);
+}
+
+static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)kernel;
+    if (looks(p, t)) {
+        snprintf(shape->entry, sizeof shape->entry, "bf16x3_seen_%d", (int)t->bc);
+        fattn_cuda_seen_shape(p, t, t->q_blocks, shape);
+    }
+}
+
 static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                           const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -60,28 +78,42 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     shape->blocks = t->items;
     shape->threads = 32 * s->warps;
     shape->shared = (int)BF16X3_SHARED(s->features, s->width, s->rows, s->keys);
+    shape->early = s->features != 0;
+}
+
+/* Parts of keys, and behind them what a bias or a mask does in each item's tiles of keys. */
+static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                 const fattn_tiling *t)
+{
+    const int64_t parts = fattn_cuda_parts_workspace(row, p, t);
+    if (parts < 0 || !looks(p, t)) {
+        return parts;
+    }
+    const int64_t tiles = gpu_times(t->heads * t->q_blocks, SEEN_BYTES(t->k_blocks));
+    const int64_t bytes = gpu_floats(tiles < 0 ? -1 : tiles / (int64_t)sizeof(float));
+    return bytes < 0 || parts > INT64_MAX - bytes ? -1 : parts + bytes;
 }
 
 /* ...: the tiles, shapes of mma.h, most rows first. */
-#define BF16X3_ROW(run_, channels, bits, ...)                                          \
-    {                                                                                  \
-        .row = {.name = "bf16x3_" #run_ "_" #channels,                                 \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                    \
-                .dtypes = FATTN_DTYPE_BIT(FATTN_F32),                                  \
-                .features = bits,                                                      \
-                .dim_max = channels,                                                   \
-                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                 \
-                .rows_min = BF16X3_ROWS_MIN,                                           \
-                .align = 16,                                                           \
-                .must_fit = true,                                                      \
-                .packs_groups = true,                                                  \
-                .split = fattn_gpu_split,                                              \
-                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                    \
-                .cannot = fattn_cuda_too_large,                                        \
-                .fast_bytes = forward_bytes,                                           \
-                .workspace = fattn_cuda_parts_workspace},                              \
-        .image = "bf16x3_forward", .isa = 80, .needs = "sm_80 or newer",               \
-        .phases = {forward_shape, fattn_gpu_combine}, .width = channels, .run = #run_, \
+#define BF16X3_ROW(run_, channels, bits, ...)                                                      \
+    {                                                                                              \
+        .row = {.name = "bf16x3_" #run_ "_" #channels,                                             \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                                \
+                .dtypes = FATTN_DTYPE_BIT(FATTN_F32),                                              \
+                .features = bits,                                                                  \
+                .dim_max = channels,                                                               \
+                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                             \
+                .rows_min = BF16X3_ROWS_MIN,                                                       \
+                .align = 16,                                                                       \
+                .must_fit = true,                                                                  \
+                .packs_groups = true,                                                              \
+                .split = fattn_gpu_split,                                                          \
+                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                                \
+                .cannot = fattn_cuda_too_large,                                                    \
+                .fast_bytes = forward_bytes,                                                       \
+                .workspace = forward_workspace},                                                   \
+        .image = "bf16x3_forward", .isa = 80, .needs = "sm_80 or newer",                           \
+        .phases = {seen_shape, forward_shape, fattn_gpu_combine}, .width = channels, .run = #run_, \
     }
 
 /* --- Backward --------------------------------------------------------------------------------- */

@@ -13,12 +13,77 @@
 
 #include "backends/cuda/mma_bf16x3.cuh"
 #include "backends/cuda/mma_forward.cuh"
+#include "backends/cuda/seen.cuh"
 
 template <class S> struct mma_tiles<S, 3> {
     alignas(128) uint16_t q[3][S::ROWS * S::WIDTH];
     uint16_t k[3][S::KEYS * S::WIDTH], v[3][S::KEYS * S::WIDTH];
     int32_t inexact[S::ROWS]; /* rows whose q three planes do not hold */
+    const uint8_t *bytes;     /* of the item's tiles of keys (seen.h), or NULL */
 };
+
+/* --- What a bias or a mask does in tiles of keys ---------------------------------------------- */
+
+/* Bytes of all items' tiles, behind the parts of keys: they end the workspace. */
+GPU_DEVICE uint8_t *bf16x3_bytes(const fattn_gpu_args &g)
+{
+    const fattn_tiling &t = g.tiling;
+    return (uint8_t *)g.workspace + t.workspace - t.heads * t.q_blocks * SEEN_BYTES(t.k_blocks);
+}
+
+/* Those of an item; NULL where no kernel before has looked (bf16x3.c). */
+template <class S>
+GPU_DEVICE const uint8_t *bf16x3_bytes_of(const fattn_gpu_args &g, const mma_item &w)
+{
+    if (!(g.problem.features & (FATTN_BIAS | FATTN_MASK)) ||
+        !seen_counts(g.tiling.items, g.problem.seqlen_k)) {
+        return NULL;
+    }
+    fattn_work work;
+    work.batch = w.pairs.b;
+    work.head = w.hk;
+    work.block = (w.i0 * w.group + w.offset) / S::ROWS;
+    return bf16x3_bytes(g) + seen_at(g.tiling, g.problem.heads_k, seen_stride(g.problem), work);
+}
+
+/* The kernel before. Of the queries of an item it looks at all heads of the group. */
+template <int KEYS> GPU_DEVICE void bf16x3_seen_all(const fattn_gpu_args &g)
+{
+    gpu_admit_later();
+    gpu_await_earlier();
+    seen_all<KEYS>(g, g.tiling, bf16x3_bytes(g), [&](int64_t block) {
+        const gpu_item_rows rows =
+            gpu_item_rows_of(block, (int)g.tiling.br, g.problem.seqlen_q, g.group);
+        const fattn_range queries = {rows.i0, rows.i1};
+        return queries;
+    });
+}
+
+/* The first tile from `block` on that some pair is kept of, or `past`. */
+GPU_DEVICE int bf16x3_kept_from(const uint8_t *bytes, int block, int past)
+{
+    const uint64_t before = (UINT64_C(1) << 8 * (block % 8)) - 1;
+    uint64_t kept = block < past ? seen_kept_of(bytes, block / 8, past) & ~before : 0;
+    GPU_ROLLED
+    for (int n = block / 8 + 1; !kept && 8 * n < past; n++) {
+        block = 8 * n;
+        kept = seen_kept_of(bytes, n, past);
+    }
+    return kept ? block / 8 * 8 + (__ffsll((int64_t)kept) - 1) / 8 : past;
+}
+
+/* The first tile from `block` on that is to be computed, or one from `past` on. */
+template <class S> GPU_DEVICE int bf16x3_next(const mma_scratch<S> &s, int block, int past)
+{
+    const bool skips = !mma_is_lean(S::VARIANT) && s.bytes;
+    return skips ? bf16x3_kept_from(s.bytes, block, past) : block;
+}
+
+/* Whether all pairs of a tile have a bias of 0, or else are kept by the mask. */
+template <class S> GPU_DEVICE bool bf16x3_is_plain(const mma_scratch<S> &s, int block)
+{
+    return s.bytes && !(s.bytes[block] & SEEN_MIXED);
+}
 
 /* Keys or values, into their tile. Whether three planes do not hold one. */
 template <class S>
@@ -98,6 +163,32 @@ GPU_DEVICE void bf16x3_add_pv_by_fma(const fattn_gpu_args &g, mma_scratch<S> &s,
     }
 }
 
+/* --- Scores ----------------------------------------------------------------------------------- */
+
+/* mma_terms() of what the rows of bf16x3.c take. plain: the bias, or else the mask, is not read. A
+ * bias of 0 leaves the bits that it would leave if it were added. */
+template <class S>
+GPU_DEVICE void bf16x3_terms(const fattn_gpu_args &g, const mma_scratch<S> &s, bool plain, int j0,
+                             float x[S::TILES][S::KEYS / 8][4])
+{
+    const uint64_t features = g.problem.features;
+    const bool bias = features & FATTN_BIAS, alibi = features & FATTN_ALIBI;
+    const float factor = g.rule.terms & FATTN_SCORE_SCALE ? g.rule.scale : 1;
+    if (bias && !plain) {
+        mma_bias_any<S>(g, s, j0, factor, x);
+    } else if ((bias || !alibi) && factor != 1) {
+        mma_each_row<S>([&](int m, int h) {
+            mma_each<S>(m, h, x, [&](float &score, int) { score *= factor; });
+        });
+    }
+    if (alibi) {
+        mma_alibi<S>(s, j0, bias ? 1 : factor, x);
+    }
+    if (features & FATTN_MASK && (bias || !plain)) {
+        mma_mask_any<S>(g, s, j0, x);
+    }
+}
+
 /* --- An item ---------------------------------------------------------------------------------- */
 
 /* Meets the keys of the item's part. */
@@ -111,7 +202,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
     const int keys = s.item.keys;
     int past = s.item.past;
     mma_bf16x3_part<S::THREADS, S::WIDTH, S::KEYS> part;
-    int block = s.item.block;
+    int block = bf16x3_next<S>(s, s.item.block, past);
 
     for (int r = gpu_thread(); r < S::ROWS; r += S::THREADS) {
         s.inexact[r] = 0;
@@ -124,13 +215,13 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
     part.fetch(k + (int64_t)block * S::KEYS * p.k.seq, p.k.seq, p.dim, keys - block * S::KEYS);
     if constexpr (!mma_is_lean(S::VARIANT)) {
         mma_begin(g, s, s.item);
-        if (mma_has<S>(g, FATTN_BIAS)) {
+        if (mma_has<S>(g, FATTN_BIAS) && !s.bytes) {
             past = mma_seen_past<S>(g, s.item, block + 1);
         }
     }
     const bool inexact_q = gpu_any(bf16x3_queries<S>(g, s));
     bool inexact = bf16x3_put<S>(s.k[0], part);
-    for (; block < past; block++) {
+    for (int next; block < past; block = next) {
         const int j0 = block * S::KEYS, live = keys - j0;
         const float *const tile_k = k + j0 * p.k.seq, *const tile_v = v + j0 * p.v.seq;
         const bool inexact_k =
@@ -148,8 +239,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
         if constexpr (mma_is_lean(S::VARIANT)) {
             mma_score<S>(g, s, partial, j0, x);
         } else {
-            mma_terms<S>(g, s, j0, x, largest);
-            mma_prefetch_bias<S>(g, s, block + 1, past);
+            bf16x3_terms<S>(g, s, bf16x3_is_plain<S>(s, block), j0, x);
             if (partial) {
                 mma_keep<S>(s, j0, x);
             }
@@ -162,8 +252,13 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
         }
         const bool inexact_v =
             gpu_any(inexact); /* values are here, and everyone is through with keys */
-        if (block + 1 < past) {
-            part.fetch(tile_k + S::KEYS * p.k.seq, p.k.seq, p.dim, live - S::KEYS);
+        next = bf16x3_next<S>(s, block + 1, past);
+        if (next < past) {
+            const int ahead = (next - block) * S::KEYS;
+            part.fetch(tile_k + ahead * p.k.seq, p.k.seq, p.dim, live - ahead);
+            if (!mma_is_lean(S::VARIANT) && !bf16x3_is_plain<S>(s, next)) {
+                mma_prefetch_bias<S>(g, s, next, past);
+            }
         }
         if (inexact_v) {
             bf16x3_add_pv_by_fma<S>(g, s, tile_v, live, x, rows);
@@ -171,7 +266,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
             mma_bf16x3_mix<S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
                 x, mma_key_columns<S>(s.v[0]), K_BYTES, rows.o);
         }
-        inexact = block + 1 < past && bf16x3_put<S>(s.k[0], part);
+        inexact = next < past && bf16x3_put<S>(s.k[0], part);
     }
 }
 
@@ -181,6 +276,9 @@ GPU_DEVICE void bf16x3_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, 
     gpu_sync(); /* the item before may still be read */
     if (gpu_thread() == 0) {
         mma_item_set<S>(g, item, s.item);
+        if (!mma_is_lean(S::VARIANT)) {
+            s.bytes = bf16x3_bytes_of<S>(g, s.item);
+        }
     }
     gpu_sync();
     if (s.item.rows > 0) {
@@ -196,6 +294,9 @@ template <class S> GPU_DEVICE void bf16x3_forward_all(const fattn_gpu_args &g)
                   "too small");
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;
+    if (!mma_is_lean(S::VARIANT)) {
+        gpu_await_earlier(); /* launched early */
+    }
     for (int64_t item = gpu_block(); item < g.tiling.items; item += gpu_blocks()) {
         bf16x3_forward_item<S>(g, s, item);
     }

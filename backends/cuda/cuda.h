@@ -19,6 +19,11 @@ const char *fattn_cuda_too_large(const fattn_kernel *row, const fattn_problem *p
 int64_t fattn_cuda_parts_workspace(const fattn_kernel *row, const fattn_problem *problem,
                                    const fattn_tiling *tiling);
 
+/* The shape, but for its entry, of a kernel that looks at a bias, or else a mask, before forward
+ * (seen.cuh). q_blocks: items of a key/value head. */
+void fattn_cuda_seen_shape(const fattn_problem *problem, const fattn_tiling *tiling,
+                           int64_t q_blocks, fattn_gpu_shape *shape);
+
 /* The largest probability of dropout for kernels that multiply weights of 16 bits: beyond it the
  * few pairs that are kept may be too small beside the others. */
 #define FATTN_CUDA_DROPOUT_MAX 0.99

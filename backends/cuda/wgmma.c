@@ -474,7 +474,7 @@ static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fat
 /* Bytes about tiles of keys of all items. */
 static int64_t tile_bytes(const fattn_problem *p, const fattn_tiling *t)
 {
-    return gpu_times(full_items(p, t), WGMMA_TILE_BYTES(t->k_blocks));
+    return gpu_times(full_items(p, t), SEEN_BYTES(t->k_blocks));
 }
 
 /* The counter, and what a bias, a mask or a block mask leaves of each item's keys. */
@@ -487,20 +487,13 @@ static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
     return bytes < 0 || bytes > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + bytes;
 }
 
-/* A block looks at some tiles of keys of an item, of the first head and sequence that share a bias
- * or mask. */
 static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    const int64_t *const stride = p->features & FATTN_BIAS ? p->bias_stride : p->mask_stride;
-    const int64_t shared = (stride[0] ? 1 : p->batch) * (stride[1] ? 1 : p->heads_k);
     snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d_%d", kernel->width, (int)t->bc);
+    fattn_cuda_seen_shape(p, t, fattn_ceil_div(p->seqlen_q, t->br / group_of(p)), shape);
     /* One at least clears the counter, unless there is no batch. */
-    const int64_t turns = WGMMA_TILE_BYTES(t->k_blocks) / WGMMA_SEEN_TILES;
-    shape->blocks = t->items > 0 ? fattn_max64(gpu_times(full_items(p, t) / shared, turns), 1) : 0;
-    shape->threads = WGMMA_SEEN_THREADS;
-    shape->early = true;
-    shape->resident = true;
+    shape->blocks = fattn_max64(shape->blocks, t->items > 0);
 }
 
 static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "backends/cuda/mma.h"
+#include "backends/cuda/seen.h"
 #include "core/host_device.h"
 
 /*
@@ -103,23 +104,13 @@
      (term_stages)*WGMMA_TERM_PANEL(features, 64 * (warpgroups)) +                \
      WGMMA_TERM_CONTROL(features, 64 * (warpgroups)))
 
-/* Of the kernels before it, which look what a bias, a mask or a block mask does in each tile of
- * keys of an item. They write a byte for each: whether some pair is kept, and whether the tile is
- * mixed, that is, some pair is dropped, or has a bias that is not 0. A lane has a tile of a block
- * mask; a block has two of a bias or mask, and several warps share the rows of each. */
-#define WGMMA_TILE_KEPT 1
-#define WGMMA_TILE_MIXED 2
-#define WGMMA_TILE_BYTES(k_blocks) (((k_blocks) + 7) / 8 * 8) /* of an item */
+/* Of the kernel before it that looks at a block mask, as seen.h has it. A lane has a tile. */
 #define WGMMA_BLOCK_THREADS 128
-#define WGMMA_SEEN_TILES 2
-#define WGMMA_SEEN_WARPS 8
-#define WGMMA_SEEN_THREADS (32 * WGMMA_SEEN_TILES * WGMMA_SEEN_WARPS)
 
-/* Whether a bias or a mask is looked at. Where blocks have an item each, and few keys, the kernel
- * before would take longer than what it saves. */
+/* Whether a bias or a mask is looked at. */
 FATTN_HD bool wgmma_looks(int64_t items, int rows, int64_t keys)
 {
-    return items > (rows == 64 ? 256 : 128) || keys > 512;
+    return seen_pays(items, rows == 64 ? 256 : SEEN_FEW, keys);
 }
 
 /* Keys that one copy brings of a page: powers of two that divide the page and the tile. */

@@ -141,7 +141,7 @@ template <class S> GPU_DEVICE int wgmma_tile_before(const wgmma_block<S> &b, int
 template <class S> GPU_DEVICE bool wgmma_is_mixed(const wgmma_block<S> &b, int place, int tile)
 {
     const uint8_t *const bytes = b.control->bytes[place];
-    return !bytes || bytes[tile] & WGMMA_TILE_MIXED;
+    return !bytes || bytes[tile] & SEEN_MIXED;
 }
 
 /* What warpgroups are told about a tile. They read it once its keys are there. */

@@ -7,6 +7,7 @@
 #define FATTN_CUDA_WGMMA_FORWARD_ITEMS_CUH
 
 #include "backends/cuda/mma_terms.cuh"
+#include "backends/cuda/seen.cuh"
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/merge.cuh"
 #include "backends/gpu/pairs.cuh"
@@ -343,31 +344,18 @@ GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const fattn_tilin
     return work;
 }
 
-/* Where the bytes of an item's tiles are (wgmma.h), which are one for all that share a bias or
- * mask. */
+/* Bytes of tiles of keys (seen.h), of all items and of one. */
+GPU_DEVICE uint8_t *wgmma_bytes(const fattn_gpu_args &g)
+{
+    return (uint8_t *)g.workspace + WGMMA_WORKSPACE;
+}
+
 template <class S>
 GPU_DEVICE uint8_t *wgmma_bytes_of(const fattn_gpu_args &g, const fattn_tiling &tiling,
                                    const fattn_work &work)
 {
-    const fattn_problem &p = g.problem;
-    bool batches = true, heads = true;
-    if (!S::HAS_BLOCKS) {
-        const int64_t *const stride = p.features & FATTN_BIAS ? p.bias_stride : p.mask_stride;
-        batches = stride[0] != 0;
-        heads = stride[1] != 0;
-    }
-    const int64_t head =
-        (batches ? work.batch : 0) * (heads ? p.heads_k : 1) + (heads ? work.head : 0);
-    return (uint8_t *)(g.workspace + WGMMA_WORKSPACE) +
-           (head * tiling.q_blocks + work.block) * WGMMA_TILE_BYTES(tiling.k_blocks);
-}
-
-/* Of tiles 8 n .. 8 n + 7, those below `past` of which something is kept: a bit of a byte each. */
-GPU_DEVICE uint64_t wgmma_kept_of(const uint8_t *bytes, int n, int past)
-{
-    const int live = past - 8 * n;
-    const uint64_t below = live >= 8 ? UINT64_MAX : (UINT64_C(1) << 8 * max(live, 0)) - 1;
-    return ((const uint64_t *)bytes)[n] & below & WGMMA_TILE_KEPT * (UINT64_MAX / 255);
+    const int64_t *const stride = S::HAS_BLOCKS ? NULL : seen_stride(g.problem);
+    return wgmma_bytes(g) + seen_at(tiling, g.problem.heads_k, stride, work);
 }
 
 /* The last tile below `past` that something is kept of, or -1. */
@@ -378,7 +366,7 @@ GPU_DEVICE int wgmma_tile_below(const uint8_t *bytes, int past)
     }
     GPU_ROLLED
     for (int n = (past - 1) >> 3; past > 0 && n >= 0; n--) {
-        const uint64_t kept = wgmma_kept_of(bytes, n, past);
+        const uint64_t kept = seen_kept_of(bytes, n, past);
         if (kept) {
             return 8 * n + 7 - __clzll((int64_t)kept) / 8;
         }
@@ -391,7 +379,7 @@ GPU_DEVICE wgmma_tiles wgmma_kept_ends(const uint8_t *bytes, int tiles)
 {
     wgmma_tiles kept = {0, wgmma_tile_below(bytes, tiles) + 1};
     GPU_ROLLED
-    while (kept.first < kept.past && !(bytes[kept.first] & WGMMA_TILE_KEPT)) {
+    while (kept.first < kept.past && !(bytes[kept.first] & SEEN_KEPT)) {
         kept.first++;
     }
     return kept;
@@ -406,7 +394,7 @@ GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint8_t *bytes, 
     GPU_ROLLED
     for (int n = w.block / 8; bytes && 8 * n < w.past; n++) {
         const uint64_t before = w.block <= 8 * n ? 0 : (UINT64_C(1) << 8 * (w.block - 8 * n)) - 1;
-        tiles += __popcll(wgmma_kept_of(bytes, n, w.past) & ~before);
+        tiles += __popcll(seen_kept_of(bytes, n, w.past) & ~before);
     }
     b.control->bytes[place] = bytes;
     b.control->tiles[place] = tiles;

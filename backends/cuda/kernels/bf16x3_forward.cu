@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Image "bf16x3_forward": bf16x3_<run>_<width>_<rows>x<keys> for each shape of mma.h. */
+/* Image "bf16x3_forward": bf16x3_<run>_<width>_<rows>x<keys> for each shape of mma.h, and, before
+ * them, what looks at a bias or a mask, bf16x3_seen_<keys>. */
 #define FATTN_SMALL_QUOTIENTS /* fattn_cuda_too_large() */
 #include "backends/cuda/vendor.h"
 
@@ -14,6 +15,14 @@
         bf16x3_forward_all<mma_shape<mma_f32, width, tiles, warps, keys, features>>(g); \
     }
 BF16X3_SHAPES(BF16X3_ENTRY)
+
+#define BF16X3_SEEN_ENTRY(keys)                                                      \
+    GPU_KERNEL(SEEN_THREADS, 2) bf16x3_seen_##keys(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                \
+        bf16x3_seen_all<keys>(g);                                                    \
+    }
+BF16X3_SEEN_ENTRY(64)
+BF16X3_SEEN_ENTRY(32)
 
 GPU_KERNEL(128, 1) combine(const GPU_PARAM fattn_gpu_args g) { gpu_combine_all(g); }
 GPU_KERNEL(128, 1) combine_rows(const GPU_PARAM fattn_gpu_args g) { gpu_combine_rows(g); }

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The launch of a kernel that looks at a bias or a mask before forward (seen.cuh). */
+#include "backends/cuda/seen.h"
+
+#include "backends/cuda/cuda.h"
+#include "backends/gpu/sizes.h"
+
+/* A block looks at some tiles of keys of an item, of the first head and sequence that share a bias
+ * or mask. */
+void fattn_cuda_seen_shape(const fattn_problem *p, const fattn_tiling *t, int64_t q_blocks,
+                           fattn_gpu_shape *shape)
+{
+    const int64_t *const stride = p->features & FATTN_BIAS ? p->bias_stride : p->mask_stride;
+    const int64_t heads = (stride[0] ? p->batch : 1) * (stride[1] ? p->heads_k : 1);
+    const int64_t turns = SEEN_BYTES(t->k_blocks) / SEEN_TILES;
+    shape->blocks = t->items > 0 ? gpu_times(heads * q_blocks, turns) : 0;
+    shape->threads = SEEN_THREADS;
+    shape->early = true;
+    shape->resident = true;
+}

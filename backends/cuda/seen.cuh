@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What runs before forward where there is a bias or a mask: a kernel that finds out which tiles of
+ * keys these hide from all rows of an item, and in which they change nothing (seen.h). Forward then
+ * skips the former, and does not read the bias or mask of the latter.
+ */
+#ifndef FATTN_CUDA_SEEN_CUH
+#define FATTN_CUDA_SEEN_CUH
+
+#include "backends/cuda/mma_terms.cuh"
+#include "backends/cuda/seen.h"
+
+/* The bias or mask of an item's rows; E is as many bytes as an element. */
+template <class E> struct seen_term {
+    const E *first; /* of the first row, at key 0 */
+    int64_t head, row, key;
+    int heads, rows, keys, tiles;
+    uint32_t hidden, plain; /* elements that say so, as often as a word has them */
+    bool chunks;            /* 16 bytes may be read at once */
+};
+
+/* Whether rows first .. past - 1 of a tile are all `wanted`. A warp asks. */
+template <int KEYS, class E>
+GPU_DEVICE bool seen_rows_are(const seen_term<E> &term, int tile, int first, int past,
+                              uint32_t wanted)
+{
+    enum { CHUNK = 16 / sizeof(E), CHUNKS = KEYS / CHUNK, STEP = GPU_WAVE / CHUNKS, READS = 8 };
+    const int j0 = tile * KEYS, keys = min(term.keys - j0, (int)KEYS), rows = past - first;
+    const bool chunks = term.chunks && keys == KEYS;
+    const int steps = chunks ? (rows + STEP - 1) / STEP : (rows * keys + 31) / 32;
+    const E *from = term.first + first * term.row + j0 * term.key;
+    GPU_ROLLED
+    for (int h = 0; h < term.heads; h++, from += term.head) {
+        GPU_ROLLED
+        for (int step = 0; step < steps; step += READS) {
+            uint32_t bits = 0;
+            if (chunks) {
+                const E *const own = from + mma_lane() % CHUNKS * CHUNK;
+                GPU_UNROLL
+                for (int n = 0; n < READS; n++) {
+                    const int r = min((step + n) * STEP + mma_lane() / CHUNKS, rows - 1);
+                    const gpu_u4 x = *(const gpu_u4 *)(own + r * term.row);
+                    bits |= (x.x ^ wanted) | (x.y ^ wanted) | (x.z ^ wanted) | (x.w ^ wanted);
+                }
+            } else {
+                GPU_UNROLL
+                for (int n = 0; n < READS; n++) {
+                    const int e = min((step + n) * 32 + mma_lane(), rows * keys - 1);
+                    bits |= (uint32_t)(from[e / keys * term.row + e % keys * term.key] ^ (E)wanted);
+                }
+            }
+            if (__any_sync(0xffffffffu, bits != 0)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Looks at tiles SEEN_TILES n on, and writes their bytes. A warp looks at two elements of its tile,
+ * at opposite corners, and where both are hidden, or plain, at its share of the rows. */
+template <int KEYS, class E>
+GPU_DEVICE void seen_look(const seen_term<E> &term, int n, uint8_t *bytes)
+{
+    GPU_SHARED uint32_t unhidden, uneven;
+    const int own = gpu_thread() / 32 / SEEN_WARPS, share = gpu_thread() / 32 % SEEN_WARPS;
+    const int tile = SEEN_TILES * n + own;
+    if (gpu_thread() == 0) {
+        unhidden = uneven = 0;
+    }
+    gpu_sync();
+    if (tile < term.tiles) {
+        const int j0 = tile * KEYS, last = j0 + min(term.keys - j0, (int)KEYS) - 1;
+        const E low = term.first[j0 * term.key];
+        const E high =
+            term.first[(term.heads - 1) * term.head + (term.rows - 1) * term.row + last * term.key];
+        const bool hidden = low == high && low == (E)term.hidden;
+        const bool plain = low == high && low == (E)term.plain;
+        const int first = term.rows * share / SEEN_WARPS;
+        const int past = term.rows * (share + 1) / SEEN_WARPS;
+        bool alike = hidden || plain;
+        if (alike && first < past) {
+            alike = seen_rows_are<KEYS>(term, tile, first, past, hidden ? term.hidden : term.plain);
+        }
+        if (mma_lane() == 0) {
+            atomicOr(&unhidden, (uint32_t) !(hidden && alike) << own);
+            atomicOr(&uneven, (uint32_t) !(plain && alike) << own);
+        }
+    }
+    gpu_sync();
+    if (share == 0 && mma_lane() == 0) {
+        const bool kept = unhidden >> own & 1, mixed = kept && uneven >> own & 1;
+        bytes[tile] = (uint8_t)(kept * SEEN_KEPT + mixed * SEEN_MIXED);
+    }
+    gpu_sync(); /* before another item */
+}
+
+/* The strides of the bias, or else of the mask: what is looked at. */
+GPU_DEVICE const int64_t *seen_stride(const fattn_problem &p)
+{
+    return p.features & FATTN_BIAS ? p.bias_stride : p.mask_stride;
+}
+
+/* How far the bytes of an item are from the first. They are one for all sequences, and for all
+ * heads, that share what has such strides; NULL: nothing is shared. */
+GPU_DEVICE int64_t seen_at(const fattn_tiling &tiling, int64_t heads, const int64_t *stride,
+                           const fattn_work &work)
+{
+    const bool own_batch = !stride || stride[0] != 0, own_head = !stride || stride[1] != 0;
+    const int64_t head =
+        (own_batch ? work.batch : 0) * (own_head ? heads : 1) + (own_head ? work.head : 0);
+    return (head * tiling.q_blocks + work.block) * SEEN_BYTES(tiling.k_blocks);
+}
+
+/* Of tiles 8 n .. 8 n + 7, those below `past` of which something is kept: a bit of a byte each. */
+GPU_DEVICE uint64_t seen_kept_of(const uint8_t *bytes, int n, int past)
+{
+    const int live = past - 8 * n;
+    const uint64_t below = live >= 8 ? UINT64_MAX : (UINT64_C(1) << 8 * max(live, 0)) - 1;
+    return ((const uint64_t *)bytes)[n] & below & SEEN_KEPT * (UINT64_MAX / 255);
+}
+
+/* What a bias, or else a mask, does in tiles of so many keys: the bytes from `bytes` on, of the
+ * first head and sequence that share it. rows(block): the queries of a block of rows, of all heads
+ * of the group. Sequences may have fewer queries and keys than are looked at. */
+template <int KEYS, class Rows>
+GPU_DEVICE void seen_all(const fattn_gpu_args &g, const fattn_tiling &tiling, uint8_t *bytes,
+                         const Rows &rows)
+{
+    const fattn_problem &p = g.problem;
+    const bool bias = p.features & FATTN_BIAS;
+    const int64_t *const stride = seen_stride(p);
+    const int size = !bias ? 1 : p.dtype_bias == FATTN_F32 ? 4 : 2;
+    const int64_t turns = SEEN_BYTES(tiling.k_blocks) / SEEN_TILES;
+    const int64_t heads = stride[1] ? p.heads_k : 1, batches = stride[0] ? p.batch : 1;
+    for (int64_t n = gpu_block(); n < batches * heads * tiling.q_blocks * turns;
+         n += gpu_blocks()) {
+        const int64_t item = fattn_quotient(n, turns), head = fattn_quotient(item, tiling.q_blocks);
+        fattn_work work;
+        work.batch = fattn_quotient(head, heads);
+        work.head = head - work.batch * heads;
+        work.block = item - head * tiling.q_blocks;
+        const fattn_range queries = rows(work.block);
+        const int64_t at =
+            work.batch * stride[0] + work.head * g.group * stride[1] + queries.first * stride[2];
+        const auto look = [&](auto element, const void *data, uint32_t hidden, uint32_t plain) {
+            typedef decltype(element) E;
+            seen_term<E> term;
+            term.first = (const E *)data + at;
+            term.head = stride[1], term.row = stride[2], term.key = stride[3];
+            term.heads = stride[1] ? (int)g.group : 1;
+            term.rows = stride[2] ? (int)(queries.past - queries.first) : 1;
+            term.keys = (int)p.seqlen_k;
+            term.tiles = (int)tiling.k_blocks;
+            term.hidden = hidden;
+            term.plain = plain;
+            term.chunks = mma_are_rows(data, stride, (int)sizeof(E));
+            seen_look<KEYS>(term, (int)(n - item * turns),
+                            bytes + seen_at(tiling, p.heads_k, stride, work));
+        };
+        if (size == 1) { /* of a mask other numbers than 1 may keep a pair, too */
+            look((uint8_t)0, g.buffers.mask, 0, 0x01010101u);
+        } else if (size == 2) {
+            look((uint16_t)0, g.buffers.bias, p.dtype_bias == FATTN_F16 ? 0xfc00fc00u : 0xff80ff80u,
+                 0);
+        } else {
+            look((uint32_t)0, g.buffers.bias, 0xff800000u, 0);
+        }
+    }
+}
+
+#endif

@@ -198,7 +198,7 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
 const fattn_gpu_kernel fattn_cuda_bf16x3[] = {
     BF16X3_ROW(forward, 64, BF16X3_LEAN, {128, 64}, {64, 64}),
     BF16X3_ROW(forward, 128, BF16X3_LEAN, {128, 64}, {64, 32}),
-    BF16X3_ROW(full, 64, BF16X3_FULL, {64, 64}),
+    BF16X3_ROW(full, 64, BF16X3_FULL, {128, 64}, {64, 64}),
     BF16X3_ROW(full, 128, BF16X3_FULL, {128, 64}, {64, 32}),
     BF16X3_BACKWARD_ROW(64, {32, 128}, {32, 32}),
     BF16X3_BACKWARD_ROW(128, {32, 64}, {32, 32}),

@@ -70,6 +70,7 @@ enum mma_variant {
     X(forward, 0, 64, 64, 64, 1, 4, 3)      \
     X(forward, 0, 128, 128, 64, 1, 8, 1)    \
     X(forward, 0, 128, 64, 32, 1, 4, 2)     \
+    X(full, MMA_ANY, 64, 128, 64, 2, 4, 2)  \
     X(full, MMA_ANY, 64, 64, 64, 1, 4, 2)   \
     X(full, MMA_ANY, 128, 128, 64, 1, 8, 1) \
     X(full, MMA_ANY, 128, 64, 32, 1, 4, 2)

@@ -1130,6 +1130,46 @@ static void check_hopper_rows(void)
               (int)(sizeof cases / sizeof *cases));
 }
 
+/* Whether keys are cut into parts, of f32 on an H100. */
+static void check_f32_splits(void)
+{
+    static const struct {
+        int64_t batch, heads, seqlen, dim;
+        bool splits;
+    } cases[] = {
+        {4, 16, 512, 64, false},  /* 256 blocks of 128 rows, two a multiprocessor */
+        {2, 16, 1024, 64, false}, /* 256 */
+        {1, 8, 2048, 128, false}, /* 128, one a multiprocessor */
+        {1, 8, 512, 64, true},    /* 32 */
+        {1, 4, 1024, 128, true},  /* 32 */
+    };
+    fattn_device *device = NULL;
+    running = "parts of f32", wrong = 0;
+    stub->units = 132;
+    unsetenv("FATTN_KERNEL");
+    fattn_env_reload();
+    expect_ok(fattn_device_open("cuda:0", &device), "opening");
+    EACH (n, cases) {
+        fattn_plan *plan = NULL;
+        fattn_plan_info info = {.struct_size = sizeof info};
+        fattn_problem p = problem_of(FORWARD);
+        p.dtype = FATTN_F32;
+        p.features = 0;
+        p.batch = cases[n].batch;
+        p.heads_q = p.heads_k = cases[n].heads;
+        p.seqlen_q = p.seqlen_k = cases[n].seqlen;
+        p.dim = p.dim_v = cases[n].dim;
+        expect_ok(fattn_plan_create(device, &p, &plan), "planning");
+        expect_ok(fattn_plan_get_info(plan, &info), "asking");
+        expect((info.splits > 1) == cases[n].splits, "case %d: %s, %d parts", (int)n, info.kernel,
+               (int)info.splits);
+        fattn_plan_destroy(plan);
+    }
+    fattn_device_close(device);
+    stub->units = 4;
+    tap_check(wrong == 0, "f32 cuts keys where blocks leave multiprocessors idle, and only there");
+}
+
 /* Returns whether the build has a row with tensor maps. */
 static bool check_maps(void)
 {
@@ -1143,6 +1183,7 @@ static bool check_maps(void)
         check_map_strides();
         check_map_refusals();
         check_hopper_rows();
+        check_f32_splits();
     } else {
         tap_skip("tensor maps", fattn_last_reason());
     }

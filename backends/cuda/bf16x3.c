@@ -81,6 +81,16 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     shape->early = s->features != 0;
 }
 
+/* A multiprocessor has two blocks of 64 channels at a time, and one of more. If they fill the
+ * device once, parts of keys would only have to be merged. */
+static fattn_split_cost forward_split(const fattn_kernel *row, const fattn_problem *p,
+                                      const fattn_limits *limits)
+{
+    fattn_split_cost cost = fattn_cuda_split_forward(row, p, limits);
+    cost.units *= row->dim_max == 64 ? 2 : 1;
+    return cost;
+}
+
 /* Parts of keys, and behind them what a bias or a mask does in each item's tiles of keys. */
 static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p,
                                  const fattn_tiling *t)
@@ -107,7 +117,7 @@ static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p
                 .align = 16,                                                                       \
                 .must_fit = true,                                                                  \
                 .packs_groups = true,                                                              \
-                .split = fattn_gpu_split,                                                          \
+                .split = forward_split,                                                            \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                                \
                 .cannot = fattn_cuda_too_large,                                                    \
                 .fast_bytes = forward_bytes,                                                       \

@@ -28,8 +28,12 @@ void fattn_cuda_seen_shape(const fattn_problem *problem, const fattn_tiling *til
  * few pairs that are kept may be too small beside the others. */
 #define FATTN_CUDA_DROPOUT_MAX 0.99
 
-/* What parts of the keys cost a row of few queries: they fill rounds of all multiprocessors. */
+/* What parts of the keys cost: they fill rounds of all multiprocessors. */
 fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_problem *p,
                                          const fattn_limits *limits);
+
+/* The same of a row that many queries take, under a causal mask too. */
+fattn_split_cost fattn_cuda_split_forward(const fattn_kernel *row, const fattn_problem *p,
+                                          const fattn_limits *limits);
 
 #endif

@@ -157,7 +157,7 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                 .dropout_max = FATTN_CUDA_DROPOUT_MAX,                   \
                 .must_fit = true,                                        \
                 .packs_groups = true,                                    \
-                .split = fattn_gpu_split,                                \
+                .split = fattn_cuda_split_forward,                       \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},      \
                 .cannot = fattn_cuda_too_large,                          \
                 .fast_bytes = forward_bytes,                             \
@@ -213,6 +213,18 @@ fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_pr
 {
     fattn_split_cost cost = fattn_gpu_split(row, p, limits);
     cost.units = limits->units;
+    return cost;
+}
+
+/* Under a causal mask about half of the parts have no keys, and the rows that have most decide how
+ * long the run takes. */
+fattn_split_cost fattn_cuda_split_forward(const fattn_kernel *row, const fattn_problem *p,
+                                          const fattn_limits *limits)
+{
+    const int64_t share = p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2 ? 2 : 1;
+    fattn_split_cost cost = fattn_cuda_split_evenly(row, p, limits);
+    cost.units *= share;
+    cost.keys *= share;
     return cost;
 }
 

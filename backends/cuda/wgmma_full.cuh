@@ -29,7 +29,7 @@ typedef struct wgmma_full_maps {
 
 /* Of a run with a bias or a mask, in the place of clear. */
 #define WGMMA_SEEN_ENTRY(width, keys)                                                \
-    GPU_KERNEL(SEEN_THREADS, 2)                                                      \
+    GPU_KERNEL(SEEN_THREADS, 1)                                                      \
     wgmma_seen_##width##_##keys(const GPU_PARAM fattn_gpu_args g)                    \
     {                                                                                \
         wgmma_seen_all<wgmma_shape<mma_bf16, width, width, 2, keys, 2, MMA_ANY>>(g); \

@@ -1135,13 +1135,16 @@ static void check_f32_splits(void)
 {
     static const struct {
         int64_t batch, heads, seqlen, dim;
+        uint64_t features;
         bool splits;
     } cases[] = {
-        {4, 16, 512, 64, false},  /* 256 blocks of 128 rows, two a multiprocessor */
-        {2, 16, 1024, 64, false}, /* 256 */
-        {1, 8, 2048, 128, false}, /* 128, one a multiprocessor */
-        {1, 8, 512, 64, true},    /* 32 */
-        {1, 4, 1024, 128, true},  /* 32 */
+        {4, 16, 512, 64, 0, false},             /* 256 blocks of 128 rows, two a multiprocessor */
+        {2, 16, 1024, 64, 0, false},            /* 256 */
+        {1, 8, 2048, 128, 0, false},            /* 128, one a multiprocessor */
+        {1, 8, 512, 64, 0, true},               /* 32 */
+        {1, 4, 1024, 128, 0, true},             /* 32 */
+        {4, 16, 512, 64, FATTN_SOFTCAP, false}, /* 512 of 64 rows, of simt_wide_64 */
+        {1, 16, 512, 64, FATTN_SOFTCAP, true},  /* 128 */
     };
     fattn_device *device = NULL;
     running = "parts of f32", wrong = 0;
@@ -1154,7 +1157,8 @@ static void check_f32_splits(void)
         fattn_plan_info info = {.struct_size = sizeof info};
         fattn_problem p = problem_of(FORWARD);
         p.dtype = FATTN_F32;
-        p.features = 0;
+        p.features = cases[n].features;
+        p.softcap = cases[n].features & FATTN_SOFTCAP ? 20 : 0;
         p.batch = cases[n].batch;
         p.heads_q = p.heads_k = cases[n].heads;
         p.seqlen_q = p.seqlen_k = cases[n].seqlen;

@@ -25,6 +25,17 @@ static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
     shape->shared = kernel->shared;
 }
 
+/* A multiprocessor does best with two blocks. A part takes so long here that fewer keys pay for it
+ * than on tensor cores. */
+static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem *p,
+                                   const fattn_limits *limits)
+{
+    fattn_split_cost cost = fattn_cuda_split_forward(row, p, limits);
+    cost.units *= 2;
+    cost.keys /= 2;
+    return cost;
+}
+
 #define WIDE_ROW(channels, rows, keys, lines)                        \
     {                                                                \
         .row = {.name = "simt_wide_" #channels,                      \
@@ -35,7 +46,7 @@ static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
                 .rows_min = WIDE_ROWS_MIN,                           \
                 .must_fit = true,                                    \
                 .packs_groups = true,                                \
-                .split = fattn_gpu_split,                            \
+                .split = split_cost,                                 \
                 .tiles = (const fattn_tile[]){{rows, keys}, {0, 0}}, \
                 .fast_bytes = fattn_gpu_shared_bytes,                \
                 .workspace = fattn_gpu_parts_workspace},             \

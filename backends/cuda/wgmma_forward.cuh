@@ -109,9 +109,9 @@ GPU_DEVICE void wgmma_staged_begin(const mma_item &w, const int64_t *stride, int
 template <class S> GPU_DEVICE void wgmma_fill(const wgmma_tile_terms<S> &s)
 {
     enum {
-        SIZE = 128 / S::TERM_KEYS,
-        EACH = 4 / SIZE
-    }; /* bytes of an element, and of them in a word */
+        SIZE = 128 / S::TERM_KEYS, /* of an element */
+        EACH = 4 / SIZE            /* elements of a word */
+    };
     const mma_item &w = s.item;
     const int lane = mma_lane(), first = (mma_warp() - S::FIRST_WARP) * 16;
     __syncwarp(); /* all have read the tile before */
@@ -911,6 +911,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_staged_begin<S>(control.terms[place], wgmma_term_stride<S>(g.problem), row,
                               known.staged);
     }
+    /* A tile whose bias is 0 is not multiplied. */
     const auto scale = [&]() {
         const bool raw = S::KNOWN == FATTN_BIAS && !mixed;
         return raw ? wgmma_scale{known.factor, unit * known.factor} : wgmma_scale{1, unit};
@@ -921,6 +922,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
                 wgmma_panels_end(wgmma_tile_terms_of(g, b, place, block, false, used.terms, known));
         }
     };
+    /* Before the products begin. */
     const auto read_bias = [&]() {
         if constexpr (S::READS_EARLY) {
             if (mixed) {
@@ -956,6 +958,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         }
         wgmma_rise<S>(unit, scale(), known.shift, x, rows, alpha);
     };
+    /* After rise(), which may read the bias again. */
     const auto end_terms = [&]() {
         if constexpr (S::KNOWN == FATTN_BIAS && !S::READS_EARLY) {
             if (mixed) {

@@ -99,8 +99,7 @@ static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p
     if (parts < 0 || !looks(p, t)) {
         return parts;
     }
-    const int64_t tiles = gpu_times(t->heads * t->q_blocks, SEEN_BYTES(t->k_blocks));
-    const int64_t bytes = gpu_floats(tiles < 0 ? -1 : tiles / (int64_t)sizeof(float));
+    const int64_t bytes = fattn_cuda_seen_workspace(t->heads * t->q_blocks, t->k_blocks);
     return bytes < 0 || parts > INT64_MAX - bytes ? -1 : parts + bytes;
 }
 

@@ -24,6 +24,10 @@ int64_t fattn_cuda_parts_workspace(const fattn_kernel *row, const fattn_problem 
 void fattn_cuda_seen_shape(const fattn_problem *problem, const fattn_tiling *tiling,
                            int64_t q_blocks, fattn_gpu_shape *shape);
 
+/* Workspace for what such a kernel finds out about tiles of keys of so many items; -1 on
+ * overflow. */
+int64_t fattn_cuda_seen_workspace(int64_t items, int64_t k_blocks);
+
 /* The largest probability of dropout for kernels that multiply weights of 16 bits: beyond it the
  * few pairs that are kept may be too small beside the others. */
 #define FATTN_CUDA_DROPOUT_MAX 0.99
@@ -32,7 +36,10 @@ void fattn_cuda_seen_shape(const fattn_problem *problem, const fattn_tiling *til
 fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_problem *p,
                                          const fattn_limits *limits);
 
-/* The same of a row that many queries take, under a causal mask too. */
+/* Whether a mask is causal, and queries so many that they see half of the keys in the mean. */
+bool fattn_cuda_sees_half(const fattn_problem *p);
+
+/* fattn_cuda_split_evenly() of a row that many queries take, under a causal mask too. */
 fattn_split_cost fattn_cuda_split_forward(const fattn_kernel *row, const fattn_problem *p,
                                           const fattn_limits *limits);
 

@@ -216,12 +216,17 @@ fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_pr
     return cost;
 }
 
+bool fattn_cuda_sees_half(const fattn_problem *p)
+{
+    return p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2;
+}
+
 /* Under a causal mask about half of the parts have no keys, and the rows that have most decide how
  * long the run takes. */
 fattn_split_cost fattn_cuda_split_forward(const fattn_kernel *row, const fattn_problem *p,
                                           const fattn_limits *limits)
 {
-    const int64_t share = p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2 ? 2 : 1;
+    const int64_t share = fattn_cuda_sees_half(p) ? 2 : 1;
     fattn_split_cost cost = fattn_cuda_split_evenly(row, p, limits);
     cost.units *= share;
     cost.keys *= share;

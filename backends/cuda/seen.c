@@ -5,8 +5,14 @@
 #include "backends/cuda/cuda.h"
 #include "backends/gpu/sizes.h"
 
-/* A block looks at some tiles of keys of an item, of the first head and sequence that share a bias
- * or mask. */
+int64_t fattn_cuda_seen_workspace(int64_t items, int64_t k_blocks)
+{
+    const int64_t bytes = gpu_times(items, SEEN_BYTES(k_blocks));
+    return gpu_floats(bytes < 0 ? -1 : bytes / (int64_t)sizeof(float));
+}
+
+/* A block looks at SEEN_TILES tiles of keys of an item. Heads, or sequences, that share a bias or
+ * mask are looked at once. */
 void fattn_cuda_seen_shape(const fattn_problem *p, const fattn_tiling *t, int64_t q_blocks,
                            fattn_gpu_shape *shape)
 {

@@ -122,8 +122,8 @@ static bool are_short(const fattn_kernel *row, const fattn_problem *p, const fat
                       int64_t keys_short)
 {
     enum { KEYS_MAX = 1024 };
-    const bool halves = p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2;
-    const int64_t keys = halves ? p->seqlen_k / 2 : p->seqlen_k, rows = group_of(p) * p->seqlen_q;
+    const int64_t keys = fattn_cuda_sees_half(p) ? p->seqlen_k / 2 : p->seqlen_k;
+    const int64_t rows = group_of(p) * p->seqlen_q;
     const double units = (double)limits->units;
     const double blocks = (double)p->batch * (double)p->heads_k * (double)((rows + 63) / 64);
     const bool few = blocks <= 1.5 * units;
@@ -471,19 +471,13 @@ static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fat
     return whole && (pays(row, p, limits) || full_is_short(row, p, limits));
 }
 
-/* Bytes about tiles of keys of all items. */
-static int64_t tile_bytes(const fattn_problem *p, const fattn_tiling *t)
-{
-    return gpu_times(full_items(p, t), SEEN_BYTES(t->k_blocks));
-}
-
 /* The counter, and what a bias, a mask or a block mask leaves of each item's keys. */
 static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_tiling *t)
 {
     (void)row;
-    const int64_t tiles = p->features & FULL_LOOKS ? tile_bytes(p, t) : 0;
-    const int64_t bytes = gpu_floats(tiles < 0 ? -1 : tiles / (int64_t)sizeof(float));
+    const bool looks = p->features & FULL_LOOKS;
+    const int64_t bytes = looks ? fattn_cuda_seen_workspace(full_items(p, t), t->k_blocks) : 0;
     return bytes < 0 || bytes > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + bytes;
 }
 
@@ -503,7 +497,8 @@ static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem
         seen_shape(kernel, p, t, shape);
     } else if (p->features & FATTN_BLOCK_MASK) {
         snprintf(shape->entry, sizeof shape->entry, "wgmma_blocks_%d", kernel->width);
-        shape->blocks = fattn_ceil_div(tile_bytes(p, t), WGMMA_BLOCK_THREADS);
+        const int64_t tiles = gpu_times(full_items(p, t), SEEN_BYTES(t->k_blocks));
+        shape->blocks = fattn_ceil_div(tiles, WGMMA_BLOCK_THREADS);
         shape->threads = WGMMA_BLOCK_THREADS;
         shape->early = true;
     } else {

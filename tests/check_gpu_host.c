@@ -1061,6 +1061,35 @@ static void check_map_refusals(void)
               (int)(sizeof cases / sizeof *cases));
 }
 
+/* A device of an H100's multiprocessors, whose planner is free to choose. */
+static fattn_device *open_h100(const char *what)
+{
+    fattn_device *device = NULL;
+    running = what, wrong = 0;
+    stub->units = 132;
+    unsetenv("FATTN_KERNEL");
+    fattn_env_reload();
+    expect_ok(fattn_device_open("cuda:0", &device), "opening");
+    return device;
+}
+
+static void close_h100(fattn_device *device)
+{
+    fattn_device_close(device);
+    stub->units = 4;
+}
+
+/* What the planner chooses for the problem. */
+static fattn_plan_info plan_info(fattn_device *device, const fattn_problem *p, const char *what)
+{
+    fattn_plan *plan = NULL;
+    fattn_plan_info info = {.struct_size = sizeof info};
+    expect_ok(fattn_plan_create(device, p, &plan), what);
+    expect_ok(fattn_plan_get_info(plan, &info), what);
+    fattn_plan_destroy(plan);
+    return info;
+}
+
 /* The rows that the planner takes for 16-bit types on an H100. */
 static void check_hopper_rows(void)
 {
@@ -1096,15 +1125,8 @@ static void check_hopper_rows(void)
         {"wgmma_full_128", 32, 16, 16, 512, 512, 128, FATTN_BIAS, 128},
         {"wgmma_full_256", 8, 16, 16, 2048, 2048, 256, FATTN_MASK, 128},
     };
-    fattn_device *device = NULL;
-    running = "Hopper's rows", wrong = 0;
-    stub->units = 132;
-    unsetenv("FATTN_KERNEL");
-    fattn_env_reload();
-    expect_ok(fattn_device_open("cuda:0", &device), "opening");
+    fattn_device *const device = open_h100("Hopper's rows");
     EACH (n, cases) {
-        fattn_plan *plan = NULL;
-        fattn_plan_info info = {.struct_size = sizeof info};
         fattn_problem p = problem_of(FORWARD);
         p.features = cases[n].features;
         p.softcap = cases[n].features & FATTN_SOFTCAP ? 20 : 0;
@@ -1117,15 +1139,12 @@ static void check_hopper_rows(void)
         if (cases[n].features & (FATTN_BIAS | FATTN_MASK)) {
             stride[2] = p.seqlen_k, stride[3] = 1;
         }
-        expect_ok(fattn_plan_create(device, &p, &plan), cases[n].row);
-        expect_ok(fattn_plan_get_info(plan, &info), cases[n].row);
+        const fattn_plan_info info = plan_info(device, &p, cases[n].row);
         expect(strcmp(info.kernel, cases[n].row) == 0 && (!cases[n].br || info.br == cases[n].br),
                "case %d: %s by %d, expected %s by %d", (int)n, info.kernel, (int)info.br,
                cases[n].row, (int)cases[n].br);
-        fattn_plan_destroy(plan);
     }
-    fattn_device_close(device);
-    stub->units = 4;
+    close_h100(device);
     tap_check(wrong == 0, "the planner takes the row that is fastest for %d problems",
               (int)(sizeof cases / sizeof *cases));
 }
@@ -1146,15 +1165,8 @@ static void check_f32_splits(void)
         {4, 16, 512, 64, FATTN_SOFTCAP, false}, /* 512 of 64 rows, of simt_wide_64 */
         {1, 16, 512, 64, FATTN_SOFTCAP, true},  /* 128 */
     };
-    fattn_device *device = NULL;
-    running = "parts of f32", wrong = 0;
-    stub->units = 132;
-    unsetenv("FATTN_KERNEL");
-    fattn_env_reload();
-    expect_ok(fattn_device_open("cuda:0", &device), "opening");
+    fattn_device *const device = open_h100("parts of f32");
     EACH (n, cases) {
-        fattn_plan *plan = NULL;
-        fattn_plan_info info = {.struct_size = sizeof info};
         fattn_problem p = problem_of(FORWARD);
         p.dtype = FATTN_F32;
         p.features = cases[n].features;
@@ -1163,14 +1175,11 @@ static void check_f32_splits(void)
         p.heads_q = p.heads_k = cases[n].heads;
         p.seqlen_q = p.seqlen_k = cases[n].seqlen;
         p.dim = p.dim_v = cases[n].dim;
-        expect_ok(fattn_plan_create(device, &p, &plan), "planning");
-        expect_ok(fattn_plan_get_info(plan, &info), "asking");
+        const fattn_plan_info info = plan_info(device, &p, "a case");
         expect((info.splits > 1) == cases[n].splits, "case %d: %s, %d parts", (int)n, info.kernel,
                (int)info.splits);
-        fattn_plan_destroy(plan);
     }
-    fattn_device_close(device);
-    stub->units = 4;
+    close_h100(device);
     tap_check(wrong == 0, "f32 cuts keys where blocks leave multiprocessors idle, and only there");
 }
 

@@ -418,8 +418,8 @@ static bool skips(const place *at)
     return strcmp(at->backend, "cpu") == 0 || strncmp(at->kernel->name, "bf16x3_full", 11) == 0;
 }
 
-/* A NaN among the values of such tiles, which a weight of 0 would not stop, has no effect. Tiles of
- * all rows end at multiples of 384 keys. */
+/* A NaN among the values of such tiles has no effect; times a weight of 0 it would be a NaN. Tiles
+ * of all rows end at multiples of 384 keys. */
 static void check_skipped(const place *at, draw_case *c, draw_id out)
 {
     const int64_t heads = c->problem.heads_q, dim = c->problem.dim;

@@ -24,7 +24,8 @@ template <class S> struct mma_tiles<S, 3> {
 
 /* --- What a bias or a mask does in tiles of keys ---------------------------------------------- */
 
-/* Bytes of all items' tiles, behind the parts of keys: they end the workspace. */
+/* Where the bytes about all items' tiles begin: behind the parts of keys, at the end of the
+ * workspace. */
 GPU_DEVICE uint8_t *bf16x3_bytes(const fattn_gpu_args &g)
 {
     const fattn_tiling &t = g.tiling;
@@ -165,8 +166,8 @@ GPU_DEVICE void bf16x3_add_pv_by_fma(const fattn_gpu_args &g, mma_scratch<S> &s,
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
-/* mma_terms() of what the rows of bf16x3.c take. plain: the bias, or else the mask, is not read. A
- * bias of 0 leaves the bits that it would leave if it were added. */
+/* mma_terms() for the features that the rows of bf16x3.c take. plain: the bias, or else the mask,
+ * is not read. Scores then have the same bits as if the bias of 0 were added. */
 template <class S>
 GPU_DEVICE void bf16x3_terms(const fattn_gpu_args &g, const mma_scratch<S> &s, bool plain, int j0,
                              float x[S::TILES][S::KEYS / 8][4])

@@ -344,7 +344,7 @@ GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const fattn_tilin
     return work;
 }
 
-/* Bytes of tiles of keys (seen.h), of all items and of one. */
+/* The bytes about tiles of keys (seen.h): where those of all items begin, and those of an item. */
 GPU_DEVICE uint8_t *wgmma_bytes(const fattn_gpu_args &g)
 {
     return (uint8_t *)g.workspace + WGMMA_WORKSPACE;

@@ -1149,6 +1149,43 @@ static void check_hopper_rows(void)
               (int)(sizeof cases / sizeof *cases));
 }
 
+/* Which block masks Hopper's backward takes, and where the rest goes. */
+static void check_block_mask_rows(void)
+{
+    static const struct {
+        const char *row;
+        int64_t heads_k, dim, block_m, block_n, head_stride;
+        uint64_t others;
+    } cases[] = {
+        {"wgmma_backward_full_64", 16, 64, 64, 128, 0, 0},
+        {"wgmma_backward_full_128", 16, 128, 128, 128, 256, FATTN_CAUSAL},
+        {"wgmma_backward_full_128", 4, 128, 128, 128, 0, 0},
+        {"wgmma_backward_full_256", 16, 256, 64, 64, 0, 0},
+        {"mma_backward_full_128", 4, 128, 128, 128, 256, 0}, /* heads of a group have their own */
+        {"mma_backward_full_128", 16, 128, 128, 64, 0, 0},   /* tiles are hidden in part */
+        {"mma_backward_full_128", 16, 128, 128, 128, 0, FATTN_DETERMINISTIC},
+        {"mma_backward_full_128", 16, 128, 128, 128, 0, FATTN_DROPOUT},
+    };
+    fattn_device *const device = open_h100("block masks");
+    EACH (n, cases) {
+        fattn_problem p = problem_of(BACKWARD);
+        const int64_t stride[4] = {0, cases[n].head_stride, 16, 1};
+        p.features = FATTN_BLOCK_MASK | cases[n].others;
+        p.dropout_p = cases[n].others & FATTN_DROPOUT ? 0.1 : 0;
+        p.batch = 8, p.heads_q = 16, p.heads_k = cases[n].heads_k;
+        p.seqlen_q = p.seqlen_k = 2048;
+        p.dim = p.dim_v = cases[n].dim;
+        p.block_m = cases[n].block_m, p.block_n = cases[n].block_n;
+        memcpy(p.block_mask_stride, stride, sizeof stride);
+        const fattn_plan_info info = plan_info(device, &p, cases[n].row);
+        expect(strcmp(info.kernel, cases[n].row) == 0, "case %d: %s, expected %s", (int)n,
+               info.kernel, cases[n].row);
+    }
+    close_h100(device);
+    tap_check(wrong == 0, "block masks of %d problems go to the rows that take them",
+              (int)(sizeof cases / sizeof *cases));
+}
+
 /* Whether keys are cut into parts, of f32 on an H100. */
 static void check_f32_splits(void)
 {
@@ -1196,6 +1233,7 @@ static bool check_maps(void)
         check_map_strides();
         check_map_refusals();
         check_hopper_rows();
+        check_block_mask_rows();
         check_f32_splits();
     } else {
         tap_skip("tensor maps", fattn_last_reason());

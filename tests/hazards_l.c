@@ -415,7 +415,8 @@ static void l4_ends(void)
 /* Whether tiles that a bias or a mask hides are not multiplied, wherever they are. */
 static bool skips(const place *at)
 {
-    return strcmp(at->backend, "cpu") == 0 || strncmp(at->kernel->name, "bf16x3_full", 11) == 0;
+    return strcmp(at->backend, "cpu") == 0 || strncmp(at->kernel->name, "bf16x3_full", 11) == 0 ||
+           strncmp(at->kernel->name, "wgmma_backward_full", 19) == 0;
 }
 
 /* A NaN among the values of such tiles has no effect; times a weight of 0 it would be a NaN. Tiles
@@ -439,25 +440,22 @@ static void check_skipped(const place *at, draw_case *c, draw_id out)
 
 /* On a GPU hidden tiles at the end of a row's keys are not multiplied, and in backward those at the
  * beginning of a key's queries, as under a causal mask: a NaN there, among values or dO, has no
- * effect on rows, or keys, further than a tile away. Backward on Hopper looks for them from 4096
- * queries on, whose last see the keys. */
+ * effect on rows, or keys, further than a tile away. */
 static void check_causal_bias(const place *at, fattn_op op, fattn_dtype dtype)
 {
     enum { KEYS = 512, FAR = 256, NANS = 64, DIM = 64 };
     const bool forward = op == FATTN_FORWARD;
-    const bool hopper = !forward && strncmp(at->kernel->name, "wgmma", 5) == 0;
-    const int64_t rows = hopper ? 4096 : KEYS, diagonal = rows - KEYS;
-    draw_case c = biased(op, dtype, rows, KEYS);
+    draw_case c = biased(op, dtype, KEYS, KEYS);
     bool good = !hazard_spares(at, &c) && hazard_build(&c) && hazard_takes(at, &c);
-    for (int64_t n = 0; good && n < rows * KEYS; n++) {
+    for (int64_t n = 0; good && n < KEYS * KEYS; n++) {
         const int64_t i = n / KEYS, j = n % KEYS;
-        if (j > i - diagonal) {
+        if (j > i) {
             draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, i, j), -(double)INFINITY);
         }
     }
     good = good && draw_save(&c) == FATTN_OK;
     for (int64_t n = 0; good && n < NANS * DIM; n++) {
-        const int64_t row = n / DIM + (forward ? KEYS - NANS : diagonal);
+        const int64_t row = n / DIM + (forward ? KEYS - NANS : 0);
         const draw_id id = forward ? DRAW_V : DRAW_DOUT;
         draw_set(&c, id, draw_at(&c, id, 0, row, 0, n % DIM), NAN);
     }
@@ -493,6 +491,71 @@ static void l5(void)
                 draw_free(&c);
             }
         }
+    }
+}
+
+/* What a pattern leaves of tiles of 64 queries and 128 keys: documents of unlike lengths, a band,
+ * some at random, or those of the first keys; in each nobody sees one tile of keys. */
+typedef enum pattern { DOCUMENTS, BAND, SCATTERED, FIRST_KEYS, PATTERNS } pattern;
+
+static bool is_left(pattern kind, int64_t head, int64_t queries, int64_t keys)
+{
+    draw_rng rng = draw_stream(41, queries * 64 + keys, (int)head);
+    return keys != 2 && (kind == DOCUMENTS   ? (queries + 1) / 3 == keys / 2
+                         : kind == BAND      ? queries - keys >= 0 && queries - keys < 2
+                         : kind == SCATTERED ? draw_chance(&rng, 3)
+                                             : keys == 0);
+}
+
+/* Backward of masks, biases and block masks that leave a few tiles, of which some may be left out
+ * and none met twice. One pair is seen in a tile that is hidden otherwise. Rows begin at multiples
+ * of 16 bytes, so that kernels for one feature take them. */
+static void l5_backward(void)
+{
+    enum { ROWS = 260, KEYS = 464, HEADS = 2 };
+    static const uint64_t features[] = {FATTN_MASK, FATTN_BIAS, FATTN_BLOCK_MASK};
+    static const int64_t dims[] = {64, 128, 256};
+    const int64_t most = hazard_places[0].kernel->dim_max;
+    if (hazard_emulated()) {
+        hazard_skip("large, and tiles between others are not left out there");
+        return;
+    }
+    for (int n = 0; n < 24; n += hazard_on_host(&hazard_places[0]) ? 5 : 1) {
+        const uint64_t feature = features[n % 3];
+        const bool blocks = feature == FATTN_BLOCK_MASK, own = n / 12;
+        const pattern kind = (pattern)(n / 3 % PATTERNS);
+        const draw_id id = blocks ? DRAW_BLOCK_MASK : n % 3 ? DRAW_BIAS : DRAW_MASK;
+        const int64_t m = blocks ? 64 : 1, k = blocks ? 128 : 1, batch = 1 + n / 3 % 2;
+        const int64_t dim = hazard_place_count == 1 && most <= 256 ? most : dims[n / 3 % 3];
+        const int64_t r = (ROWS + m - 1) / m, s = (KEYS + k - 1) / k;
+        const int64_t stride[4] = {0, own ? r * s : 0, s, 1}; /* heads have their own, or share */
+        draw_case c = hazard_case(FATTN_BACKWARD, n % 2 ? FATTN_F16 : FATTN_BF16, batch, HEADS,
+                                  own ? HEADS : 1, ROWS, KEYS, dim);
+        c.problem.features = feature;
+        c.problem.dtype_bias = id == DRAW_BIAS ? c.problem.dtype : FATTN_DTYPE_DEFAULT;
+        c.problem.block_m = blocks ? m : 0, c.problem.block_n = blocks ? k : 0;
+        c.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+        memcpy(blocks            ? c.problem.block_mask_stride
+               : id == DRAW_BIAS ? c.problem.bias_stride
+                                 : c.problem.mask_stride,
+               stride, sizeof stride);
+        if (!hazard_build(&c)) {
+            draw_free(&c);
+            continue;
+        }
+        for (int64_t e = 0; e < (own ? HEADS : 1) * ROWS * KEYS; e++) {
+            const int64_t j = e % KEYS, i = e / KEYS % ROWS, h = e / KEYS / ROWS;
+            const bool alone = !blocks && i == 70 && j == 300; /* a key that nobody else sees */
+            const bool left = alone || is_left(kind, h, i / 64, j / 128);
+            if (i % m == 0 && j % k == 0) {
+                draw_set(&c, id, draw_at(&c, id, 0, h, i / m, j / k),
+                         id != DRAW_BIAS ? left
+                         : left          ? 0.25
+                                         : -(double)INFINITY);
+            }
+        }
+        hazard_judge(&c, -1, "%d channels, features %llx, pattern %d", (int)dim,
+                     (unsigned long long)feature, (int)kind);
     }
 }
 
@@ -653,6 +716,7 @@ static const hazard table[] = {
     {"hazard_L4_plain", "what one row has where others see all was lost", l4_plain, NULL},
     {"hazard_L4_ends", "a key behind a multiple of 64 was taken for hidden", l4_ends, NULL},
     {"hazard_L5", "tiles that a bias or a mask hides were computed", l5, NULL},
+    {"hazard_L5_backward", "a tile of queries was left out, or met twice", l5_backward, NULL},
     {"hazard_L6", "a row of one key had a probability of almost 1", l6, NULL},
     {"hazard_L7", "dBias of pairs that a bias hides was NaN", l7, NULL},
     {"hazard_L8", "dropout hid a NaN from the gradient of values", l8, NULL},

@@ -19,10 +19,13 @@ const char *fattn_cuda_too_large(const fattn_kernel *row, const fattn_problem *p
 int64_t fattn_cuda_parts_workspace(const fattn_kernel *row, const fattn_problem *problem,
                                    const fattn_tiling *tiling);
 
-/* The shape, but for its entry, of a kernel that looks at a bias, or else a mask, before forward
- * (seen.cuh). q_blocks: items of a key/value head. */
+/* The shape, but for its entry, of a kernel that looks at a bias, or else a mask, before forward or
+ * backward (seen.cuh). q_blocks: tiles of queries of a key/value head. */
 void fattn_cuda_seen_shape(const fattn_problem *problem, const fattn_tiling *tiling,
                            int64_t q_blocks, fattn_gpu_shape *shape);
+
+/* How many key/value heads of all sequences have their own of what has such strides. */
+int64_t fattn_cuda_seen_heads(const fattn_problem *problem, const int64_t stride[4]);
 
 /* Workspace for what such a kernel finds out about tiles of keys of so many items; -1 on
  * overflow. */

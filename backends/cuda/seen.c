@@ -11,13 +11,18 @@ int64_t fattn_cuda_seen_workspace(int64_t items, int64_t k_blocks)
     return gpu_floats(bytes < 0 ? -1 : bytes / (int64_t)sizeof(float));
 }
 
+int64_t fattn_cuda_seen_heads(const fattn_problem *p, const int64_t stride[4])
+{
+    return (stride[0] ? p->batch : 1) * (stride[1] ? p->heads_k : 1);
+}
+
 /* A block looks at SEEN_TILES tiles of keys of an item. Heads, or sequences, that share a bias or
  * mask are looked at once. */
 void fattn_cuda_seen_shape(const fattn_problem *p, const fattn_tiling *t, int64_t q_blocks,
                            fattn_gpu_shape *shape)
 {
     const int64_t *const stride = p->features & FATTN_BIAS ? p->bias_stride : p->mask_stride;
-    const int64_t heads = (stride[0] ? p->batch : 1) * (stride[1] ? p->heads_k : 1);
+    const int64_t heads = fattn_cuda_seen_heads(p, stride);
     const int64_t turns = SEEN_BYTES(t->k_blocks) / SEEN_TILES;
     shape->blocks = t->items > 0 ? gpu_times(heads * q_blocks, turns) : 0;
     shape->threads = SEEN_THREADS;

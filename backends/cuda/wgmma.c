@@ -27,8 +27,8 @@
     .dtypes = WGMMA_DTYPES, .dim_max = channels, .align = 16, .must_fit = true
 #define WGMMA_FORWARD_ROW(channels) \
     WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_FORWARD), .packs_groups = true
-#define WGMMA_GRADIENT_ROW(channels)                                                         \
-    WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_BACKWARD), .cannot = cannot_backward, \
+#define WGMMA_GRADIENT_ROW(channels, cannot_)                                        \
+    WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_BACKWARD), .cannot = cannot_, \
                              .own_dtype_o = true
 #define WGMMA_KERNEL(image_, channels) \
     .image = image_, .isa = 90, .isa_past = 100, .needs = "sm_90", .width = channels
@@ -617,7 +617,25 @@ static int64_t backward_items(const fattn_problem *p, const fattn_tiling *t)
     return gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
 }
 
-/* dQ, lse and delta of every row, and what the items are. */
+/* Tiles that a kernel before looks at, those past the last of some keys too. */
+static int64_t tiles_seen(const fattn_problem *p, const fattn_tiling *t)
+{
+    const int64_t *const stride = p->features & FATTN_BLOCK_MASK ? p->block_mask_stride
+                                  : p->features & FATTN_BIAS     ? p->bias_stride
+                                                                 : p->mask_stride;
+    return wgmma_backward_looks(p, t->q_blocks, t->k_blocks)
+               ? fattn_cuda_seen_heads(p, stride) * t->q_blocks * SEEN_BYTES(t->k_blocks)
+               : 0;
+}
+
+/* The bits of items, and a byte for each of those tiles: in units of four bytes, -1 on overflow. */
+static int64_t skip_words(const fattn_problem *p, const fattn_tiling *t)
+{
+    const int64_t bits = gpu_times(backward_items(p, t), 2 * WGMMA_BACKWARD_WORDS(t->q_blocks));
+    return bits < 0 ? -1 : bits + tiles_seen(p, t) / 4;
+}
+
+/* dQ, lse and delta of every row, what the items are, and which tiles they leave out. */
 static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
                                   const fattn_tiling *t)
 {
@@ -625,10 +643,12 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
     const int64_t rows = gpu_times(saved, fattn_gpu_kernel_of(row)->width + 2);
     const int64_t turns = saved < 0 ? 0 : WGMMA_BACKWARD_TURNS(saved / t->br);
     const int64_t items = gpu_times(backward_items(p, t), WGMMA_BACKWARD_ITEM_BYTES / 4);
-    if (rows < 0 || items < 0 || rows > INT64_MAX - items - turns - WGMMA_BACKWARD_TAKEN) {
+    const int64_t skips = wgmma_skips(p) ? skip_words(p, t) : 0;
+    if (rows < 0 || items < 0 || skips < 0 || items > INT64_MAX / 4 || skips > INT64_MAX / 4 ||
+        rows > INT64_MAX - items - skips - turns - WGMMA_BACKWARD_TAKEN) {
         return -1;
     }
-    return gpu_floats(rows + turns + WGMMA_BACKWARD_TAKEN + items);
+    return gpu_floats(rows + turns + WGMMA_BACKWARD_TAKEN + items + skips);
 }
 
 /* One of the kernels before and after, for so many rows of each head. */
@@ -697,7 +717,7 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 #define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)        \
     {                                                                     \
         .row = {.name = "wgmma_backward_" #name_,                         \
-                WGMMA_GRADIENT_ROW(channels),                             \
+                WGMMA_GRADIENT_ROW(channels, cannot_backward),            \
                 .features = WGMMA_BACKWARD_FEATURES(channels),            \
                 .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},   \
                 .fast_bytes = fattn_gpu_shared_bytes,                     \
@@ -763,9 +783,18 @@ static int64_t backward_full_bytes(const fattn_kernel *row, const fattn_problem 
     return backward_run_of(fattn_gpu_kernel_of(row), p)->shared;
 }
 
-static void clear_dbias_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
-                              const fattn_tiling *t, fattn_gpu_shape *shape)
+/* Looks for tiles to leave out, or clears dBias; no run wants both. */
+static void backward_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                                 const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    if (wgmma_backward_looks(p, t->q_blocks, t->k_blocks)) {
+        fattn_cuda_seen_shape(p, t, t->q_blocks, shape);
+        snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%s", kernel->run);
+        if (p->features & FATTN_BLOCK_MASK) { /* a tile is a thread's */
+            shape->blocks = fattn_ceil_div(tiles_seen(p, t), shape->threads);
+        }
+        return;
+    }
     fattn_gpu_backward_clear(kernel, p, t, shape);
     snprintf(shape->entry, sizeof shape->entry, "wgmma_clear_dbias");
 }
@@ -798,6 +827,44 @@ static int backward_full_maps(const fattn_gpu_kernel *kernel, const fattn_proble
     return count + 1;
 }
 
+/* A block mask is looked at tile by tile, once for all heads of a group. */
+static const char *cannot_backward_full(const fattn_kernel *row, const fattn_problem *p)
+{
+    if (!(p->features & FATTN_BLOCK_MASK)) {
+        return cannot_backward(row, p);
+    }
+    if ((p->features & MMA_OF_PAIRS) != FATTN_BLOCK_MASK) {
+        return "takes a block mask without a feature of single pairs";
+    }
+    if (p->features & FATTN_DETERMINISTIC) {
+        return "takes no block mask in deterministic runs";
+    }
+    if (p->block_m % row->tiles[0].br || p->block_n % row->tiles[0].bc) {
+        return "takes block masks of whole tiles";
+    }
+    if (p->block_mask_stride[1] != 0 && group_of(p) > 1) {
+        return "takes block masks that the heads of a group share";
+    }
+    const double tiles = (double)p->batch * (double)p->heads_k *
+                         (double)(p->seqlen_q / row->tiles[0].br + 1) *
+                         (double)(p->seqlen_k / row->tiles[0].bc + 8);
+    if (tiles >= ITEMS_MAX) {
+        return "counts tiles of a block mask below 2^31";
+    }
+    return cannot_backward(row, p);
+}
+
+/* A row of more channels has smaller tiles, into which block masks fit that this width's own row
+ * declines; but half of its products would be of zeros. */
+static bool backward_full_pays(const fattn_kernel *row, const fattn_problem *p,
+                               const fattn_limits *limits)
+{
+    (void)limits;
+    const int width = fattn_gpu_kernel_of(row)->width;
+    return !(p->features & FATTN_BLOCK_MASK) || width == 64 || p->dim > width / 2 ||
+           p->dim_v > width / 2;
+}
+
 /* Entries of dbias must be countable for what clears them. */
 static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_problem *p,
                                        const fattn_tiling *t)
@@ -806,23 +873,24 @@ static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_prob
     return common < 0 ? -1 : backward_workspace(row, p, t);
 }
 
-#define WGMMA_BACKWARD_FULL_FEATURES(width)                        \
-    (FATTN_KERNEL_COMMON & ~(FATTN_GPU_NOT_BACKWARD | WGMMA_NOT) & \
+#define WGMMA_BACKWARD_FULL_FEATURES(width)          \
+    (FATTN_KERNEL_COMMON & ~FATTN_GPU_NOT_BACKWARD & \
      ~(uint64_t)(FATTN_DETERMINISTIC & ~WGMMA_BACKWARD_ORDERED(width)))
 
-#define WGMMA_BACKWARD_FULL_ROW(channels, keys)                                               \
-    {                                                                                         \
-        .row = {.name = "wgmma_backward_full_" #channels,                                     \
-                WGMMA_GRADIENT_ROW(channels),                                                 \
-                .features = WGMMA_BACKWARD_FULL_FEATURES(channels),                           \
-                .adds_dbias = true,                                                           \
-                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                        \
-                .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},                            \
-                .fast_bytes = backward_full_bytes,                                            \
-                .workspace = backward_full_workspace},                                        \
-        WGMMA_KERNEL("wgmma_backward_full_" #channels, channels),                             \
-        .phases = {clear_dbias_shape, rows_shape, backward_full_shape, dq_shape, sink_shape}, \
-        .maps = backward_full_maps, .run = "full_" #channels,                                 \
+#define WGMMA_BACKWARD_FULL_ROW(channels, keys)                                                  \
+    {                                                                                            \
+        .row = {.name = "wgmma_backward_full_" #channels,                                        \
+                WGMMA_GRADIENT_ROW(channels, cannot_backward_full),                              \
+                .features = WGMMA_BACKWARD_FULL_FEATURES(channels),                              \
+                .adds_dbias = true,                                                              \
+                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                           \
+                .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},                               \
+                .pays = backward_full_pays,                                                      \
+                .fast_bytes = backward_full_bytes,                                               \
+                .workspace = backward_full_workspace},                                           \
+        WGMMA_KERNEL("wgmma_backward_full_" #channels, channels),                                \
+        .phases = {backward_begin_shape, rows_shape, backward_full_shape, dq_shape, sink_shape}, \
+        .maps = backward_full_maps, .run = "full_" #channels,                                    \
     }
 
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {

@@ -12,6 +12,7 @@
 #include "backends/cuda/mma.h"
 #include "backends/cuda/seen.h"
 #include "core/host_device.h"
+#include "fattn/fattn.h"
 
 /*
  * The shapes that are compiled: X(name, width, width_v, warpgroups, keys, stages), with width and
@@ -138,7 +139,8 @@ FATTN_HD bool wgmma_looks(int64_t items, int rows, int64_t keys)
     (2 * (width) * (2 * (keys) + (2 + (stages)) * (queries)) + 2 * 2 * (queries) * (keys) + \
      ((keys) == 64 ? 2 * 2 * (queries) * (keys) : 4 * (width) * (queries)) +                \
      4 * (2 + (stages)) * (queries) + WGMMA_BACKWARD_CONTROL + WGMMA_ALIGN)
-#define WGMMA_BACKWARD_CONTROL 512
+#define WGMMA_BACKWARD_CONTROL 640
+#define WGMMA_VISITS 8 /* at least two more than stages, and a power of two */
 
 /*
  * And for features of pairs: X(run, its features of pairs, whether it may want dBias, width,
@@ -153,7 +155,8 @@ FATTN_HD bool wgmma_looks(int64_t items, int rows, int64_t keys)
     X(mask, FATTN_MASK, false, width, 64, keys, stages, term_stages) \
     X(alibi, FATTN_ALIBI, false, width, 64, keys, stages, 0)         \
     X(softcap, FATTN_SOFTCAP, false, width, 64, keys, stages, 0)     \
-    X(dropout, FATTN_DROPOUT, false, width, 64, keys, stages, 0)
+    X(dropout, FATTN_DROPOUT, false, width, 64, keys, stages, 0)     \
+    X(blocks, FATTN_BLOCK_MASK, false, width, 64, keys, stages, 0)
 #define WGMMA_BACKWARD_FULL_64(X) WGMMA_BACKWARD_FULL(X, 64, 128, 3, 1)
 #define WGMMA_BACKWARD_FULL_128(X) WGMMA_BACKWARD_FULL(X, 128, 128, 3, 1)
 #define WGMMA_BACKWARD_FULL_256(X) WGMMA_BACKWARD_FULL(X, 256, 64, 2, 0)
@@ -177,6 +180,28 @@ FATTN_HD bool wgmma_looks(int64_t items, int rows, int64_t keys)
 #define WGMMA_BACKWARD_ITEM_BYTES 128 /* of what an item is, in the workspace */
 #define WGMMA_BACKWARD_TURNS(tiles) (((tiles) + 3) / 4 * 4) /* words there for their turns */
 #define WGMMA_BACKWARD_TAKEN 4 /* words there for the counter of items */
+#define WGMMA_BACKWARD_WORDS(q_blocks) (((q_blocks) + 31) / 32) /* of bits of an item's tiles */
+
+/*
+ * Whether an item of backward leaves out tiles of queries that a block mask, a bias or a mask hides
+ * from all of its keys. Ordered items wait for their turns at every tile, and dBias is stored tile
+ * by tile: these leave none out.
+ */
+#define WGMMA_HIDES (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK)
+FATTN_HD bool wgmma_skips(const fattn_problem *p)
+{
+    return p->features & WGMMA_HIDES && !(p->features & FATTN_DETERMINISTIC) &&
+           !(p->outputs & FATTN_OUT_DBIAS);
+}
+
+/* Whether a kernel before looks for such tiles. */
+FATTN_HD bool wgmma_backward_looks(const fattn_problem *p, int64_t q_blocks, int64_t k_blocks)
+{
+    enum { FEW = 16 }; /* tiles, of which it would hardly save one */
+    const bool pays = q_blocks * k_blocks > FEW &&
+                      p->batch * p->heads_k * q_blocks * SEEN_BYTES(k_blocks) < INT64_C(1) << 31;
+    return wgmma_skips(p) && (pays || p->features & FATTN_BLOCK_MASK);
+}
 
 /*
  * Sums of dQ are floats in the workspace, tile by tile. In a tile 64 channels of all rows follow

@@ -8,7 +8,8 @@
  * head. It walks along the queries that see some of them, head by head of the group. Its warps have
  * roles, which meet at barriers in shared memory (wgmma_backward_block.cuh):
  *
- *     the taker       one warp; takes the next item from a counter
+ *     the taker       one warp; takes the next item from a counter, and finds out which tiles of
+ *                     queries a bias or a mask leaves of it
  *     the copier      one thread; begins the copies of queries and dO, with lse and delta, and of a
  *                     bias or mask that is alone, as soon as the place of an earlier tile is free
  *     two adders      a warp each; add to dQ in the workspace what a warpgroup has left in shared
@@ -37,6 +38,40 @@
 #include "backends/cuda/wgmma_backward_ahead.cuh"
 
 /* --- The taker -------------------------------------------------------------------------------- */
+
+/* Finds out which tiles of queries an item visits, and with which it begins. A warp asks, a lane
+ * for each of 32 tiles. */
+template <class S>
+GPU_DEVICE void wgmma_find_visits(const fattn_gpu_args &g, const wgmma_backward_control<S> &control,
+                                  wgmma_backward_item &w)
+{
+    const wgmma_sight &sight = control.sight;
+    const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
+    const int64_t first = w.batch * sight.batch + w.head * sight.head + w.block;
+    uint32_t *const visits = wgmma_visits_of(sight, w, g);
+    int start = w.past, tiles = 0;
+    GPU_ROLLED
+    for (int n = 0; n < words; n++) {
+        const int tile = 32 * n + mma_lane();
+        int left = 0;
+        if (w.first <= tile && tile < w.past) {
+            left = sight.seen ? sight.seen[first + tile * sight.tile] : SEEN_KEPT | SEEN_MIXED;
+        }
+        const uint32_t kept = __ballot_sync(0xffffffffu, left & SEEN_KEPT);
+        const uint32_t mixed = __ballot_sync(0xffffffffu, left & SEEN_MIXED);
+        start = kept && start == w.past ? 32 * n + __ffs((int)kept) - 1 : start;
+        tiles += __popc(kept);
+        if (mma_lane() == 0) {
+            visits[n] = kept;
+            visits[words + n] = mixed;
+        }
+    }
+    __syncwarp(); /* all have read the item */
+    if (mma_lane() == 0) {
+        w.start = start;
+        w.tiles = tiles * (int)g.group;
+    }
+}
 
 GPU_DEVICE wgmma_shift wgmma_shift_taken(const fattn_gpu_args &g, int taken)
 {
@@ -102,9 +137,13 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
             __syncwarp();
             if (shift.peers && mma_lane() == 0) {
                 wgmma_backward_item &item = control.item[n % 2];
-                item.apart = item.past / shift.peers;
-                item.start = shift.number * item.apart;
                 item.peers = shift.peers;
+                item.start = shift.number * wgmma_apart(item);
+            }
+            if constexpr (S::SKIPS) {
+                if (wgmma_skips(&p)) {
+                    wgmma_find_visits<S>(g, control, control.item[n % 2]);
+                }
             }
         }
         control.exists[n % 2] = exists;
@@ -186,7 +225,8 @@ template <class S> struct wgmma_copies {
     wgmma_place<S::STAGES> q;
     wgmma_place<2> dout;
     wgmma_place<S::TERM_PLACES> term;
-    int keys; /* tiles of these */
+    int keys;        /* tiles of these */
+    uint32_t visits; /* and of queries */
 };
 
 /* maps: q, k, v, dO, and a bias or mask that is alone. */
@@ -198,14 +238,20 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
     wgmma_backward_control<S> &control = *b.control;
     const fattn_problem &p = g.problem;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
-    const int tiles = wgmma_tiles_of<S>(b, w);
+    const uint32_t *const visits =
+        S::SKIPS && wgmma_skips(&p) ? wgmma_visits_of(control.sight, w, g) : NULL;
+    const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
     int head = w.head * b.group, tile = w.start;
     int64_t row = (int64_t)w.saved * S::QUERIES; /* the head's first */
     wgmma_await(&control.keys_empty, at.keys++ % 2 ^ 1);
     wgmma_copy_keys<S>(b.k, maps + 1, &control.k_full, w, p.k);
     GPU_ROLLED
-    for (int n = 0; n < tiles; n++) {
+    for (int n = 0; n < w.tiles; n++) {
         wgmma_await(&control.q_empty[at.q.stage], at.q.phase ^ 1);
+        const bool mixed = !S::KNOWS_PLAIN || !visits || visits[words + tile / 32] >> tile % 32 & 1;
+        if (S::SKIPS) {
+            *wgmma_visit_at<S>(b, at.visits++) = {tile, head - w.head * b.group, mixed};
+        }
         wgmma_copy_rows<S>(b.q + at.q.stage * S::QUERY_BYTES, maps,
                            b.lse + at.q.stage * 4 * S::QUERIES, saved.lse + row + tile * S::QUERIES,
                            &control.q_full[at.q.stage], w, p.q, head, tile);
@@ -213,7 +259,7 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
             wgmma_copy_keys<S>(b.v, maps + 2, &control.v_full, w, p.v);
         }
         if constexpr (S::IS_STAGED) {
-            if (b.waits) {
+            if (b.waits && mixed) {
                 wgmma_await(&control.term_empty[at.term.stage], at.term.phase ^ 1);
                 wgmma_copy_term<S>(g, b.terms + at.term.stage * S::TERM_BYTES, maps + 4,
                                    &control.term_full[at.term.stage], w, head, tile);
@@ -227,7 +273,7 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
                            w, p.dout, head, tile);
         wgmma_step(at.q);
         wgmma_step(at.dout);
-        tile = wgmma_next_tile(w, tile);
+        tile = S::SKIPS && visits ? wgmma_next_visit(w, visits, tile) : wgmma_next_tile(w, tile);
         if (tile == w.start) {
             head++;
             row += (int64_t)saved.tiles * S::QUERIES;
@@ -240,10 +286,10 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
                                     const wgmma_backward_block<S> &b)
 {
     wgmma_backward_control<S> &control = *b.control;
-    wgmma_copies<S> at = {{0, 0}, {0, 0}, {0, 0}, 0};
+    wgmma_copies<S> at = {{0, 0}, {0, 0}, {0, 0}, 0, 0};
     const wgmma_backward_item *w;
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
-        if (wgmma_tiles_of<S>(b, *w) > 0) {
+        if (w->tiles > 0) {
             wgmma_copy_item<S>(g, maps, b, *w, at);
         }
         wgmma_arrive(&control.item_wanted);
@@ -262,9 +308,9 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
 template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &w, int tile)
 {
     if (w.peers) {
-        const int number = w.start / w.apart;
+        const int apart = wgmma_apart(w), number = w.start / apart;
         const int before = w.block - number; /* items of earlier parts */
-        return before + wgmma_shift_turn(number, w.peers, w.apart, tile);
+        return before + wgmma_shift_turn(number, w.peers, apart, tile);
     }
     const int past = min((tile + 1) * S::QUERIES - 1 + w.reach, w.sequence_keys);
     return (past - 1) / S::KEYS - w.block;
@@ -288,14 +334,16 @@ GPU_DEVICE void wgmma_free_dq(wgmma_adder adder)
     }
 }
 
-/* Adds a tile of dQ when it is made. */
-template <class S>
-GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder adder, float *to)
+/* Adds a tile of dQ when it is made; place() is asked for where it goes only then. */
+template <class S, class Place>
+GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder adder,
+                               const Place &place)
 {
     GPU_ROLLED
     for (int n = adder.group; n < adder.past; n++) {
         wgmma_named_sync(WGMMA_DQ_MADE + n, WGMMA_WITH_ADDER);
         if (mma_lane() == 0) {
+            float *const to = place();
             wgmma_add(to + n * (S::PART * 64), b.dq + n * S::PART_BYTES, S::PART_BYTES, WGMMA_KEEP);
         }
         __syncwarp();
@@ -313,7 +361,7 @@ GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder 
     }
     __syncwarp();
     wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
-    wgmma_add_tile<S>(b, adder, to);
+    wgmma_add_tile<S>(b, adder, [&] { return to; });
     wgmma_named_arrive(WGMMA_NEXT_DUE + (odd ^ 1), 64);
     wgmma_free_dq(adder);
     if (mma_lane() == 0) {
@@ -334,7 +382,8 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
     const bool ordered = wgmma_is_ordered(g.problem);
     const wgmma_adder adder = {ordered ? 0 : number, ordered ? (int)S::WARPGROUPS : number + 1};
     const wgmma_backward_item *w;
-    int odd = 0; /* of the next tile */
+    int odd = 0;         /* of the next tile */
+    uint32_t visits = 0; /* of tiles */
     if (!ordered || number == 0) {
         wgmma_free_dq(adder);
     } else {
@@ -344,17 +393,21 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
         int first = w->saved; /* the head's first tile */
         int tile = w->start;
         GPU_ROLLED
-        for (int left = wgmma_tiles_of<S>(b, *w); left > 0; left--) {
+        for (int left = w->tiles; left > 0; left--) {
+            const auto place = [&](int64_t n) { return saved.dq + n * (S::QUERIES * S::WIDTH); };
             const int64_t at = first + tile;
-            float *const to = saved.dq + at * (S::QUERIES * S::WIDTH);
             if (!ordered) {
-                wgmma_add_tile<S>(b, adder, to);
+                wgmma_add_tile<S>(b, adder, [&] {
+                    const wgmma_visit visit = *wgmma_visit_at<S>(b, visits);
+                    return place(S::SKIPS ? w->saved + visit.head * saved.tiles + visit.tile : at);
+                });
                 wgmma_free_dq(adder);
             } else if (odd == number) {
-                wgmma_add_in_turn<S>(b, adder, odd, to, saved.turns + at,
+                wgmma_add_in_turn<S>(b, adder, odd, place(at), saved.turns + at,
                                      wgmma_own_turn<S>(*w, tile));
             }
             odd ^= 1;
+            visits++;
             tile = wgmma_next_tile(*w, tile);
             first += tile == w->start ? saved.tiles : 0;
         }
@@ -378,6 +431,13 @@ GPU_DEVICE int wgmma_tail_rows(const wgmma_backward_block<S> &b, const wgmma_bac
     return b.control->item[walk.item].queries % S::QUERIES;
 }
 
+/* Whether some rows of a tile are another sequence's. What tile comes next may have been read just
+ * now, and takes long to arrive: it is not looked at where no tile has such rows. */
+template <class S> GPU_DEVICE bool wgmma_is_tail(const wgmma_backward_walk<S> &walk, int tile)
+{
+    return (!S::SKIPS || walk.tail >= 0) && tile == walk.tail;
+}
+
 /* Begins the warpgroup's part of a product of keys or values, and queries or dO. */
 template <class S>
 GPU_DEVICE void wgmma_own_dots(int group, uint32_t keys, uint32_t queries,
@@ -397,10 +457,25 @@ GPU_DEVICE void wgmma_await_queries(const wgmma_backward_block<S> &b,
 {
     const uint32_t q = b.q + walk.q.stage * S::QUERY_BYTES;
     wgmma_await(&b.control->q_full[walk.q.stage], walk.q.phase);
-    if (tile == walk.tail) {
+    if (wgmma_is_tail<S>(walk, tile)) {
         wgmma_clear<S::QUERIES, S::PANELS>(q, wgmma_tail_rows<S>(b, walk),
                                            WGMMA_CLEARED + walk.group);
     }
+}
+
+/* The tile that comes next: `next`, unless tiles may be left out. Then it is known when its queries
+ * are there. */
+template <class S>
+GPU_DEVICE wgmma_visit wgmma_await_visit(const wgmma_backward_block<S> &b,
+                                         wgmma_backward_walk<S> &walk, wgmma_visit next)
+{
+    if (!S::SKIPS) {
+        return next;
+    }
+    wgmma_await(&b.control->q_full[walk.q.stage], walk.q.phase);
+    next = *wgmma_visit_at<S>(b, walk.visits++);
+    walk.ahead.mixed = next.mixed;
+    return next;
 }
 
 /* The same of dO. */
@@ -410,7 +485,7 @@ GPU_DEVICE void wgmma_await_dout(const wgmma_backward_block<S> &b,
 {
     const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
     wgmma_await(&b.control->dout_full[walk.dout.stage], walk.dout.phase);
-    if (tile == walk.tail) {
+    if (wgmma_is_tail<S>(walk, tile)) {
         wgmma_clear<S::QUERIES, S::PANELS>(dout, wgmma_tail_rows<S>(b, walk),
                                            WGMMA_CLEARED + walk.group);
     }
@@ -587,21 +662,21 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
  * tile and prepares that tile's terms. The buffer of the queries is released when dK is done. */
 template <class S, bool MORE>
 GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                               wgmma_backward_walk<S> &walk, int next, int next_head,
+                               wgmma_backward_walk<S> &walk, wgmma_visit next,
                                float x[S::OWN_QUERIES / 8][4])
 {
     if constexpr (MORE) {
         wgmma_begin_scores<S>(b, walk, x);
         wgmma_pass_turn<S>(walk);
         if (S::KNOWN == FATTN_MASK) {
-            wgmma_look_ahead<S>(g, b, walk, next_head, next);
+            wgmma_look_ahead<S>(g, b, walk, next.head, next.tile);
         } else {
-            wgmma_read_term<S>(g, b, walk, next_head, next);
+            wgmma_read_term<S>(g, b, walk, next.head, next.tile);
         }
-        wgmma_drop_late<S>(g, b, walk, next_head, next);
-        wgmma_await_dout<S>(b, walk, next);
+        wgmma_drop_late<S>(g, b, walk, next.head, next.tile);
+        wgmma_await_dout<S>(b, walk, next.tile);
         if (S::KNOWN != FATTN_MASK) {
-            wgmma_look_ahead<S>(g, b, walk, next_head, next);
+            wgmma_look_ahead<S>(g, b, walk, next.head, next.tile);
         }
         wgmma_wait<1>();
     } else {
@@ -616,23 +691,22 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
     walk.ds_phase ^= walk.ds != 0;
     walk.ds ^= S::DS_BYTES;
     walk.owes = true;
-    walk.tile = next;
+    walk.tile = next.tile;
     if constexpr (!S::IS_LEAN && MORE) {
-        if (next_head != walk.head) {
-            walk.head = next_head;
-            wgmma_head_begin<S>(g, b, walk, next_head);
+        if (next.head != walk.head) {
+            walk.head = next.head;
+            wgmma_head_begin<S>(g, b, walk, next.head);
         }
     }
 }
 
 /* One tile of queries. On entry its Q, dO, lse and delta are in shared memory, and x is its S^T,
- * complete. With MORE, x becomes S^T of the next tile, complete too: tile `next` of the group's
- * head `next_head`. */
+ * complete. With MORE, x becomes S^T of the next tile, complete too. */
 template <class S, bool MORE>
 GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                    float unit, wgmma_backward_walk<S> &walk, int next,
-                                    int next_head, float x[S::QUERIES / 8][4],
-                                    float dk[S::WIDTH / 8][4], float dv[S::WIDTH / 8][4])
+                                    float unit, wgmma_backward_walk<S> &walk, wgmma_visit next,
+                                    float x[S::QUERIES / 8][4], float dk[S::WIDTH / 8][4],
+                                    float dv[S::WIDTH / 8][4])
 {
     typedef typename S::type T;
     enum { STEPS = S::QUERIES / 16, FLOATS = 4 * S::QUERIES, COLUMNS = S::QUERIES / 8 };
@@ -691,11 +765,12 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     }
     wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
     if constexpr (MORE) {
-        wgmma_drop_early<S>(g, walk, next_head, next);
-        wgmma_await_queries<S>(b, walk, next);
+        next = wgmma_await_visit<S>(b, walk, next);
+        wgmma_drop_early<S>(g, walk, next.head, next.tile);
+        wgmma_await_queries<S>(b, walk, next.tile);
         wgmma_await_term<S>(b, walk);
         if (S::KNOWN == FATTN_MASK) { /* there are no registers for a bias yet */
-            wgmma_read_term<S>(g, b, walk, next_head, next);
+            wgmma_read_term<S>(g, b, walk, next.head, next.tile);
         }
     } else {
         wgmma_pass_turn<S>(walk);
@@ -716,7 +791,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     if (!S::DEFERS || walk.owes) {
         wgmma_put_dq<S>(walk, dq);
     }
-    wgmma_end_tile<S, MORE>(g, b, walk, next, next_head, x);
+    wgmma_end_tile<S, MORE>(g, b, walk, next, x);
     if constexpr (S::DEFERS && !MORE) {
         if constexpr (!LAST_BESIDE) {
             wgmma_await_ds_before<S>(b, walk);
@@ -788,7 +863,7 @@ GPU_DEVICE void wgmma_wide_put(uint32_t to, const uint32_t pairs[S::OWN_QUERIES 
  * and meets the other twice. dq_to: where its sums of the head's first tile go. */
 template <class S, bool MORE>
 GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                float unit, wgmma_backward_walk<S> &walk, int next, int next_head,
+                                float unit, wgmma_backward_walk<S> &walk, wgmma_visit next,
                                 float *dq_to, float x[S::OWN_QUERIES / 8][4],
                                 float dk[S::OWN_CHANNELS / 8][4], float dv[S::OWN_CHANNELS / 8][4])
 {
@@ -824,11 +899,12 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_wide_dq<S>(b, b.ds + walk.ds, walk.group, dq);
     wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
     if constexpr (MORE) {
-        wgmma_drop_early<S>(g, walk, next_head, next);
-        wgmma_await_queries<S>(b, walk, next);
+        next = wgmma_await_visit<S>(b, walk, next);
+        wgmma_drop_early<S>(g, walk, next.head, next.tile);
+        wgmma_await_queries<S>(b, walk, next.tile);
         wgmma_await_term<S>(b, walk);
         if (S::KNOWN == FATTN_MASK) { /* there are no registers for a bias yet */
-            wgmma_read_term<S>(g, b, walk, next_head, next);
+            wgmma_read_term<S>(g, b, walk, next.head, next.tile);
         }
     }
     wgmma_wait<1>();
@@ -843,7 +919,7 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     for (int n = 0; n < S::PARTS * S::PART / 8; n++) {
         mma_add_four(to + n * 512, dq[n / (S::PART / 8)][n % (S::PART / 8)]);
     }
-    wgmma_end_tile<S, MORE>(g, b, walk, next, next_head, x);
+    wgmma_end_tile<S, MORE>(g, b, walk, next, x);
 }
 
 /* --- A warpgroup ------------------------------------------------------------------------------ */
@@ -872,6 +948,7 @@ GPU_DEVICE void wgmma_walk_set(const fattn_gpu_args &g, const wgmma_backward_blo
     walk.q = walk.q_used = {0, 0};
     walk.dout = {0, 0};
     walk.term = {0, 0};
+    walk.visits = 0;
     walk.ds = 0;
     walk.ds_phase = 0;
     /* Matrices of 8 keys by 8 queries: keys first. */
@@ -1068,6 +1145,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
         wgmma_clear<S::KEYS, S::PANELS>(b.k, tail, WGMMA_CLEARED + walk.group);
         wgmma_clear<S::KEYS, S::PANELS>(b.v, tail, WGMMA_CLEARED + walk.group);
     }
+    wgmma_await_visit<S>(b, walk, {w.start, 0, true});
     wgmma_await_queries<S>(b, walk, walk.tile);
     wgmma_begin_scores<S>(b, walk, x);
     wgmma_await_term<S>(b, walk);
@@ -1078,21 +1156,21 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     wgmma_wait<0>(); /* as at the end of a tile */
     wgmma_join_ahead<S>(g, b, walk);
     GPU_ROLLED
-    for (int left = wgmma_tiles_of<S>(b, w); left > 1; left--) {
-        const int next = wgmma_next_tile(w, walk.tile);
-        const bool last = next == w.start;
-        const int next_head = walk.head + last;
+    for (int left = w.tiles; left > 1; left--) {
+        const int tile = wgmma_next_tile(w, walk.tile), before = walk.head;
+        const bool last = tile == w.start;
+        const wgmma_visit next = {tile, before + last, true};
         if constexpr (S::IS_WIDE) {
-            wgmma_wide_tile<S, true>(g, b, unit, walk, next, next_head, own.to, x, dk, dv);
-            own.to += last ? own.next : 0;
+            wgmma_wide_tile<S, true>(g, b, unit, walk, next, own.to, x, dk, dv);
+            own.to += (S::SKIPS ? walk.head != before : last) ? own.next : 0;
         } else {
-            wgmma_backward_tile<S, true>(g, b, unit, walk, next, next_head, x, dk, dv);
+            wgmma_backward_tile<S, true>(g, b, unit, walk, next, x, dk, dv);
         }
     }
     if constexpr (S::IS_WIDE) {
-        wgmma_wide_tile<S, false>(g, b, unit, walk, 0, 0, own.to, x, dk, dv);
+        wgmma_wide_tile<S, false>(g, b, unit, walk, {0, 0, 0}, own.to, x, dk, dv);
     } else {
-        wgmma_backward_tile<S, false>(g, b, unit, walk, 0, 0, x, dk, dv);
+        wgmma_backward_tile<S, false>(g, b, unit, walk, {0, 0, 0}, x, dk, dv);
     }
     wgmma_release(&control.keys_empty);
     wgmma_settle<S::OWN_CHANNELS / 8>(dk);
@@ -1127,7 +1205,7 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
         wgmma_settle<N / 8>(dk);
         wgmma_settle<N / 8>(dv);
         wgmma_walk_begin<S>(p, w, n % 2, walk);
-        if (wgmma_tiles_of<S>(b, w) > 0) {
+        if (w.tiles > 0) {
             wgmma_backward_tiles<S>(g, b, w, used++, walk, dk, dv);
         }
         if (p.outputs & FATTN_OUT_DV) {
@@ -1209,6 +1287,9 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
     gpu_admit_later();
     if (gpu_thread() == 0) {
         wgmma_barriers_of<S>(*b.control);
+        if (S::SKIPS) {
+            b.control->sight = wgmma_sight_of<S>(g);
+        }
         for (int n = 0; n < (b.waits ? 5 : 4); n++) {
             wgmma_prefetch(maps + n);
         }

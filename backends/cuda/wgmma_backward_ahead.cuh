@@ -35,6 +35,7 @@ template <class S> struct wgmma_backward_walk {
     uint32_t ds;          /* of dS: 0, or DS_BYTES */
     int ds_phase;         /* of its barriers */
     bool owes;            /* dQ of the tile before is still to be made */
+    uint32_t visits;      /* of tiles; wgmma_visit_at() */
     uint32_t ds_put;      /* where the lane's first matrix of dS goes, with ds 0 */
     uint32_t dq_put;      /* where the lane's first sum of dQ goes */
 };
@@ -97,7 +98,7 @@ GPU_DEVICE void wgmma_await_term(const wgmma_backward_block<S> &b,
                                  const wgmma_backward_walk<S> &walk)
 {
     if constexpr (S::IS_STAGED) {
-        if (b.waits) {
+        if (b.waits && wgmma_is_mixed<S>(walk.ahead)) {
             wgmma_await(&b.control->term_full[walk.term.stage], walk.term.phase);
         }
     }
@@ -111,6 +112,9 @@ GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_ahead<S> &ahead = walk.ahead;
     const uint32_t step = wgmma_staged_stride<S>(g.problem)[2] ? 16 * 128 : 0;
     const uint32_t from = b.terms + walk.term.stage * S::TERM_BYTES + walk.term_offset;
+    if (!wgmma_is_mixed<S>(ahead)) {
+        return;
+    }
     if constexpr (S::KNOWN == FATTN_BIAS) {
         if (S::IS_STAGED && b.waits) {
             GPU_UNROLL
@@ -137,6 +141,9 @@ GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_b
 {
     wgmma_ahead<S> &ahead = walk.ahead;
     const bool waits = S::IS_STAGED && b.waits;
+    if (!wgmma_is_mixed<S>(ahead)) {
+        return;
+    }
     if constexpr (S::KNOWN == FATTN_BIAS) {
         ahead.large = wgmma_bias_large<S>(ahead.bias);
     }
@@ -222,7 +229,7 @@ GPU_DEVICE void wgmma_join_ahead(const fattn_gpu_args &g, const wgmma_backward_b
     if (wgmma_drops<S>(g) && walk.drop.dropout.threshold) {
         ahead.kept = wgmma_join_calls(ahead.kept, ahead.others);
     }
-    if (S::IS_STAGED && S::KNOWN == FATTN_MASK && b.waits) {
+    if (S::IS_STAGED && S::KNOWN == FATTN_MASK && b.waits && wgmma_is_mixed<S>(ahead)) {
         ahead.keeps = wgmma_join_pairs(ahead.keeps, ahead.others);
     }
 }

@@ -8,6 +8,12 @@
 
 #include "backends/cuda/wgmma_backward_rows.cuh"
 
+/* A tile of queries, of one of the group's heads. */
+typedef struct wgmma_visit {
+    int tile, head;
+    int mixed; /* the mask, if there is one, is to be read */
+} wgmma_visit;
+
 /* A block's shared memory beside the tiles. */
 template <class S> struct wgmma_backward_control {
     uint64_t item_full[2], item_empty[2], item_wanted;
@@ -17,7 +23,9 @@ template <class S> struct wgmma_backward_control {
     uint64_t term_full[2], term_empty[2]; /* of a bias or mask in shared memory */
     wgmma_backward_item item[2];
     fattn_dropout dropout;
-    bool exists[2]; /* false: there are no more */
+    bool exists[2];                                 /* false: there are no more */
+    wgmma_visit visit[S::SKIPS ? WGMMA_VISITS : 1]; /* of the tiles that are under way */
+    wgmma_sight sight;                              /* where tiles may be left out */
 };
 
 /* What all roles know. */
@@ -29,6 +37,15 @@ template <class S> struct wgmma_backward_block {
     int group;                         /* query heads of a key/value head */
     bool waits;                        /* a bias or mask is copied to shared memory */
 };
+
+/* Where tiles may be left out, the copier says here which come next, and the others read it; n:
+ * counted by each of them, in all items of the block. When a tile is copied, all have read that of
+ * so many before. */
+template <class S>
+GPU_DEVICE wgmma_visit *wgmma_visit_at(const wgmma_backward_block<S> &b, uint32_t n)
+{
+    return &b.control->visit[n % (S::SKIPS ? WGMMA_VISITS : 1)];
+}
 
 /* A place in a ring: phases change when it begins anew. */
 template <int STAGES> struct wgmma_place {
@@ -47,11 +64,16 @@ GPU_DEVICE int wgmma_next_tile(const wgmma_backward_item &w, int tile)
     return tile + 1 == w.past ? w.first : tile + 1;
 }
 
-/* Tiles of an item, of all heads of the group. */
-template <class S>
-GPU_DEVICE int wgmma_tiles_of(const wgmma_backward_block<S> &b, const wgmma_backward_item &w)
+/* The same of an item that visits those whose bits are set. */
+GPU_DEVICE int wgmma_next_visit(const wgmma_backward_item &w, const uint32_t *visits, int tile)
 {
-    return max(w.past - w.first, 0) * b.group;
+    int next = tile + 1;
+    uint32_t bits = 0;
+    GPU_ROLLED
+    while (next < w.past && !(bits = visits[next / 32] >> next % 32)) {
+        next = next / 32 * 32 + 32;
+    }
+    return bits ? next + __ffs((int)bits) - 1 : w.start;
 }
 
 /* Waits for item n of the block; NULL where there are no more. */

@@ -28,18 +28,22 @@ typedef struct wgmma_backward_full_maps {
                               width, __VA_ARGS__)
 
 /* Of a width, whatever the run. */
-#define WGMMA_BACKWARD_FULL_ROWS(width, queries, keys, stages)                                  \
-    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_rows_full_##width(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                                           \
-        wgmma_rows_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);        \
-    }                                                                                           \
-    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_dq_full_##width(const GPU_PARAM fattn_gpu_args g)   \
-    {                                                                                           \
-        wgmma_dq_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);          \
-    }                                                                                           \
-    GPU_KERNEL(WGMMA_SINK_THREADS, 1) wgmma_sink_full_##width(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                                           \
-        wgmma_sink_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);        \
+#define WGMMA_BACKWARD_FULL_ROWS(width, queries, keys, stages)                                    \
+    GPU_KERNEL(SEEN_THREADS, 1) wgmma_seen_full_##width(const GPU_PARAM fattn_gpu_args g)         \
+    {                                                                                             \
+        wgmma_backward_seen_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g); \
+    }                                                                                             \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_rows_full_##width(const GPU_PARAM fattn_gpu_args g)   \
+    {                                                                                             \
+        wgmma_rows_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);          \
+    }                                                                                             \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_dq_full_##width(const GPU_PARAM fattn_gpu_args g)     \
+    {                                                                                             \
+        wgmma_dq_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);            \
+    }                                                                                             \
+    GPU_KERNEL(WGMMA_SINK_THREADS, 1) wgmma_sink_full_##width(const GPU_PARAM fattn_gpu_args g)   \
+    {                                                                                             \
+        wgmma_sink_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);          \
     }
 
 GPU_KERNEL(256, 1) wgmma_clear_dbias(const GPU_PARAM fattn_gpu_args g) { gpu_clear_dbias_rows(g); }

@@ -4,6 +4,7 @@
  * in tiles of queries, those of a sequence beginning with one of its own, so that whole tiles of
  * lse, delta and dQ are copied and added to.
  *
+ *     wgmma_seen_<name>      what a bias or a mask hides
  *     wgmma_rows_<name>      lse and delta of every row, zeros for its dQ, and what the items are
  *     (wgmma_backward.cuh)
  *     wgmma_dq_<name>        dQ in its own type
@@ -12,6 +13,7 @@
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_ROWS_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_ROWS_CUH
 
+#include "backends/cuda/seen.cuh"
 #include "backends/cuda/wgmma_shift.h"
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/backward_rows.cuh"
@@ -51,10 +53,17 @@ struct wgmma_backward_shape {
         P_BYTES = IS_WIDE ? 2 * DS_BYTES : 0,
         IS_LEAN = FEATURES == 0,
         HAS_DBIAS = DBIAS,
+        /* Tiles may be left out of a head's (wgmma_skips). */
+        SKIPS = (FEATURES & WGMMA_HIDES) != 0 && (FEATURES == MMA_ANY || !DBIAS),
+        /* Of others a mask need not be read. (The same of a bias made random ones 7 to 11 % slower,
+         * and those of 0 and -inf 2 to 20 % faster.) */
+        KNOWS_PLAIN = SKIPS && FEATURES == FATTN_MASK,
         /* The product that gives dQ of a tile needs dS of both warpgroups. It is issued while the
          * next tile is computed, so that neither waits for the other. Where that was measured to
          * be faster, the warpgroups also take turns in issuing their products. */
-        DEFERS = !IS_WIDE && (IS_LEAN ? W == 64 : FEATURES == FATTN_SOFTCAP),
+        DEFERS =
+            !IS_WIDE &&
+            (FEATURES == 0 || FEATURES == FATTN_BLOCK_MASK ? W == 64 : FEATURES == FATTN_SOFTCAP),
         TAKES_TURNS = DEFERS && IS_LEAN,
         TERM_RING = TERM_STAGES,
         TERM_PLACES = TERM_STAGES > 1 ? TERM_STAGES : 1,
@@ -74,7 +83,7 @@ struct wgmma_backward_shape {
 /* An item: a tile of keys of a key/value head, and the queries that see some of it. */
 typedef struct wgmma_backward_item {
     int first, past;             /* tiles of queries */
-    int start, peers;            /* the tile it begins with; of shifted items, see there */
+    int start, peers;            /* the tile it begins with; of shifted items, or 0 */
     int full, full_past;         /* those whose pairs are all kept */
     int keys, owned;             /* of the tile: that exist, and that have gradients */
     int first_query, past_query; /* what the first key is seen by, cut to +-WGMMA_UNBOUNDED */
@@ -84,13 +93,16 @@ typedef struct wgmma_backward_item {
     int q_row, q_batch, k_row, k_batch, head; /* where copies begin; head: of keys */
     int saved;      /* tile of lse, delta and dQ of the first query's first head */
     int block;      /* of keys */
-    int apart;      /* of shifted items */
+    int tiles;      /* that are visited, of all heads of the group */
     int batch;      /* and what features need besides: */
     int64_t dk, dv; /* elements of the first key's gradients */
     int64_t diagonal, q_position, k_position;
 } wgmma_backward_item;
 
 #define WGMMA_UNBOUNDED (1 << 30) /* more than there are queries */
+
+/* So many tiles apart items of a shifted part begin. */
+GPU_DEVICE int wgmma_apart(const wgmma_backward_item &w) { return w.past / w.peers; }
 
 typedef struct wgmma_saved {
     float *dq;       /* not yet multiplied by scale */
@@ -99,7 +111,9 @@ typedef struct wgmma_saved {
     int32_t *turns;  /* of ordered runs: one of each tile of dQ */
     unsigned *taken; /* items beyond the first of each block */
     wgmma_backward_item *items;
-    int tiles; /* of a head */
+    uint32_t *visits; /* of each tile of keys, by heads and sequences: wgmma_visits_of() */
+    uint8_t *seen;    /* what a bias or a mask leaves: seen.h, by tiles of queries */
+    int tiles;        /* of a head */
 } wgmma_saved;
 
 template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g)
@@ -115,6 +129,9 @@ template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g
     saved.turns = (int32_t *)(saved.delta + rows);
     saved.taken = (unsigned *)(saved.turns + WGMMA_BACKWARD_TURNS(rows / S::QUERIES));
     saved.items = (wgmma_backward_item *)(saved.taken + WGMMA_BACKWARD_TAKEN);
+    const int64_t items = p.batch * p.heads_k * g.tiling.k_blocks;
+    saved.visits = (uint32_t *)(saved.items + items);
+    saved.seen = (uint8_t *)(saved.visits + items * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks));
     saved.tiles = (int)tiles;
     return saved;
 }
@@ -199,7 +216,7 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.first = (int)gpu_clamp(rows.first, 0, (int64_t)w.past * S::QUERIES) / S::QUERIES;
     w.start = w.first;
     w.peers = 0;
-    w.apart = 0;
+    w.tiles = max(w.past - w.first, 0) * (int)group;
     w.sequence_keys = (int)seq.sk;
     w.reach = (int)(band.right < 0 ? most
                                    : gpu_clamp(band.diagonal + fattn_min64(band.right, limit) + 1,
@@ -221,54 +238,62 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.dv = gpu_key_at(g, seq, p.dv, work.batch, work.head, j0);
 }
 
-/* Whether tiles of queries are looked for that a bias hides from all of an item's keys: in runs
- * with a bias where an item meets so many queries that this pays. Tiles of ordered items wait for
- * their turns, and none is left out. */
-GPU_DEVICE bool wgmma_skips_hidden(const fattn_problem &p)
+/* Strides of what may hide tiles: of a block mask, which comes alone, a bias, or else a mask. */
+GPU_DEVICE const int64_t *wgmma_hiding_stride(const fattn_problem &p)
 {
-    return p.features & FATTN_BIAS && p.seqlen_q >= 4096 && !wgmma_is_ordered(p);
+    return p.features & FATTN_BLOCK_MASK ? p.block_mask_stride : seen_stride(p);
 }
 
-/* Each by a thread: of as few blocks as can do it, or, where a block then looks into them, of
- * many. */
+/* What is known of the tiles that may be left out: where, and elements from one sequence, head of
+ * keys and tile of queries to the next. */
+typedef struct wgmma_sight {
+    const uint8_t *seen; /* the bytes of seen.h, or NULL: nothing has been looked at */
+    int64_t batch, head;
+    uint32_t *visits; /* wgmma_visits_of() the first item */
+    int tile;
+} wgmma_sight;
+
+template <class S> GPU_DEVICE wgmma_sight wgmma_sight_of(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const int64_t *const stride = wgmma_hiding_stride(p);
+    const bool looks = wgmma_backward_looks(&p, g.tiling.q_blocks, g.tiling.k_blocks);
+    fattn_work next = {};
+    wgmma_sight sight;
+    sight.seen = looks ? saved.seen : NULL;
+    next.head = 1;
+    sight.head = seen_at(g.tiling, p.heads_k, stride, next);
+    next.head = 0, next.batch = 1;
+    sight.batch = seen_at(g.tiling, p.heads_k, stride, next);
+    sight.tile = (int)SEEN_BYTES(g.tiling.k_blocks);
+    sight.visits = saved.visits;
+    return sight;
+}
+
+/* A bit for each of an item's tiles of queries, which all heads of the group share: whether it
+ * visits the tile. As many words follow of whether that is mixed: some pair is hidden, or has a
+ * bias. */
+GPU_DEVICE uint32_t *wgmma_visits_of(const wgmma_sight &sight, const wgmma_backward_item &w,
+                                     const fattn_gpu_args &g)
+{
+    const int64_t head = (int64_t)w.batch * g.problem.heads_k + w.head;
+    return sight.visits +
+           (head * g.tiling.k_blocks + w.block) * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
+}
+
+/* Each by a thread, of as few blocks as can do it. */
 template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
 {
     static_assert(sizeof(wgmma_backward_item) == WGMMA_BACKWARD_ITEM_BYTES, "what is set aside");
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const int64_t items = g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
-    const int64_t step = gpu_blocks() * gpu_threads();
-    if (gpu_block() == 0 && gpu_thread() == 0) {
+    const int64_t own = gpu_block() * gpu_threads() + gpu_thread();
+    if (own == 0) {
         *saved.taken = 0;
     }
-    const bool apart = wgmma_skips_hidden(g.problem);
-    const int64_t own = apart ? gpu_thread() * gpu_blocks() + gpu_block()
-                              : gpu_block() * gpu_threads() + gpu_thread();
-    for (int64_t n = own; n < items; n += step) {
+    for (int64_t n = own; n < items; n += gpu_blocks() * gpu_threads()) {
         wgmma_item_set<S>(g, saved, n, saved.items[n]);
-    }
-}
-
-/* Items that this block has set begin with their first tile of queries that no bias hides. */
-template <class S> GPU_DEVICE void wgmma_skip_hidden(const fattn_gpu_args &g, int64_t items)
-{
-    const fattn_problem &p = g.problem;
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
-    const int64_t group = fattn_quotient(p.heads_q, p.heads_k);
-    if (!wgmma_skips_hidden(p)) {
-        return;
-    }
-    gpu_sync(); /* the items are set */
-    for (int64_t n = gpu_block(); n < items; n += gpu_blocks()) {
-        wgmma_backward_item &w = saved.items[n];
-        const int64_t j0 = (int64_t)w.block * S::KEYS;
-        const int64_t past = min(w.past * S::QUERIES, w.queries);
-        const int64_t first =
-            gpu_seen_first(g, gpu_pairs_of(g, w.batch), j0, j0 + w.keys, w.head * group, group,
-                           (int64_t)w.first * S::QUERIES, past);
-        gpu_sync(); /* everyone has read the item */
-        if (gpu_thread() == 0 && w.first < w.past) {
-            w.start = w.first = first < past ? (int)first / S::QUERIES : w.past;
-        }
     }
 }
 
@@ -339,6 +364,55 @@ GPU_DEVICE void wgmma_finish_row(const fattn_gpu_args &g, const gpu_global_row &
     gpu_finish_sums<S::WIDTH>(g, row, [&](int c) { return wgmma_sums_of<S>(sums, r, c); });
 }
 
+/* What a block mask leaves of a tile, whose blocks are tiles or more: of a byte that all heads of a
+ * group share. */
+template <class S>
+GPU_DEVICE int wgmma_left_of_block(const fattn_gpu_args &g, const fattn_work &work, int64_t k_block)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t i0 = work.block * S::QUERIES, j0 = k_block * S::KEYS;
+    gpu_pairs pairs;
+    pairs.b = work.batch;
+    return i0 < p.seqlen_q && j0 < p.seqlen_k &&
+                   gpu_mask_blocks_of(g, pairs, i0, i0 + 1, work.head * g.group, 1, j0, j0 + 1, 0,
+                                      1)
+                       .kept
+               ? SEEN_KEPT
+               : 0;
+}
+
+/* What a block mask, a bias, or else a mask does in each tile, in the workspace. */
+template <class S> GPU_DEVICE void wgmma_backward_seen_all(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const fattn_tiling &tiling = g.tiling;
+    const int64_t *const stride = wgmma_hiding_stride(p);
+    uint8_t *const seen = wgmma_saved_of<S>(g).seen;
+    gpu_admit_later();
+    gpu_await_earlier();
+    if (!(p.features & FATTN_BLOCK_MASK)) {
+        seen_all<S::KEYS>(g, tiling, seen, [&](int64_t block) {
+            fattn_range rows;
+            rows.first = block * S::QUERIES;
+            rows.past = fattn_min64(rows.first + S::QUERIES, p.seqlen_q);
+            return rows;
+        });
+        return;
+    }
+    const int64_t heads = stride[1] ? p.heads_k : 1, batches = stride[0] ? p.batch : 1;
+    const int64_t bytes = SEEN_BYTES(tiling.k_blocks);
+    for (int64_t n = gpu_block() * gpu_threads() + gpu_thread();
+         n < batches * heads * tiling.q_blocks * bytes; n += gpu_blocks() * gpu_threads()) {
+        const int64_t item = fattn_quotient(n, bytes), head = fattn_quotient(item, tiling.q_blocks);
+        fattn_work work = {};
+        work.batch = fattn_quotient(head, heads);
+        work.head = head - work.batch * heads;
+        work.block = item - head * tiling.q_blocks;
+        seen[seen_at(tiling, p.heads_k, stride, work) + n - item * bytes] =
+            (uint8_t)wgmma_left_of_block<S>(g, work, n - item * bytes);
+    }
+}
+
 template <class S> GPU_DEVICE void wgmma_rows_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
@@ -347,7 +421,6 @@ template <class S> GPU_DEVICE void wgmma_rows_all(const fattn_gpu_args &g)
     gpu_visit_rows<WGMMA_ROWS_THREADS>(
         g, g.tiling.q_blocks * S::QUERIES,
         [&](const gpu_global_row &row) { wgmma_prepare_row<S>(g, row); });
-    wgmma_skip_hidden<S>(g, g.problem.batch * g.problem.heads_k * g.tiling.k_blocks);
 }
 
 template <class S> GPU_DEVICE void wgmma_sink_all(const fattn_gpu_args &g)

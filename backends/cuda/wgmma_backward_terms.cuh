@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What makes scores of a tile's dot products in backward on Hopper, with every feature but block
- * masks, and which of its pairs dropout keeps.
+ * What makes scores of a tile's dot products in backward on Hopper, with every feature (a block
+ * mask hides whole tiles, which are not visited), and which of its pairs dropout keeps.
  *
  * A thread has keys j and j + 8, and of the queries two neighbours in each eight: element 2 h + e
  * of x[n] is of key j + 8 h and query i + 8 n + e. So pairs of neighbouring queries lie in a word
@@ -35,7 +35,14 @@ template <class S> struct wgmma_ahead {
     uint32_t mask[S::MASK_WORDS];       /* of a staged tile, as it is read */
     uint32_t bias[S::BIAS_STEPS][2][2]; /* of q's type: of step, n, and key h two queries */
     bool large;                         /* some of them ask for care */
+    bool mixed;                         /* the mask is there to be read */
 };
+
+/* Whether there is something to read of a mask. */
+template <class S> GPU_DEVICE bool wgmma_is_mixed(const wgmma_ahead<S> &ahead)
+{
+    return !S::KNOWS_PLAIN || ahead.mixed;
+}
 
 /* What is known of them when scores are looked at. */
 typedef struct wgmma_pairs {
@@ -326,8 +333,9 @@ GPU_DEVICE void wgmma_step_terms(const fattn_gpu_args &g, const wgmma_ahead<S> &
 }
 
 /* P of a step of dot products in x, and in p without what dropout drops, rounded. x becomes P times
- * the derivative of a cap: what dP - delta is to be multiplied by. PARTIAL: not all pairs are. */
-template <class S, int STEP, bool PARTIAL, bool CAREFUL>
+ * the derivative of a cap: what dP - delta is to be multiplied by. PARTIAL: not all pairs are.
+ * MIXED: wgmma_is_mixed(). */
+template <class S, int STEP, bool PARTIAL, bool MIXED, bool CAREFUL>
 GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead,
                                    const wgmma_pairs &t, const float lse[2][2], float x[2][4],
                                    uint32_t p[4])
@@ -338,7 +346,7 @@ GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_ahead<S>
     for (int e = 0; e < 8; e++) {
         const int n = 2 * STEP + e / 4, k = e % 4, r = 8 * n + k % 2;
         float &score = x[e / 4][k];
-        if (mma_has<S>(g, FATTN_MASK)) {
+        if (MIXED && mma_has<S>(g, FATTN_MASK)) {
             score = ahead.keeps >> (8 * k + n) & 1 ? score : -fattn_f32_infinity();
         }
         if (PARTIAL) {
@@ -365,15 +373,15 @@ GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_ahead<S>
 }
 
 /* The same of all steps. */
-template <class S, bool PARTIAL, bool CAREFUL, int STEP = 0>
+template <class S, bool PARTIAL, bool MIXED, bool CAREFUL, int STEP = 0>
 GPU_DEVICE void wgmma_weigh_steps(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead,
                                   const wgmma_pairs &t, const float lse[S::OWN_QUERIES / 8][2],
                                   float x[S::OWN_QUERIES / 8][4], uint32_t p[][4])
 {
     if constexpr (STEP < S::OWN_QUERIES / 16) {
-        wgmma_step_weights<S, STEP, PARTIAL, CAREFUL>(g, ahead, t, lse + 2 * STEP, x + 2 * STEP,
-                                                      p[STEP]);
-        wgmma_weigh_steps<S, PARTIAL, CAREFUL, STEP + 1>(g, ahead, t, lse, x, p);
+        wgmma_step_weights<S, STEP, PARTIAL, MIXED, CAREFUL>(g, ahead, t, lse + 2 * STEP,
+                                                             x + 2 * STEP, p[STEP]);
+        wgmma_weigh_steps<S, PARTIAL, MIXED, CAREFUL, STEP + 1>(g, ahead, t, lse, x, p);
     }
 }
 
@@ -398,10 +406,16 @@ GPU_DEVICE void wgmma_weigh(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead
                             const wgmma_pairs &t, const float lse[S::OWN_QUERIES / 8][2],
                             float x[S::OWN_QUERIES / 8][4], uint32_t p[][4])
 {
+    if constexpr (S::KNOWS_PLAIN) {
+        if (!ahead.mixed) {
+            wgmma_weigh_steps<S, PARTIAL, false, false>(g, ahead, t, lse, x, p);
+            return;
+        }
+    }
     if (wgmma_is_careful<S>(g.rule, ahead, x)) {
-        wgmma_weigh_steps<S, PARTIAL, true>(g, ahead, t, lse, x, p);
+        wgmma_weigh_steps<S, PARTIAL, true, true>(g, ahead, t, lse, x, p);
     } else {
-        wgmma_weigh_steps<S, PARTIAL, false>(g, ahead, t, lse, x, p);
+        wgmma_weigh_steps<S, PARTIAL, true, false>(g, ahead, t, lse, x, p);
     }
 }
 

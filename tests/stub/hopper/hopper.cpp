@@ -235,8 +235,23 @@ static bool __any_sync(uint32_t, bool x)
     meet(m.warps[warp], 32, [] {});
     return any;
 }
+static uint32_t __ballot_sync(uint32_t, int x)
+{
+    const int warp = m.running / 32;
+    uint32_t bits = 0;
+    m.words[m.running] = x != 0;
+    meet(m.warps[warp], 32, [] {});
+    for (int n = 0; n < 32; n++) {
+        bits |= m.words[warp * 32 + n] << n;
+    }
+    meet(m.warps[warp], 32, [] {});
+    return bits;
+}
 static int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static int __popcll(uint64_t x) { return __builtin_popcountll(x); }
+
+static int __popc(uint32_t x) { return __builtin_popcount(x); }
+static int __ffs(int x) { return __builtin_ffs(x); }
 static int __clzll(int64_t x) { return x ? __builtin_clzll((uint64_t)x) : 64; }
 static bool __all_sync(uint32_t lanes, bool x) { return !__any_sync(lanes, !x); }
 static int wgmma_largest(int x)
@@ -974,6 +989,9 @@ static const struct {
                            WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
                                WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_256)
                                    HOPPER_PLAIN(wgmma_clear_dbias),
+               HOPPER_PLAIN(wgmma_seen_full_64),
+               HOPPER_PLAIN(wgmma_seen_full_128),
+               HOPPER_PLAIN(wgmma_seen_full_256),
                WGMMA_FULL_64(HOPPER_FULL) WGMMA_FULL_128(HOPPER_FULL) WGMMA_FULL_256(HOPPER_FULL)
                    HOPPER_PLAIN(wgmma_seen_64_128),
                HOPPER_PLAIN(wgmma_seen_64_64),

@@ -51,18 +51,11 @@ static int64_t forward_bytes(const fattn_kernel *row, const fattn_problem *p, fa
     return BF16X3_SHARED(s->features, s->width, s->rows, s->keys);
 }
 
-/* Whether a kernel before looks at a bias or a mask. */
-static bool looks(const fattn_problem *p, const fattn_tiling *t)
-{
-    return p->features & (FATTN_BIAS | FATTN_MASK) && t->items > 0 &&
-           seen_counts(t->items, p->seqlen_k);
-}
-
 static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     (void)kernel;
-    if (looks(p, t)) {
+    if (fattn_cuda_looks(p, t)) {
         snprintf(shape->entry, sizeof shape->entry, "bf16x3_seen_%d", (int)t->bc);
         fattn_cuda_seen_shape(p, t, t->q_blocks, shape);
     }
@@ -91,18 +84,6 @@ static fattn_split_cost forward_split(const fattn_kernel *row, const fattn_probl
     return cost;
 }
 
-/* Parts of keys, and behind them what a bias or a mask does in each item's tiles of keys. */
-static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p,
-                                 const fattn_tiling *t)
-{
-    const int64_t parts = fattn_cuda_parts_workspace(row, p, t);
-    if (parts < 0 || !looks(p, t)) {
-        return parts;
-    }
-    const int64_t bytes = fattn_cuda_seen_workspace(t->heads * t->q_blocks, t->k_blocks);
-    return bytes < 0 || parts > INT64_MAX - bytes ? -1 : parts + bytes;
-}
-
 /* ...: the tiles, shapes of mma.h, most rows first. */
 #define BF16X3_ROW(run_, channels, bits, ...)                                                      \
     {                                                                                              \
@@ -120,7 +101,7 @@ static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                                \
                 .cannot = fattn_cuda_too_large,                                                    \
                 .fast_bytes = forward_bytes,                                                       \
-                .workspace = forward_workspace},                                                   \
+                .workspace = fattn_cuda_forward_workspace},                                        \
         .image = "bf16x3_forward", .isa = 80, .needs = "sm_80 or newer",                           \
         .phases = {seen_shape, forward_shape, fattn_gpu_combine}, .width = channels, .run = #run_, \
     }

@@ -13,52 +13,12 @@
 
 #include "backends/cuda/mma_bf16x3.cuh"
 #include "backends/cuda/mma_forward.cuh"
-#include "backends/cuda/seen.cuh"
 
 template <class S> struct mma_tiles<S, 3> {
     alignas(128) uint16_t q[3][S::ROWS * S::WIDTH];
     uint16_t k[3][S::KEYS * S::WIDTH], v[3][S::KEYS * S::WIDTH];
     int32_t inexact[S::ROWS]; /* rows whose q three planes do not hold */
-    const uint8_t *bytes;     /* of the item's tiles of keys (seen.h), or NULL */
 };
-
-/* --- What a bias or a mask does in tiles of keys ---------------------------------------------- */
-
-/* Where the bytes about all items' tiles begin: behind the parts of keys, at the end of the
- * workspace. */
-GPU_DEVICE uint8_t *bf16x3_bytes(const fattn_gpu_args &g)
-{
-    const fattn_tiling &t = g.tiling;
-    return (uint8_t *)g.workspace + t.workspace - t.heads * t.q_blocks * SEEN_BYTES(t.k_blocks);
-}
-
-/* Those of an item; NULL where no kernel before has looked (bf16x3.c). */
-template <class S>
-GPU_DEVICE const uint8_t *bf16x3_bytes_of(const fattn_gpu_args &g, const mma_item &w)
-{
-    if (!(g.problem.features & (FATTN_BIAS | FATTN_MASK)) ||
-        !seen_counts(g.tiling.items, g.problem.seqlen_k)) {
-        return NULL;
-    }
-    fattn_work work;
-    work.batch = w.pairs.b;
-    work.head = w.hk;
-    work.block = (w.i0 * w.group + w.offset) / S::ROWS;
-    return bf16x3_bytes(g) + seen_at(g.tiling, g.problem.heads_k, seen_stride(g.problem), work);
-}
-
-/* The kernel before. Of the queries of an item it looks at all heads of the group. */
-template <int KEYS> GPU_DEVICE void bf16x3_seen_all(const fattn_gpu_args &g)
-{
-    gpu_admit_later();
-    gpu_await_earlier();
-    seen_all<KEYS>(g, g.tiling, bf16x3_bytes(g), [&](int64_t block) {
-        const gpu_item_rows rows =
-            gpu_item_rows_of(block, (int)g.tiling.br, g.problem.seqlen_q, g.group);
-        const fattn_range queries = {rows.i0, rows.i1};
-        return queries;
-    });
-}
 
 /* The first tile from `block` on that some pair is kept of, or `past`. */
 GPU_DEVICE int bf16x3_kept_from(const uint8_t *bytes, int block, int past)
@@ -76,14 +36,14 @@ GPU_DEVICE int bf16x3_kept_from(const uint8_t *bytes, int block, int past)
 /* The first tile from `block` on that is to be computed, or one from `past` on. */
 template <class S> GPU_DEVICE int bf16x3_next(const mma_scratch<S> &s, int block, int past)
 {
-    const bool skips = !mma_is_lean(S::VARIANT) && s.bytes;
-    return skips ? bf16x3_kept_from(s.bytes, block, past) : block;
+    const bool skips = !mma_is_lean(S::VARIANT) && s.seen;
+    return skips ? bf16x3_kept_from(s.seen, block, past) : block;
 }
 
 /* Whether all pairs of a tile have a bias of 0, or else are kept by the mask. */
 template <class S> GPU_DEVICE bool bf16x3_is_plain(const mma_scratch<S> &s, int block)
 {
-    return s.bytes && !(s.bytes[block] & SEEN_MIXED);
+    return s.seen && !(s.seen[block] & SEEN_MIXED);
 }
 
 /* Keys or values, into their tile. Whether three planes do not hold one. */
@@ -216,7 +176,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
     part.fetch(k + (int64_t)block * S::KEYS * p.k.seq, p.k.seq, p.dim, keys - block * S::KEYS);
     if constexpr (!mma_is_lean(S::VARIANT)) {
         mma_begin(g, s, s.item);
-        if (mma_has<S>(g, FATTN_BIAS) && !s.bytes) {
+        if (mma_has<S>(g, FATTN_BIAS) && !s.seen) {
             past = mma_seen_past<S>(g, s.item, block + 1);
         }
     }
@@ -278,7 +238,7 @@ GPU_DEVICE void bf16x3_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, 
     if (gpu_thread() == 0) {
         mma_item_set<S>(g, item, s.item);
         if (!mma_is_lean(S::VARIANT)) {
-            s.bytes = bf16x3_bytes_of<S>(g, s.item);
+            s.seen = mma_seen_of<S>(g, s.item);
         }
     }
     gpu_sync();

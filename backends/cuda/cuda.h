@@ -31,6 +31,12 @@ int64_t fattn_cuda_seen_heads(const fattn_problem *problem, const int64_t stride
  * overflow. */
 int64_t fattn_cuda_seen_workspace(int64_t items, int64_t k_blocks);
 
+/* Whether such a kernel runs before forward by mma.sync, for f32 too; and the workspace of these
+ * rows: parts of keys, and behind them what it finds out, -1 on overflow (mma_seen.cuh). */
+bool fattn_cuda_looks(const fattn_problem *problem, const fattn_tiling *tiling);
+int64_t fattn_cuda_forward_workspace(const fattn_kernel *row, const fattn_problem *problem,
+                                     const fattn_tiling *tiling);
+
 /* The largest probability of dropout for kernels that multiply weights of 16 bits: beyond it the
  * few pairs that are kept may be too small beside the others. */
 #define FATTN_CUDA_DROPOUT_MAX 0.99

@@ -129,6 +129,29 @@ static void name_entry(char entry[48], const fattn_problem *p, const mma_shape *
              s->width, s->rows, s->keys);
 }
 
+/* Whether a kernel before looks at a bias or a mask. */
+static bool looks(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
+{
+    const mma_shape *const s = shape_of(row, p, (fattn_tile){t->br, t->bc});
+    return MMA_SKIPS(s->features, s->width) && fattn_cuda_looks(p, t);
+}
+
+static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                 const fattn_tiling *t)
+{
+    return looks(row, p, t) ? fattn_cuda_forward_workspace(row, p, t)
+                            : fattn_cuda_parts_workspace(row, p, t);
+}
+
+static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    if (looks(&kernel->row, p, t)) {
+        snprintf(shape->entry, sizeof shape->entry, "mma_seen_%d", (int)t->bc);
+        fattn_cuda_seen_shape(p, t, t->q_blocks, shape);
+    }
+}
+
 static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                           const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -146,24 +169,24 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
 }
 
 /* ...: the tiles, shapes of mma.h, most rows first. */
-#define MMA_ROW(variant, channels, bytes, bits, ...)                     \
-    {                                                                    \
-        .row = {.name = "mma_" #variant "_" #channels,                   \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),                      \
-                .dtypes = MMA_DTYPES,                                    \
-                .features = bits,                                        \
-                .dim_max = channels,                                     \
-                .align = bytes,                                          \
-                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                   \
-                .must_fit = true,                                        \
-                .packs_groups = true,                                    \
-                .split = fattn_cuda_split_forward,                       \
-                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},      \
-                .cannot = fattn_cuda_too_large,                          \
-                .fast_bytes = forward_bytes,                             \
-                .workspace = fattn_cuda_parts_workspace},                \
-        .image = "mma_forward", .isa = 80, .needs = "sm_80 or newer",    \
-        .phases = {forward_shape, fattn_gpu_combine}, .width = channels, \
+#define MMA_ROW(variant, channels, bytes, bits, ...)                                 \
+    {                                                                                \
+        .row = {.name = "mma_" #variant "_" #channels,                               \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                  \
+                .dtypes = MMA_DTYPES,                                                \
+                .features = bits,                                                    \
+                .dim_max = channels,                                                 \
+                .align = bytes,                                                      \
+                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                               \
+                .must_fit = true,                                                    \
+                .packs_groups = true,                                                \
+                .split = fattn_cuda_split_forward,                                   \
+                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                  \
+                .cannot = fattn_cuda_too_large,                                      \
+                .fast_bytes = forward_bytes,                                         \
+                .workspace = forward_workspace},                                     \
+        .image = "mma_forward", .isa = 80, .needs = "sm_80 or newer",                \
+        .phases = {seen_shape, forward_shape, fattn_gpu_combine}, .width = channels, \
     }
 
 /* --- Decoding --------------------------------------------------------------------------------- */

@@ -54,6 +54,12 @@ enum mma_variant {
  * `width` elements a row, what a run with features needs of rows, and the item. */
 #define MMA_SHARED(features, width, rows, keys, stages) \
     (2 * (width) * ((rows) + 2 * (stages) * (keys)) + MMA_TERM_BYTES(features, keys) * (rows) + 512)
+/* Which kernels of forward skip tiles of keys that a bias or a mask hides. (The one of 64 channels
+ * that takes every feature was slower by 8 % with it, whatever the features.) */
+#define MMA_SKIPS(features, width)                           \
+    ((features) == FATTN_BIAS || (features) == FATTN_MASK || \
+     ((features) == MMA_ANY && (width) > 64))
+#define MMA_SEEN_WORDS 32 /* of bits about tiles of keys; where there are more, none is skipped */
 #define MMA_TERM_BYTES(features, keys)        \
     ((features) == MMA_ANY       ? 24         \
      : (features) == FATTN_BIAS  ? 2 * (keys) \

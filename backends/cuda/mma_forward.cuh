@@ -20,7 +20,7 @@
 #ifndef FATTN_CUDA_MMA_FORWARD_CUH
 #define FATTN_CUDA_MMA_FORWARD_CUH
 
-#include "backends/cuda/mma_terms.cuh"
+#include "backends/cuda/mma_seen.cuh"
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
@@ -278,6 +278,22 @@ template <class S> GPU_DEVICE int mma_next(const fattn_gpu_args &g, const mma_it
     return block;
 }
 
+/* The first from `block` on that a bias or mask does not rule out either. */
+template <class S>
+GPU_DEVICE int mma_next_kept(const fattn_gpu_args &g, const mma_scratch<S> &s, int block)
+{
+    const mma_item &w = s.item;
+    if constexpr (!mma_may_hide<S>()) {
+        return mma_next<S>(g, w, block);
+    }
+    int next = block;
+    do {
+        block = s.seen ? mma_kept_from(s.kept, next, w.past) : next;
+        next = mma_next<S>(g, w, block);
+    } while (next != block);
+    return next;
+}
+
 /* Behind the last tile of keys of the item's part, from `block` on, that a bias of -inf does not
  * hide from all of its rows. The whole block asks. */
 template <class S>
@@ -308,8 +324,11 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
     }
     mma_commit();
     if constexpr (!mma_is_lean(S::VARIANT)) {
+        if (mma_may_hide<S>() && s.seen) {
+            mma_find_kept<S>(s);
+        }
         mma_begin(g, s, w);
-        if (mma_has<S>(g, FATTN_BIAS)) {
+        if (mma_has<S>(g, FATTN_BIAS) && !(mma_may_hide<S>() && s.seen)) {
             past = mma_seen_past<S>(g, s.item, block + 1); /* the first tile is on its way */
         }
         mma_stage<S>(g, s, block, past);
@@ -328,7 +347,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
             mma_copy_v<S>(g, s.item, s.v[0], block);
             mma_commit();
         }
-        block = mma_next<S>(g, s.item, block + 1);
+        block = mma_next_kept<S>(g, s, block + 1);
         if (S::RING == 2 && block < past) {
             mma_copy_k<S>(g, s.item, s.k[stage ^ 1], block);
             mma_copy_v<S>(g, s.item, s.v[stage ^ 1], block);
@@ -627,6 +646,9 @@ GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int
     mma_item_keys<S>(g, w);
     if (gpu_thread() == 0) {
         s.item = w;
+        if (mma_may_hide<S>()) {
+            s.seen = mma_seen_of<S>(g, w);
+        }
     }
     if (!mma_is_lean(S::VARIANT) || w.rows == 0) {
         gpu_sync(); /* the item */

@@ -98,6 +98,8 @@ template <class S> struct mma_row_terms<S, FATTN_MASK> {
 /* Shared memory. The item is here because accumulators leave no registers for it. */
 template <class S> struct mma_scratch : mma_tiles<S>, mma_row_terms<S> {
     mma_item item;
+    const uint8_t *seen; /* of the item's tiles of keys (seen.h), or NULL */
+    uint32_t kept[S::type::PLANES == 1 ? MMA_SEEN_WORDS : 1]; /* and a bit each */
 };
 
 /* --- Which row, which key --------------------------------------------------------------------- */

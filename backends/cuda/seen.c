@@ -16,6 +16,23 @@ int64_t fattn_cuda_seen_heads(const fattn_problem *p, const int64_t stride[4])
     return (stride[0] ? p->batch : 1) * (stride[1] ? p->heads_k : 1);
 }
 
+bool fattn_cuda_looks(const fattn_problem *p, const fattn_tiling *t)
+{
+    return p->features & (FATTN_BIAS | FATTN_MASK) && t->items > 0 &&
+           seen_counts(t->items, p->seqlen_k);
+}
+
+int64_t fattn_cuda_forward_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                     const fattn_tiling *t)
+{
+    const int64_t parts = fattn_cuda_parts_workspace(row, p, t);
+    if (parts < 0 || !fattn_cuda_looks(p, t)) {
+        return parts;
+    }
+    const int64_t bytes = fattn_cuda_seen_workspace(t->heads * t->q_blocks, t->k_blocks);
+    return bytes < 0 || parts > INT64_MAX - bytes ? -1 : parts + bytes;
+}
+
 /* A block looks at SEEN_TILES tiles of keys of an item. Heads, or sequences, that share a bias or
  * mask are looked at once. */
 void fattn_cuda_seen_shape(const fattn_problem *p, const fattn_tiling *t, int64_t q_blocks,

@@ -19,7 +19,7 @@ BF16X3_SHAPES(BF16X3_ENTRY)
 #define BF16X3_SEEN_ENTRY(keys)                                                      \
     GPU_KERNEL(SEEN_THREADS, 2) bf16x3_seen_##keys(const GPU_PARAM fattn_gpu_args g) \
     {                                                                                \
-        bf16x3_seen_all<keys>(g);                                                    \
+        mma_seen_all<keys>(g);                                                       \
     }
 BF16X3_SEEN_ENTRY(64)
 BF16X3_SEEN_ENTRY(32)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Image "mma_forward": mma_<run>_<type>_<width>_<rows>x<keys> for each shape of mma.h. */
+/* Image "mma_forward": mma_<run>_<type>_<width>_<rows>x<keys> for each shape of mma.h, and, before
+ * them, what looks at a bias or a mask, mma_seen_<keys>. */
 #define FATTN_SMALL_QUOTIENTS /* fattn_cuda_too_large() */
 #include "backends/cuda/vendor.h"
 
@@ -18,6 +19,15 @@
     MMA_ENTRY(mma_##run##_bf16_##width##_##rows##x##keys, mma_bf16, features, width, rows, keys, \
               __VA_ARGS__)
 MMA_SHAPES(MMA_ENTRIES)
+
+#define MMA_SEEN(keys)                                                            \
+    GPU_KERNEL(SEEN_THREADS, 2) mma_seen_##keys(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                             \
+        mma_seen_all<keys>(g);                                                    \
+    }
+MMA_SEEN(32)
+MMA_SEEN(64)
+MMA_SEEN(128)
 
 GPU_COMBINE
 

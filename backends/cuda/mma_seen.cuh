@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a bias or a mask leaves of the items of forward by mma.sync (mma_forward.cuh,
+ * bf16x3_forward.cuh): a kernel before looks at it (seen.cuh), and hidden tiles of keys are skipped.
+ */
+#ifndef FATTN_CUDA_MMA_SEEN_CUH
+#define FATTN_CUDA_MMA_SEEN_CUH
+
+#include "backends/cuda/mma_terms.cuh"
+#include "backends/cuda/seen.cuh"
+
+/* Whether kernels of such a shape skip what a bias or a mask hides. */
+template <class S> GPU_DEVICE constexpr bool mma_may_hide()
+{
+    return MMA_SKIPS(S::KNOWN, S::WIDTH);
+}
+
+/* Where the bytes about all items' tiles begin: behind the parts of keys, at the end of the
+ * workspace. */
+GPU_DEVICE uint8_t *mma_seen_bytes(const fattn_gpu_args &g)
+{
+    const fattn_tiling &t = g.tiling;
+    return (uint8_t *)g.workspace + t.workspace - t.heads * t.q_blocks * SEEN_BYTES(t.k_blocks);
+}
+
+/* Those of an item; NULL where no kernel before has looked (seen.c), or there are too many. */
+template <class S> GPU_DEVICE const uint8_t *mma_seen_of(const fattn_gpu_args &g, const mma_item &w)
+{
+    if (!(g.problem.features & (FATTN_BIAS | FATTN_MASK)) ||
+        !seen_counts(g.tiling.items, g.problem.seqlen_k) ||
+        (S::type::PLANES == 1 && g.tiling.k_blocks > 32 * MMA_SEEN_WORDS)) {
+        return NULL;
+    }
+    fattn_work work;
+    work.batch = w.pairs.b;
+    work.head = w.hk;
+    work.block = (w.i0 * w.group + w.offset) / S::ROWS;
+    return mma_seen_bytes(g) + seen_at(g.tiling, g.problem.heads_k, seen_stride(g.problem), work);
+}
+
+/* The kernel before. Of the queries of an item it looks at all heads of the group. */
+template <int KEYS> GPU_DEVICE void mma_seen_all(const fattn_gpu_args &g)
+{
+    gpu_admit_later();
+    gpu_await_earlier();
+    seen_all<KEYS>(g, g.tiling, mma_seen_bytes(g), [&](int64_t block) {
+        const gpu_item_rows rows =
+            gpu_item_rows_of(block, (int)g.tiling.br, g.problem.seqlen_q, g.group);
+        const fattn_range queries = {rows.i0, rows.i1};
+        return queries;
+    });
+}
+
+/* Finds out of which of an item's tiles some pair is kept: a bit each, in shared memory. All
+ * threads ask; they meet before the bits are read. */
+template <class S> GPU_DEVICE void mma_find_kept(mma_scratch<S> &s)
+{
+    GPU_ROLLED
+    for (int n = mma_warp(); 32 * n < s.item.past; n += S::THREADS / GPU_WAVE) {
+        const int tile = 32 * n + mma_lane();
+        const bool kept = tile < s.item.past && s.seen[tile] & SEEN_KEPT;
+        const uint32_t bits = __ballot_sync(0xffffffffu, kept);
+        if (mma_lane() == 0) {
+            s.kept[n] = bits;
+        }
+    }
+}
+
+/* The first tile from `block` on of which some pair is kept, or `past`. */
+GPU_DEVICE int mma_kept_from(const uint32_t *kept, int block, int past)
+{
+    uint32_t bits = 0;
+    GPU_ROLLED
+    while (block < past && !(bits = kept[block / 32] >> block % 32)) {
+        block = block / 32 * 32 + 32;
+    }
+    return bits ? block + __ffs((int)bits) - 1 : past;
+}
+
+#endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a bias or a mask leaves of the items of forward by mma.sync (mma_forward.cuh,
- * bf16x3_forward.cuh): a kernel before looks at it (seen.cuh), and hidden tiles of keys are skipped.
+ * bf16x3_forward.cuh): a kernel before looks at it (seen.cuh), and hidden tiles of keys are
+ * skipped.
  */
 #ifndef FATTN_CUDA_MMA_SEEN_CUH
 #define FATTN_CUDA_MMA_SEEN_CUH

@@ -85,13 +85,24 @@ DTYPES = {"f32": (torch.float32, 1), "f16": (torch.float16, 2), "bf16": (torch.b
 # Of the largest magnitude of a result (at least 1): what the rounding of both sides may come to.
 TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 3.2e-2}
 GRADIENT = 4  # times as much: a sum over rows or keys of products of such numbers
-FEATURES = ["plain", "bias", "dbias", "mask", "alibi", "softcap", "dropout", "deterministic"]
+MASKS = ["mask", "triangle", "documents"]
+FEATURES = ["plain", "bias", "dbias", *MASKS, "alibi", "softcap", "dropout", "deterministic"]
 PEERS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+
+
+def mask_of(name, lengths, device):
+    """Random pairs, a causal mask, or a causal one for each of four documents of equal length."""
+    if name == "mask":
+        return torch.rand(*lengths, device=device) < 0.9
+    i, j = (torch.arange(n, device=device) for n in lengths)
+    causal = j <= i[:, None] + lengths[1] - lengths[0]
+    documents = 4 if name == "documents" else 1
+    return causal & (i[:, None] * documents // lengths[0] == j * documents // lengths[1])
 
 
 class Feature:
@@ -106,9 +117,9 @@ class Feature:
             self.tensor = torch.randn(1, heads, *lengths, device=device, dtype=q.dtype,
                                       requires_grad=name == "dbias")
             self.arguments = dict(attn_mask=self.tensor)
-        elif name == "mask":
+        elif name in MASKS:
             self.bits = MASK
-            self.tensor = torch.rand(1, 1, *lengths, device=device) < 0.9
+            self.tensor = mask_of(name, lengths, device)[None, None]
             self.arguments = dict(attn_mask=self.tensor)
         elif name == "alibi":
             self.bits = ALIBI
@@ -141,7 +152,7 @@ class Feature:
                 problem.outputs = OUT_GRADIENTS | OUT_DBIAS
                 problem.dbias_stride = problem.bias_stride
                 buffers.dbias = self.gradient.data_ptr()
-        elif self.name == "mask":
+        elif self.name in MASKS:
             problem.mask_stride = (0, 0, *self.tensor.stride()[2:])
             buffers.mask = self.tensor.data_ptr()
         elif self.name == "alibi":

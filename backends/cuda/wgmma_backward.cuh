@@ -48,7 +48,7 @@ GPU_DEVICE void wgmma_find_visits(const fattn_gpu_args &g, const wgmma_backward_
     const wgmma_sight &sight = control.sight;
     const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
     const int64_t first = w.batch * sight.batch + w.head * sight.head + w.block;
-    uint32_t *const visits = wgmma_visits_of(sight, w, g);
+    uint32_t *const visits = wgmma_visits_of(g, sight, w);
     int start = w.past, tiles = 0;
     GPU_ROLLED
     for (int n = 0; n < words; n++) {
@@ -239,7 +239,7 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
     const fattn_problem &p = g.problem;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const uint32_t *const visits =
-        S::SKIPS && wgmma_skips(&p) ? wgmma_visits_of(control.sight, w, g) : NULL;
+        S::SKIPS && wgmma_skips(&p) ? wgmma_visits_of(g, control.sight, w) : NULL;
     const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
     int head = w.head * b.group, tile = w.start;
     int64_t row = (int64_t)w.saved * S::QUERIES; /* the head's first */

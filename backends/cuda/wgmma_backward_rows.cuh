@@ -274,8 +274,8 @@ template <class S> GPU_DEVICE wgmma_sight wgmma_sight_of(const fattn_gpu_args &g
 /* A bit for each of an item's tiles of queries, which all heads of the group share: whether it
  * visits the tile. As many words follow of whether that is mixed: some pair is hidden, or has a
  * bias. */
-GPU_DEVICE uint32_t *wgmma_visits_of(const wgmma_sight &sight, const wgmma_backward_item &w,
-                                     const fattn_gpu_args &g)
+GPU_DEVICE uint32_t *wgmma_visits_of(const fattn_gpu_args &g, const wgmma_sight &sight,
+                                     const wgmma_backward_item &w)
 {
     const int64_t head = (int64_t)w.batch * g.problem.heads_k + w.head;
     return sight.visits +
@@ -372,13 +372,12 @@ GPU_DEVICE int wgmma_left_of_block(const fattn_gpu_args &g, const fattn_work &wo
     const fattn_problem &p = g.problem;
     const int64_t i0 = work.block * S::QUERIES, j0 = k_block * S::KEYS;
     gpu_pairs pairs;
+    gpu_mask_blocks found = {false, false};
     pairs.b = work.batch;
-    return i0 < p.seqlen_q && j0 < p.seqlen_k &&
-                   gpu_mask_blocks_of(g, pairs, i0, i0 + 1, work.head * g.group, 1, j0, j0 + 1, 0,
-                                      1)
-                       .kept
-               ? SEEN_KEPT
-               : 0;
+    if (i0 < p.seqlen_q && j0 < p.seqlen_k) {
+        found = gpu_mask_blocks_of(g, pairs, i0, i0 + 1, work.head * g.group, 1, j0, j0 + 1, 0, 1);
+    }
+    return found.kept ? SEEN_KEPT : 0;
 }
 
 /* What a block mask, a bias, or else a mask does in each tile, in the workspace. */

@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Roles of a block of backward on Hopper that do not multiply (wgmma_backward.cuh): the warp that
+ * takes items, the thread that copies tiles to shared memory, and the warps that add dQ to the
+ * workspace.
+ */
+#ifndef FATTN_CUDA_WGMMA_BACKWARD_COPIES_CUH
+#define FATTN_CUDA_WGMMA_BACKWARD_COPIES_CUH
+
+#include "backends/cuda/wgmma_backward_block.cuh"
+
+/* --- The taker -------------------------------------------------------------------------------- */
+
+/* Finds out which tiles of queries an item visits, and with which it begins. A warp asks, a lane
+ * for each of 32 tiles. */
+template <class S>
+GPU_DEVICE void wgmma_find_visits(const fattn_gpu_args &g, const wgmma_backward_control<S> &control,
+                                  wgmma_backward_item &w)
+{
+    const wgmma_sight &sight = control.sight;
+    const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
+    const int64_t first = w.batch * sight.batch + w.head * sight.head + w.block;
+    uint32_t *const visits = wgmma_visits_of(g, sight, w);
+    int start = w.past, tiles = 0;
+    GPU_ROLLED
+    for (int n = 0; n < words; n++) {
+        const int tile = 32 * n + mma_lane();
+        int left = 0;
+        if (w.first <= tile && tile < w.past) {
+            left = sight.seen ? sight.seen[first + tile * sight.tile] : SEEN_KEPT | SEEN_MIXED;
+        }
+        const uint32_t kept = __ballot_sync(0xffffffffu, left & SEEN_KEPT);
+        const uint32_t mixed = __ballot_sync(0xffffffffu, left & SEEN_MIXED);
+        start = kept && start == w.past ? 32 * n + __ffs((int)kept) - 1 : start;
+        tiles += __popc(kept);
+        if (mma_lane() == 0) {
+            visits[n] = kept;
+            visits[words + n] = mixed;
+        }
+    }
+    __syncwarp(); /* all have read the item */
+    if (mma_lane() == 0) {
+        w.start = start;
+        w.tiles = tiles * (int)g.group;
+    }
+}
+
+GPU_DEVICE wgmma_shift wgmma_shift_taken(const fattn_gpu_args &g, int taken)
+{
+    wgmma_shift_run run;
+    run.q_blocks = (int)g.tiling.q_blocks;
+    run.k_blocks = (int)g.tiling.k_blocks;
+    run.heads = (int)(g.problem.batch * g.problem.heads_k);
+    run.grid = (int)gpu_blocks();
+    run.side_by_side = wgmma_side_by_side();
+    return wgmma_is_shifted(g.problem) ? wgmma_shift_of(run, taken) : wgmma_shift_none(taken);
+}
+
+/* The number of the next item in the order of taking. */
+GPU_DEVICE int wgmma_take(const fattn_gpu_args &g, unsigned *taken)
+{
+    const int number = mma_lane() == 0 ? (int)atomicAdd(taken, 1u) : 0;
+    return __shfl_sync(0xffffffffu, number, 0) +
+           (wgmma_is_ordered(g.problem) ? 0 : (int)gpu_blocks());
+}
+
+/* The number of an item after the first is asked for late, when the copies of the one before are
+ * about to end: who asks early holds on to items that others could begin. An item for which the one
+ * before would wait is not taken until that is through. */
+template <class S>
+GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_block<S> &b)
+{
+    enum { WORDS = sizeof(wgmma_backward_item) / 4 };
+    static_assert(WORDS <= GPU_WAVE, "a lane copies a word");
+    wgmma_backward_control<S> &control = *b.control;
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const fattn_problem &p = g.problem;
+    const int items = (int)(p.batch * p.heads_k * g.tiling.k_blocks);
+    const bool ordered = wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
+    int number = (int)gpu_block();
+    int part = -1;
+    if constexpr (!S::IS_LEAN) {
+        if (mma_has<S>(g, FATTN_DROPOUT) && mma_lane() == 0) {
+            control.dropout = gpu_dropout(g);
+        }
+    }
+    for (int n = 0;; n++) {
+        if (n > 0) {
+            wgmma_await(&control.item_wanted, (n - 1) % 2);
+            if (part >= 0) {
+                const int next = wgmma_peek((const int32_t *)saved.taken);
+                if (next < items && !wgmma_shift_may_take(part, wgmma_shift_taken(g, next))) {
+                    wgmma_await(&control.item_empty[(n - 1) % 2], (n - 1) / 2 % 2);
+                }
+            }
+        }
+        if (n > 0 || ordered) {
+            number = wgmma_take(g, saved.taken);
+        }
+        wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
+        const bool exists = number < items;
+        if (exists) {
+            const wgmma_shift shift = wgmma_shift_taken(g, number);
+            const uint32_t *const from = (const uint32_t *)(saved.items + shift.item);
+            part = shift.part;
+            if (mma_lane() < WORDS) {
+                ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
+            }
+            __syncwarp();
+            if (shift.peers && mma_lane() == 0) {
+                wgmma_backward_item &item = control.item[n % 2];
+                item.peers = shift.peers;
+                item.start = shift.number * wgmma_apart(item);
+            }
+            if constexpr (S::SKIPS) {
+                if (wgmma_skips(&p)) {
+                    wgmma_find_visits<S>(g, control, control.item[n % 2]);
+                }
+            }
+        }
+        control.exists[n % 2] = exists;
+        __syncwarp();
+        wgmma_release(&control.item_full[n % 2]);
+        if (!exists) {
+            return;
+        }
+    }
+}
+
+/* --- The copier ------------------------------------------------------------------------------- */
+
+/* A tile of rows: all channels. */
+template <int PANELS, int ROWS>
+GPU_DEVICE void wgmma_copy_panels(uint32_t to, const wgmma_map *map, uint64_t *full, int row,
+                                  int head, int batch)
+{
+    GPU_UNROLL
+    for (int c = 0; c < PANELS; c++) {
+        wgmma_copy(to + c * ROWS * 128, map, full, 64 * c, row, head, batch, WGMMA_KEEP);
+    }
+}
+
+/* Keys, or values. */
+template <class S>
+GPU_DEVICE void wgmma_copy_keys(uint32_t to, const wgmma_map *map, uint64_t *full,
+                                const wgmma_backward_item &w, const fattn_strides &stride)
+{
+    wgmma_poison(to, S::KEY_BYTES);
+    wgmma_arrive_expect_tx(full, S::KEY_BYTES);
+    wgmma_copy_panels<S::PANELS, S::KEYS>(to, map, full, w.k_row, stride.head ? w.head : 0,
+                                          stride.batch ? w.k_batch : 0);
+}
+
+/* A tile of queries, or of dO, of query head `head`, and a float of each row. */
+template <class S>
+GPU_DEVICE void wgmma_copy_rows(uint32_t to, const wgmma_map *map, uint32_t floats,
+                                const float *from, uint64_t *full, const wgmma_backward_item &w,
+                                const fattn_strides &stride, int head, int tile)
+{
+    enum { FLOATS = 4 * S::QUERIES };
+    wgmma_poison(to, S::QUERY_BYTES);
+    wgmma_poison(floats, FLOATS);
+    wgmma_arrive_expect_tx(full, S::QUERY_BYTES + FLOATS);
+    wgmma_copy_panels<S::PANELS, S::QUERIES>(to, map, full, w.q_row + tile * S::QUERIES,
+                                             stride.head ? head : 0, stride.batch ? w.q_batch : 0);
+    wgmma_copy_bytes(floats, from, FLOATS, full);
+}
+
+/* Whether tensor maps take it: of strides the host has seen to that. */
+template <class S> GPU_DEVICE bool wgmma_is_staged(const fattn_gpu_args &g)
+{
+    const void *const data =
+        S::KNOWN == FATTN_BIAS ? (const void *)g.buffers.bias : (const void *)g.buffers.mask;
+    return S::IS_STAGED && (uintptr_t)data % 16 == 0;
+}
+
+/* A tile of it, in rows of 128 bytes: one row where queries share theirs. */
+template <class S>
+GPU_DEVICE void wgmma_copy_term(const fattn_gpu_args &g, uint32_t to, const wgmma_map *map,
+                                uint64_t *full, const wgmma_backward_item &w, int head, int tile)
+{
+    enum { COLUMNS = S::KNOWN == FATTN_BIAS ? 64 : 128 };
+    const int64_t *const stride = wgmma_staged_stride<S>(g.problem);
+    const int rows = stride[2] ? S::QUERIES : 1;
+    wgmma_poison(to, S::TERM_BYTES);
+    wgmma_arrive_expect_tx(full, rows * 128 * (S::KEYS / COLUMNS));
+    GPU_UNROLL
+    for (int c = 0; c < S::KEYS / COLUMNS; c++) {
+        wgmma_copy(to + c * S::QUERIES * 128, map, full, w.block * S::KEYS + c * COLUMNS,
+                   stride[2] ? tile * S::QUERIES : 0, stride[1] ? head : 0, stride[0] ? w.batch : 0,
+                   WGMMA_KEEP);
+    }
+}
+
+/* Where copies are. */
+template <class S> struct wgmma_copies {
+    wgmma_place<S::STAGES> q;
+    wgmma_place<2> dout;
+    wgmma_place<S::TERM_PLACES> term;
+    int keys;        /* tiles of these */
+    uint32_t visits; /* and of queries */
+};
+
+/* maps: q, k, v, dO, and a bias or mask that is alone. */
+template <class S>
+GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
+                                const wgmma_backward_block<S> &b, const wgmma_backward_item &w,
+                                wgmma_copies<S> &at)
+{
+    wgmma_backward_control<S> &control = *b.control;
+    const fattn_problem &p = g.problem;
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const uint32_t *const visits =
+        S::SKIPS && wgmma_skips(&p) ? wgmma_visits_of(g, control.sight, w) : NULL;
+    const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
+    int head = w.head * b.group, tile = w.start;
+    int64_t row = (int64_t)w.saved * S::QUERIES; /* the head's first */
+    wgmma_await(&control.keys_empty, at.keys++ % 2 ^ 1);
+    wgmma_copy_keys<S>(b.k, maps + 1, &control.k_full, w, p.k);
+    GPU_ROLLED
+    for (int n = 0; n < w.tiles; n++) {
+        wgmma_await(&control.q_empty[at.q.stage], at.q.phase ^ 1);
+        const bool mixed = !S::KNOWS_PLAIN || !visits || visits[words + tile / 32] >> tile % 32 & 1;
+        if (S::SKIPS) {
+            *wgmma_visit_at<S>(b, at.visits++) = {tile, head - w.head * b.group, mixed};
+        }
+        wgmma_copy_rows<S>(b.q + at.q.stage * S::QUERY_BYTES, maps,
+                           b.lse + at.q.stage * 4 * S::QUERIES, saved.lse + row + tile * S::QUERIES,
+                           &control.q_full[at.q.stage], w, p.q, head, tile);
+        if (n == 0) {
+            wgmma_copy_keys<S>(b.v, maps + 2, &control.v_full, w, p.v);
+        }
+        if constexpr (S::IS_STAGED) {
+            if (b.waits && mixed) {
+                wgmma_await(&control.term_empty[at.term.stage], at.term.phase ^ 1);
+                wgmma_copy_term<S>(g, b.terms + at.term.stage * S::TERM_BYTES, maps + 4,
+                                   &control.term_full[at.term.stage], w, head, tile);
+                wgmma_step(at.term);
+            }
+        }
+        wgmma_await(&control.dout_empty[at.dout.stage], at.dout.phase ^ 1);
+        wgmma_copy_rows<S>(b.dout + at.dout.stage * S::QUERY_BYTES, maps + 3,
+                           b.delta + at.dout.stage * 4 * S::QUERIES,
+                           saved.delta + row + tile * S::QUERIES, &control.dout_full[at.dout.stage],
+                           w, p.dout, head, tile);
+        wgmma_step(at.q);
+        wgmma_step(at.dout);
+        tile = S::SKIPS && visits ? wgmma_next_visit(w, visits, tile) : wgmma_next_tile(w, tile);
+        if (tile == w.start) {
+            head++;
+            row += (int64_t)saved.tiles * S::QUERIES;
+        }
+    }
+}
+
+template <class S>
+GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *maps,
+                                    const wgmma_backward_block<S> &b)
+{
+    wgmma_backward_control<S> &control = *b.control;
+    wgmma_copies<S> at = {{0, 0}, {0, 0}, {0, 0}, 0, 0};
+    const wgmma_backward_item *w;
+    for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
+        if (w->tiles > 0) {
+            wgmma_copy_item<S>(g, maps, b, *w, at);
+        }
+        wgmma_arrive(&control.item_wanted);
+        wgmma_arrive(&control.item_empty[n % 2]);
+    }
+}
+
+/* --- The adders ------------------------------------------------------------------------------- */
+
+/* Ordered blocks add to a tile of dQ from the last tile of keys that it sees to the first, each
+ * when the one before has. Whom a block waits for took its item earlier, so it runs or is through,
+ * and waits for nobody later. It is the turn of the block as many blocks have added as there are
+ * tiles of keys behind its own that see the tile, whose last query, there or not, is what items go
+ * by.
+ * Shifted items, which have all tiles, add part by part, in the order of their round. */
+template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &w, int tile)
+{
+    if (w.peers) {
+        const int apart = wgmma_apart(w), number = w.start / apart;
+        const int before = w.block - number; /* items of earlier parts */
+        return before + wgmma_shift_turn(number, w.peers, apart, tile);
+    }
+    const int past = min((tile + 1) * S::QUERIES - 1 + w.reach, w.sequence_keys);
+    return (past - 1) / S::KEYS - w.block;
+}
+
+/* What an adder adds of a tile: halves of warpgroups `group` to `past` - 1. */
+typedef struct wgmma_adder {
+    int group, past;
+} wgmma_adder;
+
+/* The place of what it adds is free once that has been read. */
+GPU_DEVICE void wgmma_free_dq(wgmma_adder adder)
+{
+    if (mma_lane() == 0) {
+        wgmma_await_read();
+    }
+    __syncwarp();
+    GPU_ROLLED
+    for (int n = adder.group; n < adder.past; n++) {
+        wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
+    }
+}
+
+/* Adds a tile of dQ when it is made; place() is asked for where it goes only then. */
+template <class S, class Place>
+GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder adder,
+                               const Place &place)
+{
+    GPU_ROLLED
+    for (int n = adder.group; n < adder.past; n++) {
+        wgmma_named_sync(WGMMA_DQ_MADE + n, WGMMA_WITH_ADDER);
+        if (mma_lane() == 0) {
+            float *const to = place();
+            wgmma_add(to + n * (S::PART * 64), b.dq + n * S::PART_BYTES, S::PART_BYTES, WGMMA_KEEP);
+        }
+        __syncwarp();
+    }
+}
+
+/* The same in turn, by the adder of even or of odd tiles. It awaits the turn before the tile is
+ * made, which costs nothing when others are ahead. */
+template <class S>
+GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder adder, int odd,
+                                  float *to, int32_t *turn, int32_t own)
+{
+    if (mma_lane() == 0) {
+        while (wgmma_peek(turn) != own) {}
+    }
+    __syncwarp();
+    wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
+    wgmma_add_tile<S>(b, adder, [&] { return to; });
+    wgmma_named_arrive(WGMMA_NEXT_DUE + (odd ^ 1), 64);
+    wgmma_free_dq(adder);
+    if (mma_lane() == 0) {
+        wgmma_await_added();
+        mma_fence();
+        mma_poke(turn, own + 1);
+    }
+    __syncwarp();
+}
+
+/* Adder 0 or 1. Each adds what a warpgroup makes, or, in turn, every other tile: to add a tile in
+ * turn, and to say so, takes longer than to make it. What is free or due at first is waited for at
+ * last. */
+template <class S>
+GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int number)
+{
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const bool ordered = wgmma_is_ordered(g.problem);
+    const wgmma_adder adder = {ordered ? 0 : number, ordered ? (int)S::WARPGROUPS : number + 1};
+    const wgmma_backward_item *w;
+    int odd = 0;         /* of the next tile */
+    uint32_t visits = 0; /* of tiles */
+    if (!ordered || number == 0) {
+        wgmma_free_dq(adder);
+    } else {
+        wgmma_named_arrive(WGMMA_NEXT_DUE, 64);
+    }
+    for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
+        int first = w->saved; /* the head's first tile */
+        int tile = w->start;
+        GPU_ROLLED
+        for (int left = w->tiles; left > 0; left--) {
+            const auto place = [&](int64_t n) { return saved.dq + n * (S::QUERIES * S::WIDTH); };
+            const int64_t at = first + tile;
+            if (!ordered) {
+                wgmma_add_tile<S>(b, adder, [&] {
+                    const wgmma_visit visit = *wgmma_visit_at<S>(b, visits);
+                    return place(S::SKIPS ? w->saved + visit.head * saved.tiles + visit.tile : at);
+                });
+                wgmma_free_dq(adder);
+            } else if (odd == number) {
+                wgmma_add_in_turn<S>(b, adder, odd, place(at), saved.turns + at,
+                                     wgmma_own_turn<S>(*w, tile));
+            }
+            odd ^= 1;
+            visits++;
+            tile = wgmma_next_tile(*w, tile);
+            first += tile == w->start ? saved.tiles : 0;
+        }
+        __syncwarp();
+        wgmma_release(&b.control->item_empty[n % 2]);
+    }
+    if (ordered && odd == number) {
+        wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
+    }
+    if (mma_lane() == 0) {
+        wgmma_await_added();
+    }
+}
+
+#endif

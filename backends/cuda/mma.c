@@ -133,7 +133,8 @@ static void name_entry(char entry[48], const fattn_problem *p, const mma_shape *
 static bool looks(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
     const mma_shape *const s = shape_of(row, p, (fattn_tile){t->br, t->bc});
-    return MMA_SKIPS(s->features, s->width) && fattn_cuda_looks(p, t);
+    return MMA_SKIPS(s->features, s->width) && t->k_blocks <= 32 * MMA_SEEN_WORDS &&
+           fattn_cuda_looks(p, t);
 }
 
 static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p,

@@ -288,7 +288,7 @@ GPU_DEVICE int mma_next_kept(const fattn_gpu_args &g, const mma_scratch<S> &s, i
     }
     int next = block;
     do {
-        block = s.seen ? mma_kept_from(s.kept, next, w.past) : next;
+        block = s.seen ? seen_next(s.kept, next, w.past) : next;
         next = mma_next<S>(g, w, block);
     } while (next != block);
     return next;

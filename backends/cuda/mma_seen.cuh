@@ -67,15 +67,11 @@ template <class S> GPU_DEVICE void mma_find_kept(mma_scratch<S> &s)
     }
 }
 
-/* The first tile from `block` on of which some pair is kept, or `past`. */
-GPU_DEVICE int mma_kept_from(const uint32_t *kept, int block, int past)
-{
-    uint32_t bits = 0;
-    GPU_ROLLED
-    while (block < past && !(bits = kept[block / 32] >> block % 32)) {
-        block = block / 32 * 32 + 32;
+/* The kernel before, in an image. */
+#define MMA_SEEN_ENTRY(name, keys)                                                   \
+    GPU_KERNEL(SEEN_THREADS, 2) name##_seen_##keys(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                \
+        mma_seen_all<keys>(g);                                                       \
     }
-    return bits ? block + __ffs((int)bits) - 1 : past;
-}
 
 #endif

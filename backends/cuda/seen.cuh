@@ -112,6 +112,18 @@ GPU_DEVICE int64_t seen_at(const fattn_tiling &tiling, int64_t heads, const int6
     return (head * tiling.q_blocks + work.block) * SEEN_BYTES(tiling.k_blocks);
 }
 
+/* Of tiles with a bit each, the first from `tile` on whose bit is set, or `past`, from where on no
+ * bit is set. */
+GPU_DEVICE int seen_next(const uint32_t *tiles, int tile, int past)
+{
+    uint32_t bits = 0;
+    GPU_ROLLED
+    while (tile < past && !(bits = tiles[tile / 32] >> tile % 32)) {
+        tile = tile / 32 * 32 + 32;
+    }
+    return bits ? tile + __ffs((int)bits) - 1 : past;
+}
+
 /* Of tiles 8 n .. 8 n + 7, those below `past` of which something is kept: a bit of a byte each. */
 GPU_DEVICE uint64_t seen_kept_of(const uint8_t *bytes, int n, int past)
 {

@@ -64,16 +64,11 @@ GPU_DEVICE int wgmma_next_tile(const wgmma_backward_item &w, int tile)
     return tile + 1 == w.past ? w.first : tile + 1;
 }
 
-/* The same of an item that visits those whose bits are set. */
+/* The same of an item that visits only tiles whose bits are set. */
 GPU_DEVICE int wgmma_next_visit(const wgmma_backward_item &w, const uint32_t *visits, int tile)
 {
-    int next = tile + 1;
-    uint32_t bits = 0;
-    GPU_ROLLED
-    while (next < w.past && !(bits = visits[next / 32] >> next % 32)) {
-        next = next / 32 * 32 + 32;
-    }
-    return bits ? next + __ffs((int)bits) - 1 : w.start;
+    const int next = seen_next(visits, tile + 1, w.past);
+    return next < w.past ? next : w.start;
 }
 
 /* Waits for item n of the block; NULL where there are no more. */

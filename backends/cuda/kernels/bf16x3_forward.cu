@@ -16,13 +16,8 @@
     }
 BF16X3_SHAPES(BF16X3_ENTRY)
 
-#define BF16X3_SEEN_ENTRY(keys)                                                      \
-    GPU_KERNEL(SEEN_THREADS, 2) bf16x3_seen_##keys(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                                \
-        mma_seen_all<keys>(g);                                                       \
-    }
-BF16X3_SEEN_ENTRY(64)
-BF16X3_SEEN_ENTRY(32)
+MMA_SEEN_ENTRY(bf16x3, 64)
+MMA_SEEN_ENTRY(bf16x3, 32)
 
 GPU_KERNEL(128, 1) combine(const GPU_PARAM fattn_gpu_args g) { gpu_combine_all(g); }
 GPU_KERNEL(128, 1) combine_rows(const GPU_PARAM fattn_gpu_args g) { gpu_combine_rows(g); }

@@ -20,14 +20,9 @@
               __VA_ARGS__)
 MMA_SHAPES(MMA_ENTRIES)
 
-#define MMA_SEEN(keys)                                                            \
-    GPU_KERNEL(SEEN_THREADS, 2) mma_seen_##keys(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                             \
-        mma_seen_all<keys>(g);                                                    \
-    }
-MMA_SEEN(32)
-MMA_SEEN(64)
-MMA_SEEN(128)
+MMA_SEEN_ENTRY(mma, 32)
+MMA_SEEN_ENTRY(mma, 64)
+MMA_SEEN_ENTRY(mma, 128)
 
 GPU_COMBINE
 

@@ -1124,6 +1124,9 @@ static void check_hopper_rows(void)
         {"wgmma_full_128", 1, 16, 16, 512, 512, 128, FATTN_BIAS, 64}, /* few blocks */
         {"wgmma_full_128", 32, 16, 16, 512, 512, 128, FATTN_BIAS, 128},
         {"wgmma_full_256", 8, 16, 16, 2048, 2048, 256, FATTN_MASK, 128},
+        {"wgmma_full_256", 1, 8, 8, 512, 512, 256, FATTN_BIAS, 128}, /* 32 blocks, */
+        {"wgmma_full_64", 1, 4, 4, 2048, 2048, 64, FATTN_SOFTCAP, 128},
+        {"mma_full_64", 1, 1, 1, 2048, 2048, 64, FATTN_SOFTCAP, 0}, /* 16 of many keys */
     };
     fattn_device *const device = open_h100("Hopper's rows");
     EACH (n, cases) {

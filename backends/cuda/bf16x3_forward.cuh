@@ -24,11 +24,14 @@ template <class S> struct mma_tiles<S, 3> {
 GPU_DEVICE int bf16x3_kept_from(const uint8_t *bytes, int block, int past)
 {
     const uint64_t before = (UINT64_C(1) << 8 * (block % 8)) - 1;
-    uint64_t kept = block < past ? seen_kept_of(bytes, block / 8, past) & ~before : 0;
+    uint64_t kept = 0;
+    if (block < past) {
+        kept = seen_kept_of(seen_eight(bytes, block / 8), block / 8, past) & ~before;
+    }
     GPU_ROLLED
     for (int n = block / 8 + 1; !kept && 8 * n < past; n++) {
         block = 8 * n;
-        kept = seen_kept_of(bytes, n, past);
+        kept = seen_kept_of(seen_eight(bytes, n), n, past);
     }
     return kept ? block / 8 * 8 + (__ffsll((int64_t)kept) - 1) / 8 : past;
 }

@@ -124,12 +124,15 @@ GPU_DEVICE int seen_next(const uint32_t *tiles, int tile, int past)
     return bits ? tile + __ffs((int)bits) - 1 : past;
 }
 
-/* Of tiles 8 n .. 8 n + 7, those below `past` of which something is kept: a bit of a byte each. */
-GPU_DEVICE uint64_t seen_kept_of(const uint8_t *bytes, int n, int past)
+/* The bytes of tiles 8 n .. 8 n + 7. */
+GPU_DEVICE uint64_t seen_eight(const uint8_t *bytes, int n) { return ((const uint64_t *)bytes)[n]; }
+
+/* Of these tiles, those below `past` of which something is kept: a bit of a byte each. */
+GPU_DEVICE uint64_t seen_kept_of(uint64_t eight, int n, int past)
 {
     const int live = past - 8 * n;
     const uint64_t below = live >= 8 ? UINT64_MAX : (UINT64_C(1) << 8 * max(live, 0)) - 1;
-    return ((const uint64_t *)bytes)[n] & below & SEEN_KEPT * (UINT64_MAX / 255);
+    return eight & below & SEEN_KEPT * (UINT64_MAX / 255);
 }
 
 /* What a bias, or else a mask, does in tiles of so many keys: the bytes from `bytes` on, of the

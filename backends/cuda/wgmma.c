@@ -457,6 +457,19 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
     return cannot(row, p);
 }
 
+/* Whether blocks of rows that leave most multiprocessors idle are done sooner than by the rows of
+ * mma.c, which cut keys into parts. Here the time grows with the keys of one block. There it grows
+ * with those of all, at about a third of the multiprocessors' number as fast, and parts are merged.
+ * Fitted to runs of up to 95 blocks (docs/notes/hopper-forward.md). */
+static bool few_pay(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
+{
+    const bool narrow = fattn_gpu_kernel_of(row)->width == 64;
+    const int64_t rows = group_of(p) * p->seqlen_q;
+    const double blocks = (double)p->batch * (double)p->heads_k * (double)((rows + 127) / 128);
+    const double enough = (double)limits->units * (narrow ? 0.36 : 0.33);
+    return rows > 64 && (double)p->seqlen_k * (enough - blocks) <= (narrow ? 32e3 : 42e3);
+}
+
 /* Where blocks of a block mask are no multiples of a tile, most tiles are kept in part. These are
  * slow: 3 times the time of the rows of mma.c. */
 static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
@@ -468,7 +481,8 @@ static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fat
     const bool blocks = p->features & FATTN_BLOCK_MASK;
     const bool whole =
         !blocks || (p->block_m * group_of(p) % tile->br == 0 && p->block_n % tile->bc == 0);
-    return whole && (pays(row, p, limits) || full_is_short(row, p, limits));
+    return whole &&
+           (few_pay(row, p, limits) || pays(row, p, limits) || full_is_short(row, p, limits));
 }
 
 /* The counter, and what a bias, a mask or a block mask leaves of each item's keys. */

@@ -185,6 +185,18 @@ template <class S, class F> GPU_DEVICE void wgmma_each_bias(const wgmma_tile_ter
     }
 }
 
+/* The same of a mask's bytes. */
+template <class S, class F> GPU_DEVICE void wgmma_each_mask(const wgmma_tile_terms<S> &s, F f)
+{
+    static_assert(S::TERM_PANELS == 1, "a tile is one panel");
+    uint32_t from[1];
+    wgmma_panels_begin<S>(s, from);
+    GPU_UNROLL
+    for (int n = 0; n < S::KEYS / 4; n++) {
+        f(n, wgmma_get_half(((s.staged[n % 2] + from[0]) ^ n / 4 << 4) + n / 2 % 2 * 8));
+    }
+}
+
 /* Two scores: x = factor x + bias. Where a bias of -inf meets a score that is not finite, x becomes
  * NaN. */
 template <class S>
@@ -218,6 +230,20 @@ GPU_DEVICE void wgmma_multiply(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8
     }
 }
 
+/* Whether a bias or mask hides all pairs of a warpgroup in a tile that is not plain: `number` is of
+ * a barrier that its threads meet at. */
+template <class S> GPU_DEVICE bool wgmma_is_hidden(const wgmma_tile_terms<S> &s, int number)
+{
+    uint32_t kept = 0;
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        const uint32_t hidden = (int)S::type::DTYPE == (int)FATTN_F16 ? 0xfc00fc00u : 0xff80ff80u;
+        wgmma_each_bias<S>(s, [&](int, uint32_t pair) { kept |= pair ^ hidden; });
+    } else {
+        wgmma_each_mask<S>(s, [&](int, uint32_t pair) { kept |= pair; });
+    }
+    return wgmma_named_all(number, 128, kept == 0);
+}
+
 /* Whether some score is NaN. Those that a multiply-add makes have no sign. */
 template <class S> GPU_DEVICE bool wgmma_has_nan(const float x[S::KEYS / 8][4])
 {
@@ -239,26 +265,17 @@ template <class S> GPU_DEVICE bool wgmma_has_nan(const float x[S::KEYS / 8][4])
 template <class S>
 GPU_DEVICE void wgmma_add_mask(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8][4])
 {
-    static_assert(S::TERM_PANELS == 1, "a tile is one panel");
     if (s.factor != 1) {
         wgmma_multiply(s, x);
     }
     if (s.plain) {
         return;
     }
-    uint32_t place[1];
-    wgmma_panels_begin<S>(s, place);
-    GPU_UNROLL
-    for (int n = 0; n < S::KEYS / 8; n++) {
-        GPU_UNROLL
-        for (int h = 0; h < 2; h++) {
-            const uint32_t two =
-                wgmma_get_half(((s.staged[h] + place[0]) ^ n / 2 << 4) + n % 2 * 8);
-            float *const score = x[n] + 2 * h;
-            score[0] = two & 0xff ? score[0] : -fattn_f32_infinity();
-            score[1] = two & 0xff00 ? score[1] : -fattn_f32_infinity();
-        }
-    }
+    wgmma_each_mask<S>(s, [&](int n, uint32_t pair) {
+        float *const score = x[n / 2] + n % 2 * 2;
+        score[0] = pair & 0xff ? score[0] : -fattn_f32_infinity();
+        score[1] = pair & 0xff00 ? score[1] : -fattn_f32_infinity();
+    });
 }
 
 /* x + shift = factor x - slope distance. Where all of a warp's queries are on one side of the
@@ -482,8 +499,9 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
     const uint32_t out = b.out + warp * WGMMA_OUT_BYTES;
     const uint32_t to = out + lane / 4 * 128 + lane % 4 * 4, swizzle = lane / 4 << 4;
     const uint32_t from = out + lane / 8 * 128;
-    GPU_UNROLL
-    for (int h = 0; h < 2; h++) {
+    const auto store = [&](int h) {
+        const float own = h ? factor[1] : factor[0];
+        const bool none = h ? empty[1] : empty[0];
         int64_t at[2];
         bool exists[2];
         GPU_UNROLL
@@ -496,9 +514,9 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
         for (int panel = 0; panel < S::PANELS_V; panel++) {
             GPU_UNROLL
             for (int n = 0; n < 8 && 8 * panel + n < S::WIDTH_V / 8; n++) {
-                const float *const pair = rows.o[8 * panel + n] + 2 * h;
-                const uint32_t word = S::type::pack(pair[0] * factor[h], pair[1] * factor[h]);
-                mma_put(to + (swizzle ^ n << 4), empty[h] ? 0 : word);
+                const float *const four = rows.o[8 * panel + n];
+                const float x = h ? four[2] : four[0], y = h ? four[3] : four[1];
+                mma_put(to + (swizzle ^ n << 4), none ? 0 : S::type::pack(x * own, y * own));
             }
             __syncwarp();
             GPU_UNROLL
@@ -510,6 +528,17 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
                 }
             }
             __syncwarp();
+        }
+    };
+    if constexpr (S::IS_SHORT) { /* its blocks wait for instructions most of all */
+        GPU_ROLLED
+        for (int h = 0; h < 2; h++) {
+            store(h);
+        }
+    } else {
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            store(h);
         }
     }
 }
@@ -853,6 +882,19 @@ template <class S> GPU_DEVICE void wgmma_turn_end(const wgmma_block<S> &b, int g
     }
 }
 
+/* Passes the tiles of keys that none of the warpgroup's rows sees. */
+template <class S>
+GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int tiles, wgmma_used<S> &used)
+{
+    wgmma_control<S> &control = *b.control;
+    for (; tiles > 0; tiles--) {
+        wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
+        wgmma_release(&control.k_empty[used.stage(used.k++)]);
+        wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
+        wgmma_release(&control.v_empty[used.stage(used.v++)]);
+    }
+}
+
 /* Meets the keys that the warpgroup's rows see. */
 template <class S>
 GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int group,
@@ -870,6 +912,12 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     int first[2], past[2], block = w.own_past[group] - 1;
     int left = 0; /* tiles behind this one, where some are skipped */
     bool mixed = false;
+    wgmma_row_terms known = {{0, 0}, {0, 0}, 1};
+    if constexpr (S::IS_STAGED) {
+        known.factor = wgmma_own(g.rule.terms & FATTN_SCORE_SCALE ? g.rule.scale : 1);
+        wgmma_staged_begin<S>(control.terms[place], wgmma_term_stride<S>(g.problem), row,
+                              known.staged);
+    }
     const auto read_tile = [&]() {
         if constexpr (S::SKIPS) {
             const int tile = control.tile[used.stage(used.k)];
@@ -881,6 +929,24 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         left = control.tiles[place] - 1;
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
         read_tile();
+    }
+    if constexpr (S::LOOKS) {
+        if (S::KEYS < S::ROWS || !control.bytes[place]) {
+            while (left > 0 && mixed) {
+                const wgmma_tile_terms<S> s =
+                    wgmma_tile_terms_of(g, b, place, block, false, used.terms, known);
+                if (!wgmma_is_hidden(s, 7 + group)) {
+                    break;
+                }
+                used.terms = wgmma_panels_end(s);
+                wgmma_turn_begin(b, group);
+                wgmma_turn_end(b, group);
+                wgmma_skip(b, 1, used);
+                left--;
+                wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
+                read_tile();
+            }
+        }
     }
     const auto ends = [&]() { return S::SKIPS ? left == 0 : block == last_block; };
     int tail = block == w.past - 1 ? w.tail : 0;
@@ -904,12 +970,6 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         const mma_seen keys = mma_seen_by(w, wgmma_query(b, r));
         first[h] = keys.first - mma_lane() % 4 * 2;
         past[h] = keys.past - mma_lane() % 4 * 2;
-    }
-    wgmma_row_terms known = {{0, 0}, {0, 0}, 1};
-    if constexpr (S::IS_STAGED) {
-        known.factor = wgmma_own(g.rule.terms & FATTN_SCORE_SCALE ? g.rule.scale : 1);
-        wgmma_staged_begin<S>(control.terms[place], wgmma_term_stride<S>(g.problem), row,
-                              known.staged);
     }
     /* A tile whose bias is 0 is not multiplied. */
     const auto scale = [&]() {
@@ -1054,19 +1114,6 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     wgmma_wait<0>();
     wgmma_settle<S::WIDTH_V / 8>(rows.o);
     wgmma_release(&control.v_empty[used.stage(used.v++)]);
-}
-
-/* Passes the tiles of keys that none of the warpgroup's rows sees. */
-template <class S>
-GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int tiles, wgmma_used<S> &used)
-{
-    wgmma_control<S> &control = *b.control;
-    for (; tiles > 0; tiles--) {
-        wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
-        wgmma_release(&control.k_empty[used.stage(used.k++)]);
-        wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
-        wgmma_release(&control.v_empty[used.stage(used.v++)]);
-    }
 }
 
 /* What features need of a warp's rows, of which `row` is the first. */

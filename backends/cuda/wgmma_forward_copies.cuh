@@ -129,25 +129,13 @@ GPU_DEVICE int wgmma_tiles_of(const wgmma_block<S> &b, const wgmma_item &w, int 
 }
 
 /* The tile that comes before `tile`, of those that are kept. */
-template <class S> GPU_DEVICE int wgmma_tile_before(const wgmma_block<S> &b, int place, int tile)
+template <class S>
+GPU_DEVICE wgmma_key_tile wgmma_tile_before(const wgmma_block<S> &b, int place, int tile)
 {
     if constexpr (S::SKIPS) {
         return wgmma_tile_below(b.control->bytes[place], tile);
     }
-    return tile - 1;
-}
-
-/* Whether the feature matters in a tile: it drops some pair, or is a bias that is not 0. */
-template <class S> GPU_DEVICE bool wgmma_is_mixed(const wgmma_block<S> &b, int place, int tile)
-{
-    const uint8_t *const bytes = b.control->bytes[place];
-    return !bytes || bytes[tile] & SEEN_MIXED;
-}
-
-/* What warpgroups are told about a tile. They read it once its keys are there. */
-template <class S> GPU_DEVICE int wgmma_tile_said(const wgmma_block<S> &b, int place, int tile)
-{
-    return wgmma_is_mixed(b, place, tile) ? tile | WGMMA_MIXED : tile;
+    return {tile - 1, false};
 }
 
 /* Keys of a tile, then values of the one before: in the order in which they are needed. PAGED: by a
@@ -174,22 +162,24 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
         }
         const int last = wgmma_tiles_of(b, w, place) - 1;
         wgmma_slot slot = {w.past, 0, 0};
+        bool mixed = false;
         now.first = next.first = w.past;
         GPU_ROLLED
         for (int left = last; left >= -1; left--) {
             const wgmma_slot before = slot;
             if (left >= 0) {
-                slot.tile = wgmma_tile_before(b, place, slot.tile);
+                const wgmma_key_tile kept = wgmma_tile_before(b, place, slot.tile);
+                slot.tile = kept.tile;
+                mixed = kept.mixed;
                 if (PAGED) {
                     slot = wgmma_slot_of(g, w, slot.tile, now, next);
                 }
             }
             if (left >= 0 && keys) {
-                if constexpr (S::SKIPS) {
-                    const int said = wgmma_tile_said(b, place, slot.tile);
+                if constexpr (S::SKIPS) { /* warpgroups read it once the keys are there */
                     wgmma_await(&control.k_empty[used % S::RING], used / S::RING % 2 ^ 1);
                     if (speaks) {
-                        control.tile[used % S::RING] = said;
+                        control.tile[used % S::RING] = mixed ? slot.tile | WGMMA_MIXED : slot.tile;
                     }
                 }
                 wgmma_copy_tile<S, S::PANELS, PAGED>(g, b.k, maps + 1, control.k_full,
@@ -242,8 +232,9 @@ GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
         GPU_ROLLED
         for (int left = wgmma_tiles_of(b, w, n % WGMMA_ITEMS), block = w.past; copies && left > 0;
              left--) {
-            block = wgmma_tile_before(b, n % WGMMA_ITEMS, block);
-            if (!wgmma_is_mixed(b, n % WGMMA_ITEMS, block)) {
+            const wgmma_key_tile kept = wgmma_tile_before(b, n % WGMMA_ITEMS, block);
+            block = kept.tile;
+            if (!kept.mixed) {
                 continue;
             }
             GPU_UNROLL

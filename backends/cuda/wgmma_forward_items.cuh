@@ -50,6 +50,9 @@ struct wgmma_shape {
         MERGES = ONTO,
         HAS_BLOCKS = FEATURES == FATTN_BLOCK_MASK,
         SKIPS = HAS_BLOCKS || IS_STAGED, /* tiles without a pair, wherever they are */
+        /* A warpgroup looks for itself, where its rows may see less than the item does. */
+        LOOKS = IS_STAGED && (BN < 64 * GROUPS || GROUPS == 1),
+        IS_SHORT = GROUPS == 1,
         /* A bias waits in registers for the products, if a thread has so many. */
         READS_EARLY = FEATURES == FATTN_BIAS && GROUPS < 3,
         /* What mma_terms.cuh asks of a shape. */
@@ -297,8 +300,10 @@ GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, i
 {
     const fattn_problem &p = g.problem;
     t.pairs.b = b;
-    t.pairs.seq = seq;
-    t.pairs.band = fattn_band_of(&p, &seq);
+    if (!S::SKIPS) { /* kernels that do have no feature that asks for these */
+        t.pairs.seq = seq;
+        t.pairs.band = fattn_band_of(&p, &seq);
+    }
     t.z_kept = 1;
     if (mma_has<S>(g, FATTN_DROPOUT)) {
         t.pairs.dropout = gpu_dropout(g);
@@ -321,7 +326,6 @@ GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, i
         const int64_t at = b * stride[0] + t.hk * group * stride[1] + i0 * stride[2];
         t.staged = bias ? (const void *)((const uint16_t *)g.buffers.bias + at)
                         : (const void *)(g.buffers.mask + at);
-        t.bias_rows = t.mask_rows = wgmma_are_rows<S>(g);
     }
 }
 
@@ -358,26 +362,38 @@ GPU_DEVICE uint8_t *wgmma_bytes_of(const fattn_gpu_args &g, const fattn_tiling &
     return wgmma_bytes(g) + seen_at(tiling, g.problem.heads_k, stride, work);
 }
 
-/* The last tile below `past` that something is kept of, or -1. */
-GPU_DEVICE int wgmma_tile_below(const uint8_t *bytes, int past)
+/* A tile of keys, or -1; mixed: the feature matters in it, for it drops some pair, or is a bias
+ * that is not 0. */
+typedef struct wgmma_key_tile {
+    int tile;
+    bool mixed;
+} wgmma_key_tile;
+
+/* The last tile below `past` that something is kept of. */
+GPU_DEVICE wgmma_key_tile wgmma_tile_below(const uint8_t *bytes, int past)
 {
+    wgmma_key_tile last = {past - 1, true};
     if (!bytes) {
-        return past - 1;
+        return last;
     }
+    last.tile = -1;
     GPU_ROLLED
     for (int n = (past - 1) >> 3; past > 0 && n >= 0; n--) {
-        const uint64_t kept = seen_kept_of(bytes, n, past);
+        const uint64_t eight = seen_eight(bytes, n), kept = seen_kept_of(eight, n, past);
         if (kept) {
-            return 8 * n + 7 - __clzll((int64_t)kept) / 8;
+            const int byte = 7 - __clzll((int64_t)kept) / 8;
+            last.tile = 8 * n + byte;
+            last.mixed = eight >> 8 * byte & SEEN_MIXED;
+            return last;
         }
     }
-    return -1;
+    return last;
 }
 
 /* The first and the last tile that something is kept of, for the kernel of all features. */
 GPU_DEVICE wgmma_tiles wgmma_kept_ends(const uint8_t *bytes, int tiles)
 {
-    wgmma_tiles kept = {0, wgmma_tile_below(bytes, tiles) + 1};
+    wgmma_tiles kept = {0, wgmma_tile_below(bytes, tiles).tile + 1};
     GPU_ROLLED
     while (kept.first < kept.past && !(bytes[kept.first] & SEEN_KEPT)) {
         kept.first++;
@@ -394,7 +410,7 @@ GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint8_t *bytes, 
     GPU_ROLLED
     for (int n = w.block / 8; bytes && 8 * n < w.past; n++) {
         const uint64_t before = w.block <= 8 * n ? 0 : (UINT64_C(1) << 8 * (w.block - 8 * n)) - 1;
-        tiles += __popcll(seen_kept_of(bytes, n, w.past) & ~before);
+        tiles += __popcll(seen_kept_of(seen_eight(bytes, n), n, w.past) & ~before);
     }
     b.control->bytes[place] = bytes;
     b.control->tiles[place] = tiles;
@@ -477,6 +493,11 @@ GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &
     tiling.items = tiling.heads * tiling.q_blocks * (S::IS_SPLIT ? tiling.splits : 1);
     if (!gpu_sequences_differ(g.problem)) {
         b.control->seq = gpu_sequence(g, 0);
+    }
+    if constexpr (S::IS_STAGED) {
+        for (int n = 0; n < WGMMA_ITEMS; n++) {
+            b.control->terms[n].bias_rows = wgmma_are_rows<S>(g);
+        }
     }
     wgmma_forget();
 }

@@ -46,6 +46,20 @@ GPU_DEVICE void wgmma_named_arrive(int number, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+/* Whether `own` is true in all of these threads, which wait for one another. */
+GPU_DEVICE bool wgmma_named_all(int number, int threads, bool own)
+{
+    int all;
+    asm volatile("{ .reg .pred own, all; "
+                 "setp.ne.s32 own, %3, 0; "
+                 "barrier.cta.red.and.pred all, %1, %2, own; "
+                 "selp.s32 %0, 1, 0, all; }"
+                 : "=r"(all)
+                 : "r"(number), "r"(threads), "r"((int)own)
+                 : "memory");
+    return __all_sync(0xffffffffu, all); /* the compiler knows: for the whole warp */
+}
+
 /* Blocks of a launch, of which a multiprocessor has one, that surely run side by side: who shares
  * the GPU with others may lack some. */
 GPU_DEVICE int wgmma_side_by_side(void) { return max((int)gpu_blocks() * 3 / 4, 1); }

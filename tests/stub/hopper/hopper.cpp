@@ -75,6 +75,7 @@ static struct {
     jmp_buf scheduler;
     int running, threads, sleep[THREADS_MAX / 32];
     meeting warps[THREADS_MAX / 32], warpgroups[THREADS_MAX / 128], barriers[16];
+    bool denied[16], agreed[16]; /* what threads say at barriers, and what came of it */
     uint32_t words[THREADS_MAX];
     bool any, said; /* of a block that is asking, and what the last one heard */
     std::vector<copy> copies;
@@ -488,6 +489,16 @@ static void wgmma_named_arrive(int number, int threads)
         m.barriers[number].arrived = 0;
         m.barriers[number].turn++;
     }
+}
+
+static bool wgmma_named_all(int number, int threads, bool own)
+{
+    m.denied[number] = m.denied[number] || !own;
+    meet(m.barriers[number], threads, [number] {
+        m.agreed[number] = !m.denied[number];
+        m.denied[number] = false;
+    });
+    return m.agreed[number];
 }
 
 /* A barrier: arrivals that a phase needs and that it still lacks, bytes that it lacks, and the

@@ -33,15 +33,14 @@ int64_t fattn_cuda_forward_workspace(const fattn_kernel *row, const fattn_proble
     return bytes < 0 || parts > INT64_MAX - bytes ? -1 : parts + bytes;
 }
 
-/* A block looks at SEEN_TILES tiles of keys of an item. Heads, or sequences, that share a bias or
- * mask are looked at once. */
+/* A block looks at a tile of keys of an item. Heads, or sequences, that share a bias or mask are
+ * looked at once. */
 void fattn_cuda_seen_shape(const fattn_problem *p, const fattn_tiling *t, int64_t q_blocks,
                            fattn_gpu_shape *shape)
 {
     const int64_t *const stride = p->features & FATTN_BIAS ? p->bias_stride : p->mask_stride;
     const int64_t heads = fattn_cuda_seen_heads(p, stride);
-    const int64_t turns = SEEN_BYTES(t->k_blocks) / SEEN_TILES;
-    shape->blocks = t->items > 0 ? gpu_times(heads * q_blocks, turns) : 0;
+    shape->blocks = t->items > 0 ? gpu_times(heads * q_blocks, SEEN_BYTES(t->k_blocks)) : 0;
     shape->threads = SEEN_THREADS;
     shape->early = true;
     shape->resident = true;

@@ -57,14 +57,13 @@ GPU_DEVICE bool seen_rows_are(const seen_term<E> &term, int tile, int first, int
     return true;
 }
 
-/* Looks at tiles SEEN_TILES n on, and writes their bytes. A warp looks at two elements of its tile,
- * at opposite corners, and where both are hidden, or plain, at its share of the rows. */
+/* Looks at a tile, and writes its byte: 0 past the last tile. A warp looks at two elements, at
+ * opposite corners, and where both are hidden, or plain, at its share of the rows. */
 template <int KEYS, class E>
-GPU_DEVICE void seen_look(const seen_term<E> &term, int n, uint8_t *bytes)
+GPU_DEVICE void seen_look(const seen_term<E> &term, int tile, uint8_t *bytes)
 {
     GPU_SHARED uint32_t unhidden, uneven;
-    const int own = gpu_thread() / 32 / SEEN_WARPS, share = gpu_thread() / 32 % SEEN_WARPS;
-    const int tile = SEEN_TILES * n + own;
+    const int share = gpu_thread() / 32;
     if (gpu_thread() == 0) {
         unhidden = uneven = 0;
     }
@@ -83,14 +82,14 @@ GPU_DEVICE void seen_look(const seen_term<E> &term, int n, uint8_t *bytes)
             alike = seen_rows_are<KEYS>(term, tile, first, past, hidden ? term.hidden : term.plain);
         }
         if (mma_lane() == 0) {
-            atomicOr(&unhidden, (uint32_t) !(hidden && alike) << own);
-            atomicOr(&uneven, (uint32_t) !(plain && alike) << own);
+            atomicOr(&unhidden, (uint32_t) !(hidden && alike));
+            atomicOr(&uneven, (uint32_t) !(plain && alike));
         }
     }
     gpu_sync();
-    if (share == 0 && mma_lane() == 0) {
-        const bool kept = unhidden >> own & 1, mixed = kept && uneven >> own & 1;
-        bytes[tile] = (uint8_t)(kept * SEEN_KEPT + mixed * SEEN_MIXED);
+    if (gpu_thread() == 0) {
+        const bool mixed = unhidden && uneven;
+        bytes[tile] = (uint8_t)(unhidden * SEEN_KEPT + mixed * SEEN_MIXED);
     }
     gpu_sync(); /* before another item */
 }
@@ -146,11 +145,11 @@ GPU_DEVICE void seen_all(const fattn_gpu_args &g, const fattn_tiling &tiling, ui
     const bool bias = p.features & FATTN_BIAS;
     const int64_t *const stride = seen_stride(p);
     const int size = !bias ? 1 : p.dtype_bias == FATTN_F32 ? 4 : 2;
-    const int64_t turns = SEEN_BYTES(tiling.k_blocks) / SEEN_TILES;
+    const int64_t tiles = SEEN_BYTES(tiling.k_blocks);
     const int64_t heads = stride[1] ? p.heads_k : 1, batches = stride[0] ? p.batch : 1;
-    for (int64_t n = gpu_block(); n < batches * heads * tiling.q_blocks * turns;
+    for (int64_t n = gpu_block(); n < batches * heads * tiling.q_blocks * tiles;
          n += gpu_blocks()) {
-        const int64_t item = fattn_quotient(n, turns), head = fattn_quotient(item, tiling.q_blocks);
+        const int64_t item = fattn_quotient(n, tiles), head = fattn_quotient(item, tiling.q_blocks);
         fattn_work work;
         work.batch = fattn_quotient(head, heads);
         work.head = head - work.batch * heads;
@@ -170,7 +169,7 @@ GPU_DEVICE void seen_all(const fattn_gpu_args &g, const fattn_tiling &tiling, ui
             term.hidden = hidden;
             term.plain = plain;
             term.chunks = mma_are_rows(data, stride, (int)sizeof(E));
-            seen_look<KEYS>(term, (int)(n - item * turns),
+            seen_look<KEYS>(term, (int)(n - item * tiles),
                             bytes + seen_at(tiling, p.heads_k, stride, work));
         };
         if (size == 1) { /* of a mask other numbers than 1 may keep a pair, too */

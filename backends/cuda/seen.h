@@ -17,10 +17,9 @@
 #define SEEN_MIXED 2
 #define SEEN_BYTES(k_blocks) (((k_blocks) + 7) / 8 * 8) /* of an item */
 
-/* A block looks at so many tiles of an item, by so many warps each, which share its rows. */
-#define SEEN_TILES 2
+/* A block looks at a tile of an item, by so many warps, which share its rows. */
 #define SEEN_WARPS 8
-#define SEEN_THREADS (32 * SEEN_TILES * SEEN_WARPS)
+#define SEEN_THREADS (32 * SEEN_WARPS)
 
 /* Whether a bias or a mask is looked at. With no more than `few` items, of which each block has
  * one, and few keys, the kernel before would take longer than what it saves. */

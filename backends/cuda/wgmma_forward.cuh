@@ -516,7 +516,8 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
             for (int n = 0; n < 8 && 8 * panel + n < S::WIDTH_V / 8; n++) {
                 const float *const four = rows.o[8 * panel + n];
                 const float x = h ? four[2] : four[0], y = h ? four[3] : four[1];
-                mma_put(to + (swizzle ^ n << 4), none ? 0 : S::type::pack(x * own, y * own));
+                const uint32_t word = S::type::pack(x * own, y * own);
+                mma_put(to + (swizzle ^ n << 4), none ? 0 : word);
             }
             __syncwarp();
             GPU_UNROLL
@@ -530,7 +531,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
             __syncwarp();
         }
     };
-    if constexpr (S::IS_SHORT) { /* its blocks wait for instructions most of all */
+    if constexpr (S::IS_STAGED && S::WARPGROUPS == 1) { /* which wait for instructions most */
         GPU_ROLLED
         for (int h = 0; h < 2; h++) {
             store(h);

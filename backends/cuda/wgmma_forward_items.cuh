@@ -52,7 +52,6 @@ struct wgmma_shape {
         SKIPS = HAS_BLOCKS || IS_STAGED, /* tiles without a pair, wherever they are */
         /* A warpgroup looks for itself, where its rows may see less than the item does. */
         LOOKS = IS_STAGED && (BN < 64 * GROUPS || GROUPS == 1),
-        IS_SHORT = GROUPS == 1,
         /* A bias waits in registers for the products, if a thread has so many. */
         READS_EARLY = FEATURES == FATTN_BIAS && GROUPS < 3,
         /* What mma_terms.cuh asks of a shape. */

@@ -17,16 +17,22 @@ typedef struct fattn_work {
     int64_t split; /* part of the keys */
 } fattn_work;
 
-/* a / b for a >= 0, b > 0. Divisions are slow on a GPU, above all those of 64 bits, although
- * compilers try 32 bits first. A kernel whose numbers are all below 2^32 defines
+/* What items are counted in. Divisions and products of 64 bits are slow on a GPU, although
+ * compilers try to divide 32 bits first. A kernel whose numbers are all below 2^32 defines
  * FATTN_SMALL_QUOTIENTS. */
+#ifdef FATTN_SMALL_QUOTIENTS
+typedef uint32_t fattn_count;
+#else
+typedef uint64_t fattn_count;
+#endif
+
+/* a / b, b > 0. */
+FATTN_HD fattn_count fattn_share(fattn_count a, fattn_count b) { return b == 1 ? a : a / b; }
+
+/* The same of numbers that are not negative. */
 FATTN_HD int64_t fattn_quotient(int64_t a, int64_t b)
 {
-#ifdef FATTN_SMALL_QUOTIENTS
-    return b == 1 ? a : (int64_t)((uint32_t)a / (uint32_t)b);
-#else
-    return b == 1 ? a : (int64_t)((uint64_t)a / (uint64_t)b);
-#endif
+    return (int64_t)fattn_share((fattn_count)a, (fattn_count)b);
 }
 
 /*
@@ -39,17 +45,20 @@ FATTN_HD int64_t fattn_quotient(int64_t a, int64_t b)
  */
 FATTN_HD fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t heads, int64_t item)
 {
-    const int64_t block = fattn_quotient(item, tiling->splits);
-    const int64_t turn = fattn_quotient(block, tiling->q_blocks * tiling->together);
-    const int64_t first = turn * tiling->together, left = tiling->heads - first;
-    const int64_t together = left < tiling->together ? left : tiling->together;
-    const int64_t at = block - first * tiling->q_blocks, row = fattn_quotient(at, together);
-    const int64_t head = first + at - row * together;
+    const fattn_count number = (fattn_count)item, rows = (fattn_count)tiling->q_blocks;
+    const fattn_count splits = (fattn_count)tiling->splits, most = (fattn_count)tiling->together;
+    const fattn_count block = fattn_share(number, splits);
+    const fattn_count first = fattn_share(block, rows * most) * most;
+    const fattn_count left = (fattn_count)tiling->heads - first;
+    const fattn_count together = left < most ? left : most;
+    const fattn_count at = block - first * rows, row = fattn_share(at, together);
+    const fattn_count head = first + at - row * together;
+    const fattn_count batch = fattn_share(head, (fattn_count)heads);
     fattn_work work;
-    work.batch = fattn_quotient(head, heads);
-    work.head = head - work.batch * heads;
-    work.block = tiling->q_blocks - 1 - row;
-    work.split = item - block * tiling->splits;
+    work.batch = (int64_t)batch;
+    work.head = (int64_t)(head - batch * (fattn_count)heads);
+    work.block = (int64_t)(rows - 1 - row);
+    work.split = (int64_t)(number - block * splits);
     return work;
 }
 

@@ -457,10 +457,10 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
     return cannot(row, p);
 }
 
-/* Whether blocks of rows that leave most multiprocessors idle are done sooner than by the rows of
- * mma.c, which cut keys into parts. Here the time grows with the keys of one block. There it grows
- * with those of all, at about a third of the multiprocessors' number as fast, and parts are merged.
- * Fitted to runs of up to 95 blocks (docs/notes/hopper-forward.md). */
+/* Whether these kernels take less time than those of mma.c although their blocks leave most
+ * multiprocessors idle. Theirs is proportional to the keys; that of mma.c, which cuts keys into
+ * parts and merges them, to keys times blocks, beside a constant. Where the two lines meet was
+ * fitted to runs of up to 95 blocks (docs/notes/hopper-forward.md). */
 static bool few_pay(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     const bool narrow = fattn_gpu_kernel_of(row)->width == 64;

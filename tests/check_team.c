@@ -561,16 +561,35 @@ static void check_shared(void)
 
 /* --- Small problems --------------------------------------------------------------------------- */
 
-static int planned(fattn_device *device, int64_t rows, int64_t keys)
+static int planned(fattn_device *device, int64_t heads, int64_t rows, int64_t keys)
 {
     attend a;
     fattn_plan *plan = NULL;
-    attend_make(&a, FATTN_FORWARD, 8, rows, keys, 64);
+    attend_make(&a, FATTN_FORWARD, heads, rows, keys, 64);
     const bool made = fattn_plan_create(device, &a.problem, &plan) == FATTN_OK;
     const int workers = made ? plan->tiling.workers : -1;
     fattn_plan_destroy(plan);
     attend_free(&a);
     return workers;
+}
+
+/* The smallest problem that is shared is one for a few threads, however many there are. */
+static void check_joining(void)
+{
+    enum { MANY = 64 };
+    fattn_device_options options = make_options();
+    fattn_device *device = NULL;
+    options.threads = MANY;
+    if (fattn_device_open_with("cpu", &options, &device)) {
+        exit(1);
+    }
+    int workers = 1;
+    for (int64_t keys = 1; workers == 1 && keys < 100000; keys += 1 + keys / 16) {
+        workers = planned(device, MANY, 1, keys);
+    }
+    tap_check(workers > 1 && workers < MANY / 4, "the smallest problem of many: %d of %d threads",
+              workers, MANY);
+    fattn_device_close(device);
 }
 
 static void check_small(void)
@@ -582,12 +601,12 @@ static void check_small(void)
     if (fattn_device_open_with("cpu", &options, &device)) {
         exit(1);
     }
-    tap_check(planned(device, 1, 16) == 1, "decoding 16 keys is for one thread");
-    tap_check(planned(device, 512, 512) == THREADS, "512 rows of 512 keys are for all");
+    tap_check(planned(device, 8, 1, 16) == 1, "decoding 16 keys is for one thread");
+    tap_check(planned(device, 8, 512, 512) == THREADS, "512 rows of 512 keys are for all");
     int last = 1;
     bool rising = true;
     for (int64_t rows = 1; rows <= 512; rows *= 2) {
-        const int workers = planned(device, rows, rows);
+        const int workers = planned(device, 8, rows, rows);
         rising = rising && workers >= last && workers <= THREADS;
         last = workers;
     }
@@ -822,6 +841,7 @@ int main(int argc, char **argv)
     check_own();
     check_shared();
     check_small();
+    check_joining();
     check_items();
     check_loops();
     check_wrong_options();

@@ -1152,6 +1152,48 @@ static void check_hopper_rows(void)
               (int)(sizeof cases / sizeof *cases));
 }
 
+/* Packed batches, by the longest sequence and the mean: the row, and whether their sequences are put
+ * in order before, for which a thread has one. */
+static void check_packed_rows(void)
+{
+    static const struct {
+        const char *row;
+        int64_t batch, longest, mean, dim;
+        bool orders;
+    } cases[] = {
+        {"wgmma_128", 8, 4096, 2048, 128, true},
+        {"wgmma_128", 8, 2048, 2040, 128, false},   /* alike */
+        {"wgmma_128", 513, 2048, 1024, 128, false}, /* too many */
+        {"wgmma_128", 2, 2048, 1024, 128, false},   /* few items */
+        {"wgmma_64", 64, 2048, 300, 64, true},
+        {"wgmma_short_64", 64, 2048, 150, 64, true},
+        {"wgmma_short_128", 64, 2048, 150, 128, true},
+    };
+    fattn_device *const device = open_h100("packed batches");
+    EACH (n, cases) {
+        fattn_problem p = problem_of(FORWARD);
+        p.features = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+        p.batch = cases[n].batch;
+        p.heads_q = p.heads_k = 16;
+        p.seqlen_q = p.seqlen_k = cases[n].longest;
+        p.total_q = p.total_k = cases[n].mean * cases[n].batch;
+        p.dim = p.dim_v = cases[n].dim;
+        fattn_plan *plan = NULL;
+        expect_ok(fattn_plan_create(device, &p, &plan), cases[n].row);
+        const fattn_gpu_kernel *const kernel = fattn_gpu_kernel_of(plan->kernel);
+        fattn_gpu_shape shape = {.blocks = 0};
+        kernel->phases[0](kernel, &plan->problem, &plan->tiling, &shape);
+        expect(strcmp(kernel->row.name, cases[n].row) == 0 &&
+                   (shape.threads > 32) == cases[n].orders,
+               "case %d: %s, %d threads before", (int)n, kernel->row.name, shape.threads);
+        expect(plan->tiling.workspace >= 256 + (cases[n].orders ? 16 * p.batch : 0),
+               "case %d: %lld bytes", (int)n, (long long)plan->tiling.workspace);
+        fattn_plan_destroy(plan);
+    }
+    close_h100(device);
+    tap_check(wrong == 0, "rows of packed batches, and when their sequences are put in order");
+}
+
 /* Which block masks Hopper's backward takes, and where the rest goes. */
 static void check_block_mask_rows(void)
 {
@@ -1236,6 +1278,7 @@ static bool check_maps(void)
         check_map_strides();
         check_map_refusals();
         check_hopper_rows();
+        check_packed_rows();
         check_block_mask_rows();
         check_f32_splits();
     } else {

@@ -61,6 +61,40 @@ static void e2(void)
     }
 }
 
+/* Items of many, more than 512 of them: Hopper's rows take the longest sequences first, and find one
+ * among 32, or among several 32. */
+static void e2_many(void)
+{
+    enum { MOST = 70 };
+    static const struct {
+        int64_t batch, heads, longest;
+        uint64_t features;
+    } cases[] = {{MOST, 8, 20, 0},
+                 {MOST, 8, 70, FATTN_CAUSAL},
+                 {5, 128, 30, FATTN_CAUSAL},
+                 {33, 16, 9, FATTN_ALIBI},
+                 {40, 13, 20, FATTN_SEQUSED_K}};
+    EACH (n, cases) {
+        draw_rng rng = draw_stream(2, (int64_t)n, 1);
+        int64_t rows[MOST], keys[MOST];
+        for (int64_t b = 0; b < cases[n].batch; b++) {
+            rows[b] = draw_chance(&rng, 4) ? 0 : draw_between(&rng, 1, cases[n].longest / 2);
+            keys[b] = draw_chance(&rng, 6) ? 0 : draw_between(&rng, 1, cases[n].longest / 2);
+        }
+        const int64_t longest = cases[n].batch / 2;
+        rows[longest] = keys[longest] = cases[n].longest;
+        draw_case c = packed(FATTN_FORWARD, FATTN_BF16, cases[n].batch, rows, keys, cases[n].heads,
+                             cases[n].heads, 8);
+        c.problem.features |= cases[n].features;
+        if (cases[n].features & FATTN_SEQUSED_K) {
+            for (int64_t b = 0; b < cases[n].batch; b++) {
+                c.sequences[b].keys /= 1 + b % 3;
+            }
+        }
+        hazard_judge_drawn(&c, -1, "case %d", (int)n);
+    }
+}
+
 static void e3(void)
 {
     static const int64_t sizes[][4] = {/* batch, heads, rows, keys */
@@ -377,6 +411,7 @@ static void e14(void)
 static const hazard table[] = {
     {"hazard_E1", "writes outside for sequences without keys", e1, NULL},
     {"hazard_E2", "sequences without queries hung the kernel", e2, NULL},
+    {"hazard_E2_many", "of many sequences one was lost, or computed twice", e2_many, NULL},
     {"hazard_E3", "division by a size that is 0", e3, NULL},
     {"hazard_E4", "one query at most, and fewer tokens than sequences", e4, NULL},
     {"hazard_E5", "empty queries left garbage in dk and dv", e5, NULL},

@@ -35,8 +35,9 @@
 
 static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
-    (void)row, (void)p, (void)t;
-    return WGMMA_WORKSPACE;
+    (void)row;
+    const int64_t list = p->batch * (int64_t)sizeof(wgmma_listed);
+    return WGMMA_WORKSPACE + (wgmma_orders(p, t->items) ? (list + 255) / 256 * 256 : 0);
 }
 
 /* --- What they take --------------------------------------------------------------------------- */
@@ -114,6 +115,15 @@ static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
                                           : cannot(row, p);
 }
 
+/* Whether a packed batch is one of short sequences, by its mean: in tiles of more rows most would not
+ * exist. */
+static bool are_short_in_mean(const fattn_problem *p)
+{
+    enum { KEYS_MEAN = 200 };
+    return p->features & FATTN_CU_SEQLENS_K && !(p->features & FATTN_PAGED) &&
+           p->total_k <= KEYS_MEAN * p->batch;
+}
+
 /* Whether items are so short that to begin and to end them takes most of the time: a row sees
  * keys_short keys at most. Longer ones pay where there are about as many blocks as multiprocessors,
  * so that keys need not be cut. Past 64 channels a multiprocessor has no more warpgroups of these
@@ -128,8 +138,9 @@ static bool are_short(const fattn_kernel *row, const fattn_problem *p, const fat
     const double blocks = (double)p->batch * (double)p->heads_k * (double)((rows + 63) / 64);
     const bool few = blocks <= 1.5 * units;
     return rows > MMA_DECODE_ROWS &&
-           (keys <= keys_short ? few || fattn_gpu_kernel_of(row)->width == 64
-                               : keys <= KEYS_MAX && few && blocks >= 0.4 * units);
+           (are_short_in_mean(p) ? true
+            : keys <= keys_short ? few || fattn_gpu_kernel_of(row)->width == 64
+                                 : keys <= KEYS_MAX && few && blocks >= 0.4 * units);
 }
 
 static bool short_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
@@ -286,7 +297,7 @@ static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     (void)kernel;
     snprintf(shape->entry, sizeof shape->entry, "clear");
     shape->blocks = counts(p) && t->items > 0;
-    shape->threads = 32;
+    shape->threads = wgmma_orders(p, t->items) ? WGMMA_ORDERED_MOST : 32;
 }
 
 static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
@@ -485,13 +496,15 @@ static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fat
            (few_pay(row, p, limits) || pays(row, p, limits) || full_is_short(row, p, limits));
 }
 
-/* The counter, and what a bias, a mask or a block mask leaves of each item's keys. */
+/* The counter, and the order of sequences, or what a bias, a mask or a block mask leaves of each
+ * item's keys. */
 static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_tiling *t)
 {
-    (void)row;
-    const bool looks = p->features & FULL_LOOKS;
-    const int64_t bytes = looks ? fattn_cuda_seen_workspace(full_items(p, t), t->k_blocks) : 0;
+    if (!(p->features & FULL_LOOKS)) {
+        return workspace(row, p, t);
+    }
+    const int64_t bytes = fattn_cuda_seen_workspace(full_items(p, t), t->k_blocks);
     return bytes < 0 || bytes > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + bytes;
 }
 

@@ -124,6 +124,30 @@ FATTN_HD bool wgmma_looks(int64_t items, int rows, int64_t keys)
 #define WGMMA_WORKSPACE 256
 
 /*
+ * Sequences in the order in which their items are taken, behind the counter: those of most keys
+ * first, so that what is left at the end is small. A sequence has as many items as it has rows for.
+ * The kernel before makes the list, which takes some 3 microseconds: runs of few items do without,
+ * and packed batches whose lengths can hardly differ, because they have nearly as many rows, or
+ * keys, as the longest allows.
+ */
+typedef struct wgmma_listed {
+    uint32_t first, past;     /* items */
+    int32_t sequence, blocks; /* of rows, that it has */
+} wgmma_listed;
+#define WGMMA_ORDERED_MOST 512  /* sequences; a thread has one */
+#define WGMMA_ORDERED_ITEMS 512 /* or fewer: no list */
+
+FATTN_HD bool wgmma_orders(const fattn_problem *p, int64_t items)
+{
+    const int64_t most_q = p->batch * p->seqlen_q, most_k = p->batch * p->seqlen_k;
+    const bool differ = p->features & (FATTN_SEQUSED_Q | FATTN_SEQUSED_K) ||
+                        (p->features & FATTN_CU_SEQLENS_Q && p->total_q < most_q - most_q / 8) ||
+                        (p->features & FATTN_CU_SEQLENS_K && p->total_k < most_k - most_k / 8);
+    return differ && !(p->features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK)) &&
+           p->batch > 1 && p->batch <= WGMMA_ORDERED_MOST && items > WGMMA_ORDERED_ITEMS;
+}
+
+/*
  * Of backward: X(name, width, queries, keys, stages), with the tile, and stages of its queries in
  * shared memory. Two warpgroups have 64 of 128 keys each, or, of 64 keys, half of the channels
  * each. docs/notes/hopper-backward.md has the reasons and the measurements.

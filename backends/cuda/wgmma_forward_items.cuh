@@ -50,6 +50,7 @@ struct wgmma_shape {
         MERGES = ONTO,
         HAS_BLOCKS = FEATURES == FATTN_BLOCK_MASK,
         SKIPS = HAS_BLOCKS || IS_STAGED, /* tiles without a pair, wherever they are */
+        MAY_ORDER = !SPLITS && !SKIPS,   /* sequences, where that pays */
         /* A warpgroup looks for itself, where its rows may see less than the item does. */
         LOOKS = IS_STAGED && (BN < 64 * GROUPS || GROUPS == 1),
         /* A bias waits in registers for the products, if a thread has so many. */
@@ -149,6 +150,7 @@ template <class S> struct wgmma_control : wgmma_terms<S>, wgmma_parts<S> {
     wgmma_item item[WGMMA_ITEMS];
     fattn_tiling tiling; /* the planner's, who has few registers */
     fattn_sequence seq;
+    bool ordered; /* items are those of a list of sequences */
     uint64_t item_full[WGMMA_ITEMS], item_empty[WGMMA_ITEMS], item_wanted;
     uint64_t q_full, q_empty;
     uint64_t k_full[S::RING], k_empty[S::RING], v_full[S::RING], v_empty[S::RING];
@@ -328,13 +330,46 @@ GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, i
     }
 }
 
+/* The sequences in the order in which their items are taken (wgmma.h). */
+GPU_DEVICE wgmma_listed *wgmma_sequences(const fattn_gpu_args &g)
+{
+    return (wgmma_listed *)((char *)g.workspace + WGMMA_WORKSPACE);
+}
+
+/* What item `number` of the list is. The warp looks for the first sequence whose items end past it,
+ * among the last of each 32, then among these. */
+GPU_DEVICE fattn_work wgmma_ordered_work(const fattn_gpu_args &g, fattn_tiling tiling,
+                                         uint32_t number)
+{
+    const fattn_problem &p = g.problem;
+    const wgmma_listed *const list = wgmma_sequences(g);
+    const int last = (int)p.batch - 1, lane = mma_lane();
+    int first = 0;
+    if (last >= GPU_WAVE) {
+        const uint32_t far = list[min(GPU_WAVE * (lane + 1) - 1, last)].past;
+        first = GPU_WAVE * __popc(__ballot_sync(0xffffffffu, far <= number));
+    }
+    const uint32_t past = list[min(first + lane, last)].past;
+    const wgmma_listed own = list[first + __popc(__ballot_sync(0xffffffffu, past <= number))];
+    tiling.heads = p.heads_k;
+    tiling.q_blocks = own.blocks;
+    tiling.together = fattn_min64(tiling.together, p.heads_k);
+    fattn_work work = fattn_schedule_item(&tiling, p.heads_k, number - own.first);
+    work.batch = own.sequence;
+    return work;
+}
+
 /* What item `number` is. Where sequences share a bias or mask, and heads do not, the items of all
  * sequences of a head follow one another, so that it is read from memory once. */
 template <class S>
-GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const fattn_tiling &tiling,
+GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const wgmma_control<S> &control,
                                       int64_t number)
 {
     const fattn_problem &p = g.problem;
+    const fattn_tiling &tiling = control.tiling;
+    if (S::MAY_ORDER && control.ordered) {
+        return wgmma_ordered_work(g, tiling, (uint32_t)number);
+    }
     fattn_work work = fattn_schedule_item(&tiling, p.heads_k, number);
     if (mma_has<S>(g, FATTN_BIAS) || mma_has<S>(g, FATTN_MASK)) {
         const int64_t *const stride = mma_has<S>(g, FATTN_BIAS) ? p.bias_stride : p.mask_stride;
@@ -431,7 +466,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     wgmma_item &w = b.control->item[place];
     const fattn_problem &p = g.problem;
     number = S::IS_SPLIT ? gpu_item_of(g, number) : number;
-    const fattn_work work = wgmma_item_work<S>(g, b.control->tiling, number);
+    const fattn_work work = wgmma_item_work<S>(g, *b.control, number);
     wgmma_tiles kept = {0, INT32_MAX};
     if (S::KNOWN == MMA_ANY && wgmma_hides<S>(g)) {
         kept = wgmma_kept_ends(wgmma_bytes_of<S>(g, b.control->tiling, work),
@@ -490,6 +525,10 @@ GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &
     tiling = g.tiling; /* whose blocks are of tiling.br rows, not of whole queries */
     tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
     tiling.items = tiling.heads * tiling.q_blocks * (S::IS_SPLIT ? tiling.splits : 1);
+    b.control->ordered = wgmma_orders(&g.problem, g.tiling.items);
+    if (S::MAY_ORDER && b.control->ordered) {
+        tiling.items = wgmma_sequences(g)[g.problem.batch - 1].past;
+    }
     if (!gpu_sequences_differ(g.problem)) {
         b.control->seq = gpu_sequence(g, 0);
     }

@@ -43,13 +43,6 @@ typedef struct wgmma_full_maps {
             g);                                                                                   \
     }
 
-GPU_KERNEL(32, 1) clear(const GPU_PARAM fattn_gpu_args g)
-{
-    gpu_admit_later();
-    gpu_await_earlier();
-    if (gpu_thread() == 0) {
-        *(unsigned *)g.workspace = 0;
-    }
-}
+GPU_KERNEL(WGMMA_ORDERED_MOST, 1) clear(const GPU_PARAM fattn_gpu_args g) { wgmma_clear_all(g); }
 
 #endif

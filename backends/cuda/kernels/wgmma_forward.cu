@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Image "wgmma_forward": wgmma_<type>_<name> for each shape of wgmma.h, wgmma_onto_<type>_<name>,
- * which merge rows with o and lse of other keys, what clears their counter, and what merges parts.
+ * which merge rows with o and lse of other keys, what clears their counter and orders sequences, and what merges parts.
  * For sm_90a alone. */
 #include "backends/cuda/vendor.h"
 
 #define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
 #include "backends/cuda/wgmma_forward.cuh"
+#include "backends/cuda/wgmma_forward_before.cuh"
 
 typedef struct wgmma_maps {
     wgmma_map map[3]; /* q, k, v */
@@ -51,11 +52,4 @@ WGMMA_SHORT_SHAPES(WGMMA_SHORT_ENTRIES)
 WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ENTRIES)
 GPU_COMBINE
 
-GPU_KERNEL(32, 1) clear(const GPU_PARAM fattn_gpu_args g)
-{
-    gpu_admit_later();
-    gpu_await_earlier();
-    if (gpu_thread() == 0) {
-        *(unsigned *)g.workspace = 0;
-    }
-}
+GPU_KERNEL(WGMMA_ORDERED_MOST, 1) clear(const GPU_PARAM fattn_gpu_args g) { wgmma_clear_all(g); }

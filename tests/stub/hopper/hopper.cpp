@@ -223,6 +223,11 @@ static uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int n)
 {
     return exchange(x, m.running % 32 ^ n);
 }
+static uint32_t __shfl_up_sync(uint32_t, uint32_t x, int n)
+{
+    const int lane = m.running % 32;
+    return exchange(x, lane < n ? lane : lane - n);
+}
 static int __shfl_sync(uint32_t, int x, int lane) { return (int)exchange((uint32_t)x, lane); }
 static bool __any_sync(uint32_t, bool x)
 {

@@ -1152,8 +1152,8 @@ static void check_hopper_rows(void)
               (int)(sizeof cases / sizeof *cases));
 }
 
-/* Packed batches, by the longest sequence and the mean: the row, and whether their sequences are put
- * in order before, for which a thread has one. */
+/* Packed batches, by the longest sequence and the mean: the row, and whether a kernel before puts
+ * their sequences in order. */
 static void check_packed_rows(void)
 {
     static const struct {

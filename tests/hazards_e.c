@@ -61,8 +61,8 @@ static void e2(void)
     }
 }
 
-/* Items of many, more than 512 of them: Hopper's rows take the longest sequences first, and find one
- * among 32, or among several 32. */
+/* More than 512 items of many sequences: Hopper's rows take the longest sequences first, and look
+ * for that of an item among 32 at most, or first among each 32nd. */
 static void e2_many(void)
 {
     enum { MOST = 70 };

@@ -115,8 +115,8 @@ static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
                                           : cannot(row, p);
 }
 
-/* Whether a packed batch is one of short sequences, by its mean: in tiles of more rows most would not
- * exist. */
+/* Whether the sequences of a packed batch are short in the mean: in tiles of more rows most rows
+ * would not exist. */
 static bool are_short_in_mean(const fattn_problem *p)
 {
     enum { KEYS_MEAN = 200 };

@@ -1190,6 +1190,27 @@ static void check_packed_rows(void)
                "case %d: %lld bytes", (int)n, (long long)plan->tiling.workspace);
         fattn_plan_destroy(plan);
     }
+    for (int alike = 0; alike < 2; alike++) {
+        fattn_problem p = problem_of(BACKWARD);
+        p.features = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+        p.batch = 16;
+        p.heads_q = p.heads_k = 16;
+        p.seqlen_q = p.seqlen_k = 2048;
+        p.total_q = p.total_k = alike ? 16 * 2048 : 16 * 700;
+        p.dim = p.dim_v = 128;
+        fattn_plan *plan = NULL;
+        expect_ok(fattn_plan_create(device, &p, &plan), "packed backward");
+        const fattn_gpu_kernel *const kernel = fattn_gpu_kernel_of(plan->kernel);
+        fattn_gpu_shape shapes[2] = {{.blocks = 0}, {.blocks = 0}};
+        kernel->phases[0](kernel, &plan->problem, &plan->tiling, &shapes[0]);
+        kernel->phases[1](kernel, &plan->problem, &plan->tiling, &shapes[1]);
+        const int64_t rows = alike ? p.total_q : (p.total_q / 64 + p.batch) * 64;
+        expect(strcmp(kernel->row.name, "wgmma_backward_128") == 0 && shapes[0].blocks == !alike &&
+                   shapes[1].blocks == p.heads_q * rows / 16,
+               "%s: %lld and %lld blocks before", kernel->row.name, (long long)shapes[0].blocks,
+               (long long)shapes[1].blocks);
+        fattn_plan_destroy(plan);
+    }
     close_h100(device);
     tap_check(wrong == 0, "rows of packed batches, and when their sequences are put in order");
 }

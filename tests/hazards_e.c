@@ -67,13 +67,18 @@ static void e2_many(void)
 {
     enum { MOST = 70 };
     static const struct {
+        fattn_op op;
         int64_t batch, heads, longest;
         uint64_t features;
-    } cases[] = {{MOST, 8, 20, 0},
-                 {MOST, 8, 70, FATTN_CAUSAL},
-                 {5, 128, 30, FATTN_CAUSAL},
-                 {33, 16, 9, FATTN_ALIBI},
-                 {40, 13, 20, FATTN_SEQUSED_K}};
+    } cases[] = {{FATTN_FORWARD, MOST, 8, 20, 0},
+                 {FATTN_FORWARD, MOST, 8, 70, FATTN_CAUSAL},
+                 {FATTN_FORWARD, 5, 128, 30, FATTN_CAUSAL},
+                 {FATTN_FORWARD, 33, 16, 9, FATTN_ALIBI},
+                 {FATTN_FORWARD, 40, 13, 20, FATTN_SEQUSED_K},
+                 {FATTN_BACKWARD, MOST, 8, 70, FATTN_CAUSAL},
+                 {FATTN_BACKWARD, 33, 16, 9, FATTN_ALIBI},
+                 {FATTN_BACKWARD, 40, 13, 20, FATTN_SEQUSED_Q | FATTN_SEQUSED_K},
+                 {FATTN_BACKWARD, 5, 128, 30, FATTN_DETERMINISTIC}};
     EACH (n, cases) {
         draw_rng rng = draw_stream(2, (int64_t)n, 1);
         int64_t rows[MOST], keys[MOST];
@@ -83,13 +88,12 @@ static void e2_many(void)
         }
         const int64_t longest = cases[n].batch / 2;
         rows[longest] = keys[longest] = cases[n].longest;
-        draw_case c = packed(FATTN_FORWARD, FATTN_BF16, cases[n].batch, rows, keys, cases[n].heads,
+        draw_case c = packed(cases[n].op, FATTN_BF16, cases[n].batch, rows, keys, cases[n].heads,
                              cases[n].heads, 8);
         c.problem.features |= cases[n].features;
-        if (cases[n].features & FATTN_SEQUSED_K) {
-            for (int64_t b = 0; b < cases[n].batch; b++) {
-                c.sequences[b].keys /= 1 + b % 3;
-            }
+        for (int64_t b = 0; b < cases[n].batch; b++) {
+            c.sequences[b].keys /= cases[n].features & FATTN_SEQUSED_K ? 1 + b % 3 : 1;
+            c.sequences[b].rows /= cases[n].features & FATTN_SEQUSED_Q ? 1 + b % 2 : 1;
         }
         hazard_judge_drawn(&c, -1, "case %d", (int)n);
     }

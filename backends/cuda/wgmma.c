@@ -662,7 +662,14 @@ static int64_t skip_words(const fattn_problem *p, const fattn_tiling *t)
     return bits < 0 ? -1 : bits + tiles_seen(p, t) / 4;
 }
 
-/* dQ, lse and delta of every row, what the items are, and which tiles they leave out. */
+/* Words of the list of sequences. */
+static int64_t list_words(const fattn_problem *p, const fattn_tiling *t)
+{
+    return wgmma_orders(p, backward_items(p, t)) ? p->batch * (int64_t)sizeof(wgmma_listed) / 4 : 0;
+}
+
+/* dQ, lse and delta of every row, what the items are, and which tiles they leave out, or the list
+ * of sequences. */
 static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
                                   const fattn_tiling *t)
 {
@@ -670,7 +677,7 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
     const int64_t rows = gpu_times(saved, fattn_gpu_kernel_of(row)->width + 2);
     const int64_t turns = saved < 0 ? 0 : WGMMA_BACKWARD_TURNS(saved / t->br);
     const int64_t items = gpu_times(backward_items(p, t), WGMMA_BACKWARD_ITEM_BYTES / 4);
-    const int64_t skips = wgmma_skips(p) ? skip_words(p, t) : 0;
+    const int64_t skips = wgmma_skips(p) ? skip_words(p, t) : list_words(p, t);
     if (rows < 0 || items < 0 || skips < 0 || items > INT64_MAX / 4 || skips > INT64_MAX / 4 ||
         rows > INT64_MAX - items - skips - turns - WGMMA_BACKWARD_TAKEN) {
         return -1;
@@ -678,12 +685,26 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
     return gpu_floats(rows + turns + WGMMA_BACKWARD_TAKEN + items + skips);
 }
 
-/* One of the kernels before and after, for so many rows of each head. */
-static void row_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, int64_t rows,
-                      const char *entry, fattn_gpu_shape *shape)
+/* Lists the sequences. */
+static void order_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_order_%s", kernel->run);
+    shape->blocks = list_words(p, t) > 0;
+    shape->threads = WGMMA_ORDERED_MOST;
+    shape->early = true;
+}
+
+/* One of the kernels before and after, for so many rows of each head, or all that the workspace has
+ * of packed ones. */
+static void row_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
+                      int64_t rows, const char *entry, fattn_gpu_shape *shape)
+{
+    const int64_t of_head = saved_rows(p, t->br) / fattn_max64(p->heads_q, 1);
+    const int64_t all =
+        wgmma_visits_packed(p, of_head, rows) ? p->heads_q * of_head : p->batch * p->heads_q * rows;
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", entry, kernel->run);
-    shape->blocks = fattn_ceil_div(p->batch * p->heads_q * rows, FATTN_GPU_BACKWARD_ROWS);
+    shape->blocks = fattn_ceil_div(all, FATTN_GPU_BACKWARD_ROWS);
     shape->threads = WGMMA_ROWS_THREADS;
     shape->early = true;
 }
@@ -691,15 +712,14 @@ static void row_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, in
 static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    row_shape(kernel, p, t->q_blocks * t->br, "rows", shape);
+    row_shape(kernel, p, t, t->q_blocks * t->br, "rows", shape);
     shape->blocks += shape->blocks == 0; /* which makes the items */
 }
 
 static void dq_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                      fattn_gpu_shape *shape)
 {
-    (void)t;
-    row_shape(kernel, p, p->seqlen_q, "dq", shape);
+    row_shape(kernel, p, t, p->seqlen_q, "dq", shape);
     shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;
 }
 
@@ -741,19 +761,19 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     (FATTN_GPU_BACKWARD_LEAN | FATTN_SINK | WGMMA_BACKWARD_ORDERED(width))
 #define WGMMA_BACKWARD_ORDERED(width) ((width) < 256 ? FATTN_DETERMINISTIC : 0)
 
-#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)        \
-    {                                                                     \
-        .row = {.name = "wgmma_backward_" #name_,                         \
-                WGMMA_GRADIENT_ROW(channels, cannot_backward),            \
-                .features = WGMMA_BACKWARD_FEATURES(channels),            \
-                .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},   \
-                .fast_bytes = fattn_gpu_shared_bytes,                     \
-                .workspace = backward_workspace},                         \
-        WGMMA_KERNEL("wgmma_backward", channels),                         \
-        .phases = {rows_shape, backward_shape, dq_shape, sink_shape},     \
-        .maps = backward_maps,                                            \
-        .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages), \
-        .run = #name_,                                                    \
+#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)                 \
+    {                                                                              \
+        .row = {.name = "wgmma_backward_" #name_,                                  \
+                WGMMA_GRADIENT_ROW(channels, cannot_backward),                     \
+                .features = WGMMA_BACKWARD_FEATURES(channels),                     \
+                .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},            \
+                .fast_bytes = fattn_gpu_shared_bytes,                              \
+                .workspace = backward_workspace},                                  \
+        WGMMA_KERNEL("wgmma_backward", channels),                                  \
+        .phases = {order_shape, rows_shape, backward_shape, dq_shape, sink_shape}, \
+        .maps = backward_maps,                                                     \
+        .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages),          \
+        .run = #name_,                                                             \
     },
 
 /* --- Backward with every feature -------------------------------------------------------------- */
@@ -810,7 +830,7 @@ static int64_t backward_full_bytes(const fattn_kernel *row, const fattn_problem 
     return backward_run_of(fattn_gpu_kernel_of(row), p)->shared;
 }
 
-/* Looks for tiles to leave out, or clears dBias; no run wants both. */
+/* Looks for tiles to leave out, clears dBias, or lists the sequences; no run wants two of these. */
 static void backward_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                                  const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -820,6 +840,10 @@ static void backward_begin_shape(const fattn_gpu_kernel *kernel, const fattn_pro
         if (p->features & FATTN_BLOCK_MASK) { /* a tile is a thread's */
             shape->blocks = fattn_ceil_div(tiles_seen(p, t), shape->threads);
         }
+        return;
+    }
+    if (list_words(p, t) > 0) {
+        order_shape(kernel, p, t, shape);
         return;
     }
     fattn_gpu_backward_clear(kernel, p, t, shape);

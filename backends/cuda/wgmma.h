@@ -201,6 +201,14 @@ FATTN_HD bool wgmma_orders(const fattn_problem *p, int64_t items)
  * their own, and each may leave one of which the next has a part. */
 #define WGMMA_BACKWARD_TILES(packed, total, batch, queries) \
     ((packed) ? (total) / (queries) + (batch) : ((total) + (queries)-1) / (queries))
+
+/* Whether the kernels before and after visit the rows of a packed batch as they lie in the
+ * workspace, `of_head` of each head, and not `rows` of each sequence. */
+FATTN_HD bool wgmma_visits_packed(const fattn_problem *p, int64_t of_head, int64_t rows)
+{
+    return p->features & FATTN_CU_SEQLENS_Q && of_head < p->batch * rows;
+}
+
 #define WGMMA_BACKWARD_ITEM_BYTES 128 /* of what an item is, in the workspace */
 #define WGMMA_BACKWARD_TURNS(tiles) (((tiles) + 3) / 4 * 4) /* words there for their turns */
 #define WGMMA_BACKWARD_TAKEN 4 /* words there for the counter of items */

@@ -75,7 +75,7 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     wgmma_backward_control<S> &control = *b.control;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const fattn_problem &p = g.problem;
-    const int items = (int)(p.batch * p.heads_k * g.tiling.k_blocks);
+    const int items = wgmma_items_of(g, saved);
     const bool ordered = wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
     int number = (int)gpu_block();
     int part = -1;

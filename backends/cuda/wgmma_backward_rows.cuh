@@ -5,6 +5,7 @@
  * lse, delta and dQ are copied and added to.
  *
  *     wgmma_seen_<name>      what a bias or a mask hides
+ *     wgmma_order_<name>     the list of sequences, where lengths are unlike
  *     wgmma_rows_<name>      lse and delta of every row, zeros for its dQ, and what the items are
  *     (wgmma_backward.cuh)
  *     wgmma_dq_<name>        dQ in its own type
@@ -14,6 +15,7 @@
 #define FATTN_CUDA_WGMMA_BACKWARD_ROWS_CUH
 
 #include "backends/cuda/seen.cuh"
+#include "backends/cuda/wgmma_order.cuh"
 #include "backends/cuda/wgmma_shift.h"
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/backward_rows.cuh"
@@ -111,9 +113,10 @@ typedef struct wgmma_saved {
     int32_t *turns;  /* of ordered runs: one of each tile of dQ */
     unsigned *taken; /* items beyond the first of each block */
     wgmma_backward_item *items;
-    uint32_t *visits; /* of each tile of keys, by heads and sequences: wgmma_visits_of() */
-    uint8_t *seen;    /* what a bias or a mask leaves: seen.h, by tiles of queries */
-    int tiles;        /* of a head */
+    uint32_t *visits;   /* of each tile of keys, by heads and sequences: wgmma_visits_of() */
+    uint8_t *seen;      /* what a bias or a mask leaves: seen.h, by tiles of queries */
+    wgmma_listed *list; /* of sequences, in the place of these two */
+    int tiles;          /* of a head */
 } wgmma_saved;
 
 template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g)
@@ -132,6 +135,7 @@ template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g
     const int64_t items = p.batch * p.heads_k * g.tiling.k_blocks;
     saved.visits = (uint32_t *)(saved.items + items);
     saved.seen = (uint8_t *)(saved.visits + items * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks));
+    saved.list = (wgmma_listed *)saved.visits;
     saved.tiles = (int)tiles;
     return saved;
 }
@@ -150,6 +154,20 @@ GPU_DEVICE int wgmma_saved_tile(const fattn_gpu_args &g, const wgmma_saved &save
 }
 
 /* --- Items ------------------------------------------------------------------------------------ */
+
+/* Whether they are those of a list, and how many there are. */
+GPU_DEVICE bool wgmma_has_list(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    return wgmma_orders(&p, p.batch * p.heads_k * g.tiling.k_blocks);
+}
+
+GPU_DEVICE int wgmma_items_of(const fattn_gpu_args &g, const wgmma_saved &saved)
+{
+    const fattn_problem &p = g.problem;
+    return wgmma_has_list(g) ? (int)saved.list[p.batch - 1].past
+                             : (int)(p.batch * p.heads_k * g.tiling.k_blocks);
+}
 
 /* Whether blocks add to dQ in turn. */
 GPU_DEVICE bool wgmma_is_ordered(const fattn_problem &p)
@@ -188,7 +206,15 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     order.heads = p.batch * p.heads_k;
     order.together =
         wgmma_is_ordered(p) ? 1 : fattn_max64(fattn_quotient(g.tiling.together, group), 1);
-    fattn_work work = fattn_schedule_item(&order, p.heads_k, number);
+    wgmma_listed listed = {0, 0, 0, 0};
+    if (wgmma_has_list(g)) {
+        listed = wgmma_listed_of(saved.list, (int)p.batch, (uint32_t)number);
+        order.q_blocks = listed.blocks;
+        order.heads = p.heads_k;
+        order.together = fattn_min64(order.together, p.heads_k);
+    }
+    fattn_work work = fattn_schedule_item(&order, p.heads_k, number - listed.first);
+    work.batch += listed.sequence;
     if (wgmma_shares_terms(p)) {
         const int64_t n = work.batch * p.heads_k + work.head;
         work.head = fattn_quotient(n, p.batch);
@@ -287,7 +313,7 @@ template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
 {
     static_assert(sizeof(wgmma_backward_item) == WGMMA_BACKWARD_ITEM_BYTES, "what is set aside");
     const wgmma_saved saved = wgmma_saved_of<S>(g);
-    const int64_t items = g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
+    const int64_t items = wgmma_items_of(g, saved);
     const int64_t own = gpu_block() * gpu_threads() + gpu_thread();
     if (own == 0) {
         *saved.taken = 0;
@@ -335,6 +361,52 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
             p.features & FATTN_DLSE && row.exists ? ((const float *)g.buffers.dlse)[row.at] : 0;
         saved.lse[at] = empty ? fattn_f32_infinity() : lse * (float)FATTN_LOG2E;
         saved.delta[at] = empty ? 0 : sum - dlse;
+    }
+}
+
+/* The last packed sequence that begins with tile `tile` of a head, or before it: sequence b begins
+ * with tile q_row / QUERIES + b. A warp asks. */
+template <class S> GPU_DEVICE int wgmma_sequence_of(const fattn_gpu_args &g, int tile)
+{
+    const fattn_problem &p = g.problem;
+    int first = 0, count = (int)p.batch; /* it is one of these */
+    while (count > 1) {
+        const int step = (count + GPU_WAVE - 1) / GPU_WAVE, own = mma_lane() * step;
+        const int64_t row =
+            gpu_clamp(g.buffers.cu_seqlens_q[first + min(own, count - 1)], 0, p.total_q);
+        const bool begun = own < count && row / S::QUERIES + first + own <= tile;
+        const int last = max(__popc(__ballot_sync(0xffffffffu, begun)) - 1, 0) * step;
+        first += last;
+        count = min(step, count - last);
+    }
+    return first;
+}
+
+/* Calls visit(row) for `rows` rows of all heads, or, if these are fewer, for all that the workspace
+ * has of packed ones. Rows of a warp are of one tile. */
+template <class S, class Visit>
+GPU_DEVICE void wgmma_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
+{
+    enum { BLOCK = WGMMA_ROWS_THREADS / GPU_ROW_THREADS };
+    static_assert(S::QUERIES % BLOCK == 0, "so are those of a block");
+    const fattn_problem &p = g.problem;
+    const int64_t of_head = (int64_t)wgmma_saved_of<S>(g).tiles * S::QUERIES;
+    if (!wgmma_visits_packed(&p, of_head, rows)) {
+        gpu_visit_rows<WGMMA_ROWS_THREADS>(g, rows, visit);
+        return;
+    }
+    for (int64_t n = gpu_block() * BLOCK; n < p.heads_q * of_head; n += gpu_blocks() * BLOCK) {
+        const int64_t head = fattn_quotient(n, of_head);
+        const int64_t place = n - head * of_head + gpu_thread() / GPU_ROW_THREADS;
+        gpu_global_row row;
+        row.b = wgmma_sequence_of<S>(g, (int)place / S::QUERIES);
+        row.seq = gpu_sequence(g, row.b);
+        const int64_t i = place - (row.seq.q_row / S::QUERIES + row.b) * S::QUERIES;
+        row.q.h = (int32_t)head;
+        row.q.i = i < 0 ? INT32_MAX : (int32_t)i; /* below 0 if the table is not in order */
+        row.exists = row.q.i < row.seq.sq;
+        row.at = gpu_lse_at(p, row.seq, row.b, row.q.h) + row.q.i;
+        visit(row);
     }
 }
 
@@ -412,14 +484,26 @@ template <class S> GPU_DEVICE void wgmma_backward_seen_all(const fattn_gpu_args 
     }
 }
 
+/* Lists the sequences. An item also stores zeros for keys that a sequence has room for, but does
+ * not use. */
+template <class S> GPU_DEVICE void wgmma_order_all(const fattn_gpu_args &g)
+{
+    gpu_admit_later();
+    gpu_await_earlier();
+    wgmma_order(g.problem, wgmma_saved_of<S>(g).list, [&](int b) {
+        const fattn_sequence seq = gpu_sequence(g, b);
+        const int64_t keys = fattn_max64(seq.sk, seq.slot_k);
+        return wgmma_length{(int)seq.sq, (int)((keys + S::KEYS - 1) / S::KEYS)};
+    });
+}
+
 template <class S> GPU_DEVICE void wgmma_rows_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
     gpu_await_earlier();
     wgmma_items_set<S>(g);
-    gpu_visit_rows<WGMMA_ROWS_THREADS>(
-        g, g.tiling.q_blocks * S::QUERIES,
-        [&](const gpu_global_row &row) { wgmma_prepare_row<S>(g, row); });
+    wgmma_visit_rows<S>(g, g.tiling.q_blocks * S::QUERIES,
+                        [&](const gpu_global_row &row) { wgmma_prepare_row<S>(g, row); });
 }
 
 template <class S> GPU_DEVICE void wgmma_sink_all(const fattn_gpu_args &g)
@@ -440,8 +524,8 @@ template <class S> GPU_DEVICE void wgmma_dq_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
     gpu_await_earlier();
-    gpu_visit_rows<WGMMA_ROWS_THREADS>(
-        g, g.problem.seqlen_q, [&](const gpu_global_row &row) { wgmma_finish_row<S>(g, row); });
+    wgmma_visit_rows<S>(g, g.problem.seqlen_q,
+                        [&](const gpu_global_row &row) { wgmma_finish_row<S>(g, row); });
 }
 
 #endif

@@ -7,56 +7,9 @@
 #define FATTN_CUDA_WGMMA_FORWARD_BEFORE_CUH
 
 #include "backends/cuda/wgmma_forward_items.cuh"
+#include "backends/cuda/wgmma_order.cuh"
 
 /* --- Sequences -------------------------------------------------------------------------------- */
-
-/* The list of sequences in the workspace. A thread has a sequence, and counts those that come
- * before it; then the first warp adds up items. */
-GPU_DEVICE void wgmma_order(const fattn_gpu_args &g)
-{
-    GPU_SHARED int keys[WGMMA_ORDERED_MOST];
-    GPU_SHARED wgmma_listed sorted[WGMMA_ORDERED_MOST];
-    const fattn_problem &p = g.problem;
-    const int batch = (int)p.batch, b = gpu_thread();
-    const int queries = (int)g.tiling.br / wgmma_group_of(p);
-    int blocks = 0;
-    if (b < batch) {
-        const fattn_sequence seq = gpu_sequence(g, b);
-        blocks = (int)fattn_quotient(seq.sq + queries - 1, queries);
-        keys[b] = (int)seq.sk;
-    }
-    gpu_sync();
-    if (b < batch) {
-        const int own = keys[b];
-        int before = 0;
-        for (int n = 0; n < batch; n++) {
-            before += keys[n] > own || (keys[n] == own && n < b);
-        }
-        sorted[before] = {0, 0, b, blocks};
-    }
-    gpu_sync();
-    if (b < GPU_WAVE) {
-        wgmma_listed *const list = wgmma_sequences(g);
-        uint32_t sum = 0;
-        for (int n = b; n - b < batch; n += GPU_WAVE) {
-            wgmma_listed own = n < batch ? sorted[n] : wgmma_listed{0, 0, 0, 0};
-            const uint32_t items = (uint32_t)own.blocks * (uint32_t)p.heads_k;
-            uint32_t past = items;
-            GPU_UNROLL
-            for (int lanes = 1; lanes < GPU_WAVE; lanes *= 2) {
-                const uint32_t other = __shfl_up_sync(0xffffffffu, past, lanes);
-                past += b >= lanes ? other : 0;
-            }
-            past += sum;
-            own.first = past - items;
-            own.past = past;
-            if (n < batch) {
-                list[n] = own;
-            }
-            sum = __shfl_sync(0xffffffffu, past, GPU_WAVE - 1);
-        }
-    }
-}
 
 /* Clears the counter, and orders sequences. */
 GPU_DEVICE void wgmma_clear_all(const fattn_gpu_args &g)
@@ -66,8 +19,14 @@ GPU_DEVICE void wgmma_clear_all(const fattn_gpu_args &g)
     if (gpu_thread() == 0) {
         *(unsigned *)g.workspace = 0;
     }
-    if (wgmma_orders(&g.problem, g.tiling.items)) {
-        wgmma_order(g);
+    const fattn_problem &p = g.problem;
+    if (wgmma_orders(&p, g.tiling.items)) {
+        const int queries = (int)g.tiling.br / wgmma_group_of(p);
+        wgmma_order(p, wgmma_sequences(g), [&](int b) {
+            const fattn_sequence seq = gpu_sequence(g, b);
+            const int blocks = (int)fattn_quotient(seq.sq + queries - 1, queries);
+            return wgmma_length{(int)seq.sk, blocks};
+        });
     }
 }
 

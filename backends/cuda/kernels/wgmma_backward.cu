@@ -16,19 +16,23 @@ typedef struct wgmma_backward_maps {
     {                                                                                \
         wgmma_backward_all<wgmma_backward_shape<type, __VA_ARGS__>>(g, maps.map);    \
     }
-#define WGMMA_BACKWARD_ENTRIES(name, ...)                                                 \
-    WGMMA_BACKWARD_ENTRY(wgmma_backward_f16_##name, mma_f16, __VA_ARGS__)                 \
-    WGMMA_BACKWARD_ENTRY(wgmma_backward_bf16_##name, mma_bf16, __VA_ARGS__)               \
-    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_rows_##name(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                                     \
-        wgmma_rows_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                   \
-    }                                                                                     \
-    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_dq_##name(const GPU_PARAM fattn_gpu_args g)   \
-    {                                                                                     \
-        wgmma_dq_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                     \
-    }                                                                                     \
-    GPU_KERNEL(WGMMA_SINK_THREADS, 1) wgmma_sink_##name(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                                     \
-        wgmma_sink_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                   \
+#define WGMMA_BACKWARD_ENTRIES(name, ...)                                                  \
+    WGMMA_BACKWARD_ENTRY(wgmma_backward_f16_##name, mma_f16, __VA_ARGS__)                  \
+    WGMMA_BACKWARD_ENTRY(wgmma_backward_bf16_##name, mma_bf16, __VA_ARGS__)                \
+    GPU_KERNEL(WGMMA_ORDERED_MOST, 1) wgmma_order_##name(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                      \
+        wgmma_order_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                   \
+    }                                                                                      \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_rows_##name(const GPU_PARAM fattn_gpu_args g)  \
+    {                                                                                      \
+        wgmma_rows_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                    \
+    }                                                                                      \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_dq_##name(const GPU_PARAM fattn_gpu_args g)    \
+    {                                                                                      \
+        wgmma_dq_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                      \
+    }                                                                                      \
+    GPU_KERNEL(WGMMA_SINK_THREADS, 1) wgmma_sink_##name(const GPU_PARAM fattn_gpu_args g)  \
+    {                                                                                      \
+        wgmma_sink_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                    \
     }
 WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ENTRIES)

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Items of a batch of unlike lengths on Hopper: a kernel before lists the sequences (wgmma.h), those
+ * that walk over most first, and who plans an item finds its sequence in the list.
+ */
+#ifndef FATTN_CUDA_WGMMA_ORDER_CUH
+#define FATTN_CUDA_WGMMA_ORDER_CUH
+
+#include "backends/cuda/vendor.h"
+#include "backends/cuda/wgmma.h"
+#include "core/kernel.h"
+
+typedef struct wgmma_length {
+    int walked; /* keys, or in backward queries, that an item walks over */
+    int blocks; /* items of a head */
+} wgmma_length;
+
+/* Makes the list, of the lengths that of(b) tells. A thread has a sequence, and counts those that
+ * come before it; then the first warp adds up items. */
+template <class Of>
+GPU_DEVICE void wgmma_order(const fattn_problem &p, wgmma_listed *list, const Of &of)
+{
+    GPU_SHARED int walked[WGMMA_ORDERED_MOST];
+    GPU_SHARED wgmma_listed sorted[WGMMA_ORDERED_MOST];
+    const int batch = (int)p.batch, b = gpu_thread();
+    wgmma_length own = {0, 0};
+    if (b < batch) {
+        own = of(b);
+        walked[b] = own.walked;
+    }
+    gpu_sync();
+    if (b < batch) {
+        int before = 0;
+        for (int n = 0; n < batch; n++) {
+            before += walked[n] > own.walked || (walked[n] == own.walked && n < b);
+        }
+        sorted[before] = {0, 0, b, own.blocks};
+    }
+    gpu_sync();
+    if (b < GPU_WAVE) {
+        uint32_t sum = 0;
+        for (int n = b; n - b < batch; n += GPU_WAVE) {
+            wgmma_listed entry = n < batch ? sorted[n] : wgmma_listed{0, 0, 0, 0};
+            const uint32_t items = (uint32_t)entry.blocks * (uint32_t)p.heads_k;
+            uint32_t past = items;
+            GPU_UNROLL
+            for (int lanes = 1; lanes < GPU_WAVE; lanes *= 2) {
+                const uint32_t other = __shfl_up_sync(0xffffffffu, past, lanes);
+                past += b >= lanes ? other : 0;
+            }
+            past += sum;
+            entry.first = past - items;
+            entry.past = past;
+            if (n < batch) {
+                list[n] = entry;
+            }
+            sum = __shfl_sync(0xffffffffu, past, GPU_WAVE - 1);
+        }
+    }
+}
+
+/* What item `number`, below the last one's `past`, belongs to. */
+GPU_DEVICE wgmma_listed wgmma_listed_of(const wgmma_listed *list, int batch, uint32_t number)
+{
+    int first = 0, past = batch - 1;
+    while (first < past) {
+        const int middle = (first + past) / 2;
+        if (list[middle].past <= number) {
+            first = middle + 1;
+        } else {
+            past = middle;
+        }
+    }
+    return list[first];
+}
+
+#endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Items of a batch of unlike lengths on Hopper: a kernel before lists the sequences (wgmma.h), those
- * that walk over most first, and who plans an item finds its sequence in the list.
+ * Items of a batch of unlike lengths on Hopper. A kernel before lists sequences (wgmma.h), those
+ * whose items walk over most first; who plans an item looks for its sequence there.
  */
 #ifndef FATTN_CUDA_WGMMA_ORDER_CUH
 #define FATTN_CUDA_WGMMA_ORDER_CUH

@@ -402,7 +402,7 @@ def test_threads(tool, folder):
     ok(0 < one < eight, f"explain --threads: {one} and {eight} bytes of workspace")
 
 
-SPIN = "import os\nos.sched_setaffinity(0, {int(os.environ['WHERE'])})\nwhile True: pass"
+SPIN = "import os\nos.sched_setaffinity(0, {int(os.environ['WHERE'])})\nprint(flush=True)\nwhile True: pass"
 
 
 def test_crowd(tool, folder):
@@ -420,14 +420,16 @@ def test_crowd(tool, folder):
     ok(row["ceiling"] < 2 * one["ceiling"], f"four threads on one processor have its ceiling: {row['ceiling']:.4g}"
        f" after {one['ceiling']:.4g}")
     ok("4 threads share 1 processor:" in four.stderr and row["cpu"] < 1.1, "and that is said")
-    spinners = [subprocess.Popen([sys.executable, "-c", SPIN], env={**os.environ, "WHERE": str(core)})
-                for _ in range(3)]
+    spinners = [subprocess.Popen([sys.executable, "-c", SPIN], env={**os.environ, "WHERE": str(core)},
+                                 stdout=subprocess.PIPE) for _ in range(3)]
     try:
+        for spinner in spinners:
+            spinner.stdout.readline()  # it spins
         busy = pinned(1)
     finally:
         for spinner in spinners:
             spinner.kill()
-            spinner.wait()
+            spinner.communicate()
     cpu = json.loads(busy.stdout)["cpu"]
     ok(cpu < 0.9 and "the machine is busy: in 1 of 1 rows" in busy.stderr, f"a busy machine is noticed: {cpu}")
 

@@ -124,15 +124,15 @@ FATTN_HD bool wgmma_looks(int64_t items, int rows, int64_t keys)
 #define WGMMA_WORKSPACE 256
 
 /*
- * Sequences in the order in which their items are taken, behind the counter: those of most keys
- * first, so that what is left at the end is small. A sequence has as many items as it has rows for.
- * The kernel before makes the list, which takes some 3 microseconds: runs of few items do without,
- * and packed batches whose lengths can hardly differ, because they have nearly as many rows, or
- * keys, as the longest allows.
+ * Sequences in the order in which their items are taken, in the workspace: those of most keys
+ * first, or in backward of most queries, so that what is left at the end is small. A sequence has
+ * as many items as it has rows, or keys, for. A kernel before makes the list, which takes some 3
+ * microseconds: runs of few items do without, and packed batches whose lengths can hardly differ,
+ * because they have nearly as many rows and keys as the longest allows.
  */
 typedef struct wgmma_listed {
     uint32_t first, past;     /* items */
-    int32_t sequence, blocks; /* of rows, that it has */
+    int32_t sequence, blocks; /* items of a head */
 } wgmma_listed;
 #define WGMMA_ORDERED_MOST 512  /* sequences; a thread has one */
 #define WGMMA_ORDERED_ITEMS 512 /* or fewer: no list */

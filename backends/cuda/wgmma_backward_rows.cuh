@@ -155,7 +155,7 @@ GPU_DEVICE int wgmma_saved_tile(const fattn_gpu_args &g, const wgmma_saved &save
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-/* Whether they are those of a list, and how many there are. */
+/* Whether items are found by a list of sequences, and how many items there are. */
 GPU_DEVICE bool wgmma_has_list(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;

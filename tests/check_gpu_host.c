@@ -1152,8 +1152,8 @@ static void check_hopper_rows(void)
               (int)(sizeof cases / sizeof *cases));
 }
 
-/* Packed batches, by the longest sequence and the mean: the row, and whether a kernel before puts
- * their sequences in order. */
+/* Which row takes a packed batch, and whether a kernel before lists its sequences: this depends on
+ * the longest of them, their mean and their number. */
 static void check_packed_rows(void)
 {
     static const struct {

@@ -138,9 +138,9 @@ static bool are_short(const fattn_kernel *row, const fattn_problem *p, const fat
     const double blocks = (double)p->batch * (double)p->heads_k * (double)((rows + 63) / 64);
     const bool few = blocks <= 1.5 * units;
     return rows > MMA_DECODE_ROWS &&
-           (are_short_in_mean(p) ? true
-            : keys <= keys_short ? few || fattn_gpu_kernel_of(row)->width == 64
-                                 : keys <= KEYS_MAX && few && blocks >= 0.4 * units);
+           (are_short_in_mean(p) ||
+            (keys <= keys_short ? few || fattn_gpu_kernel_of(row)->width == 64
+                                : keys <= KEYS_MAX && few && blocks >= 0.4 * units));
 }
 
 static bool short_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What runs before forward on Hopper (wgmma_forward.cuh): kernels that order sequences, or find out
+ * What runs before forward on Hopper (wgmma_forward.cuh): kernels that list sequences, or find out
  * which keys of an item a block mask, a bias or a mask hides.
  */
 #ifndef FATTN_CUDA_WGMMA_FORWARD_BEFORE_CUH
@@ -11,7 +11,7 @@
 
 /* --- Sequences -------------------------------------------------------------------------------- */
 
-/* Clears the counter, and orders sequences. */
+/* Clears the counter, and lists the sequences where that pays. */
 GPU_DEVICE void wgmma_clear_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();

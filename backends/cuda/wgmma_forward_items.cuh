@@ -330,7 +330,7 @@ GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, i
     }
 }
 
-/* The sequences in the order in which their items are taken (wgmma.h). */
+/* The list of sequences that the kernel before has made (wgmma.h). */
 GPU_DEVICE wgmma_listed *wgmma_sequences(const fattn_gpu_args &g)
 {
     return (wgmma_listed *)((char *)g.workspace + WGMMA_WORKSPACE);

@@ -61,8 +61,8 @@ static void e2(void)
     }
 }
 
-/* More than 512 items of many sequences: Hopper's rows take the longest sequences first, and look
- * for that of an item among 32 at most, or first among each 32nd. */
+/* With more than 512 items, Hopper's rows list the sequences, the longest first. They find that of
+ * an item among up to 32 at once, and where there are more, among every 32nd before that. */
 static void e2_many(void)
 {
     enum { MOST = 70 };

@@ -155,13 +155,14 @@ GPU_DEVICE int wgmma_saved_tile(const fattn_gpu_args &g, const wgmma_saved &save
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-/* Whether items are found by a list of sequences, and how many items there are. */
+/* Whether a kernel before has listed the sequences (wgmma_order.cuh). */
 GPU_DEVICE bool wgmma_has_list(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     return wgmma_orders(&p, p.batch * p.heads_k * g.tiling.k_blocks);
 }
 
+/* How many items there are, by the list where there is one. */
 GPU_DEVICE int wgmma_items_of(const fattn_gpu_args &g, const wgmma_saved &saved)
 {
     const fattn_problem &p = g.problem;

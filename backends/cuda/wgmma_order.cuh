@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Items of a batch of unlike lengths on Hopper. A kernel before lists sequences (wgmma.h), those
- * whose items walk over most first; who plans an item looks for its sequence there.
+ * Items of a batch whose sequences have different lengths, on Hopper. A kernel that runs before
+ * lists the sequences (wgmma.h), first those whose items have most keys to go through, or in
+ * backward most queries. The list tells which sequence an item belongs to.
  */
 #ifndef FATTN_CUDA_WGMMA_ORDER_CUH
 #define FATTN_CUDA_WGMMA_ORDER_CUH
@@ -15,8 +16,8 @@ typedef struct wgmma_length {
     int blocks; /* items of a head */
 } wgmma_length;
 
-/* Makes the list, of the lengths that of(b) tells. A thread has a sequence, and counts those that
- * come before it; then the first warp adds up items. */
+/* Makes the list; of(b) returns the lengths of sequence b. Each thread has a sequence, and counts
+ * those that come before it; then the first warp adds up their items. */
 template <class Of>
 GPU_DEVICE void wgmma_order(const fattn_problem &p, wgmma_listed *list, const Of &of)
 {
@@ -59,7 +60,8 @@ GPU_DEVICE void wgmma_order(const fattn_problem &p, wgmma_listed *list, const Of
     }
 }
 
-/* What item `number`, below the last one's `past`, belongs to. */
+/* The entry of the sequence that item `number` belongs to; the number is below the last entry's
+ * `past`. */
 GPU_DEVICE wgmma_listed wgmma_listed_of(const wgmma_listed *list, int batch, uint32_t number)
 {
     int first = 0, past = batch - 1;

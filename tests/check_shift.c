@@ -22,6 +22,7 @@ typedef struct player {
 typedef struct game {
     wgmma_shift_run run;
     int items, taken;
+    int spread, least; /* wgmma_shift_apart() */
     player *players;
     int *added; /* [head][tile of queries] */
 } game;
@@ -32,7 +33,10 @@ static unsigned draw(unsigned *state, unsigned below)
     return (*state >> 8) % below;
 }
 
-static int apart(const game *g, wgmma_shift item) { return g->run.q_blocks / item.peers; }
+static int apart(const game *g, wgmma_shift item)
+{
+    return wgmma_shift_apart(g->run.q_blocks, item.peers, g->spread, g->least);
+}
 
 /* Takes the next item, if there is one that the block may have. */
 static bool take(game *g, player *p)
@@ -115,7 +119,7 @@ int main(void)
 {
     enum { RUNS = 3000 };
     unsigned state = 1;
-    int shifted = 0, apart_once = 0, stuck = 0;
+    int shifted = 0, near = 0, wide = 0, stuck = 0;
     for (int n = 0; n < RUNS; n++) {
         game g = {0};
         g.run.grid = 1 + (int)draw(&state, 24);
@@ -124,6 +128,8 @@ int main(void)
         g.run.k_blocks = 1 + (int)draw(&state, 20);
         g.run.heads = 1 + (int)draw(&state, 8);
         g.items = g.run.heads * g.run.k_blocks;
+        g.spread = 1 + (int)draw(&state, 80);
+        g.least = 1 + (int)draw(&state, 2);
         const wgmma_shift first = wgmma_shift_of(g.run, 0);
         if (first.peers == 0) {
             continue;
@@ -131,13 +137,15 @@ int main(void)
         g.players = calloc((size_t)g.run.grid, sizeof *g.players);
         g.added = calloc((size_t)(g.run.heads * g.run.q_blocks), sizeof *g.added);
         shifted++;
-        apart_once += first.peers > 1 && apart(&g, first) < 2;
+        near += first.peers > 1 && apart(&g, first) < g.least;
+        wide += apart(&g, first) > g.least && apart(&g, first) * first.peers > g.spread;
         stuck += !(g.players && g.added && play(&g, &state));
         free(g.players);
         free(g.added);
     }
     tap_check(shifted > RUNS / 4, "%d of %d runs are shifted", shifted, RUNS);
-    tap_check(apart_once == 0, "items of a part begin two tiles apart");
+    tap_check(near == 0, "items of a part begin as far apart as they must");
+    tap_check(wide == 0, "and are spread no further than they may");
     tap_check(stuck == 0, "%d of them get stuck or add out of turn", stuck);
     return tap_done();
 }

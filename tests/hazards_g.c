@@ -139,6 +139,20 @@ static void g2(void)
     }
 }
 
+/* With FATTN_DETERMINISTIC blocks wait for one another at every tile of dQ, in one order under a
+ * causal mask and in another without. */
+static void g2_tiles(void)
+{
+    static const int64_t dims[] = {64, 128, 256};
+    EACH (d, dims) {
+        for (int causal = 0; causal < 2; causal++) {
+            draw_case c = hazard_case(FATTN_BACKWARD, FATTN_BF16, 1, 2, 1, 270, 260, dims[d]);
+            c.problem.features = FATTN_DETERMINISTIC | (causal ? FATTN_CAUSAL : 0);
+            hazard_judge_drawn(&c, 0, "D %lld%s", (long long)dims[d], causal ? ", causal" : "");
+        }
+    }
+}
+
 /* Semaphores and partial sums are in the workspace, which may change between runs. */
 static void g9(void)
 {
@@ -338,6 +352,7 @@ static void g12(void)
 static const hazard table[] = {
     {"hazard_G1", "a race that some runs show", g1, NULL},
     {"hazard_G2", "a deterministic mode that was not", g2, NULL},
+    {"hazard_G2_tiles", "blocks waited for a turn that never came", g2_tiles, NULL},
     {"hazard_G3", "dO was read before it was written", g3, NULL},
     {"hazard_G4", "wrong gradients that Gaussian inputs hide", g4, NULL},
     {"hazard_G5", "indices of grouped heads in dk and dv", g5, NULL},

@@ -756,24 +756,19 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     return 4;
 }
 
-/* Of 256 channels threads add to dQ whenever they have some. */
-#define WGMMA_BACKWARD_FEATURES(width) \
-    (FATTN_GPU_BACKWARD_LEAN | FATTN_SINK | WGMMA_BACKWARD_ORDERED(width))
-#define WGMMA_BACKWARD_ORDERED(width) ((width) < 256 ? FATTN_DETERMINISTIC : 0)
-
-#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)                 \
-    {                                                                              \
-        .row = {.name = "wgmma_backward_" #name_,                                  \
-                WGMMA_GRADIENT_ROW(channels, cannot_backward),                     \
-                .features = WGMMA_BACKWARD_FEATURES(channels),                     \
-                .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},            \
-                .fast_bytes = fattn_gpu_shared_bytes,                              \
-                .workspace = backward_workspace},                                  \
-        WGMMA_KERNEL("wgmma_backward", channels),                                  \
-        .phases = {order_shape, rows_shape, backward_shape, dq_shape, sink_shape}, \
-        .maps = backward_maps,                                                     \
-        .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages),          \
-        .run = #name_,                                                             \
+#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)                      \
+    {                                                                                   \
+        .row = {.name = "wgmma_backward_" #name_,                                       \
+                WGMMA_GRADIENT_ROW(channels, cannot_backward),                          \
+                .features = FATTN_GPU_BACKWARD_LEAN | FATTN_SINK | FATTN_DETERMINISTIC, \
+                .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},                 \
+                .fast_bytes = fattn_gpu_shared_bytes,                                   \
+                .workspace = backward_workspace},                                       \
+        WGMMA_KERNEL("wgmma_backward", channels),                                       \
+        .phases = {order_shape, rows_shape, backward_shape, dq_shape, sink_shape},      \
+        .maps = backward_maps,                                                          \
+        .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages),               \
+        .run = #name_,                                                                  \
     },
 
 /* --- Backward with every feature -------------------------------------------------------------- */
@@ -924,15 +919,11 @@ static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_prob
     return common < 0 ? -1 : backward_workspace(row, p, t);
 }
 
-#define WGMMA_BACKWARD_FULL_FEATURES(width)          \
-    (FATTN_KERNEL_COMMON & ~FATTN_GPU_NOT_BACKWARD & \
-     ~(uint64_t)(FATTN_DETERMINISTIC & ~WGMMA_BACKWARD_ORDERED(width)))
-
 #define WGMMA_BACKWARD_FULL_ROW(channels, keys)                                                  \
     {                                                                                            \
         .row = {.name = "wgmma_backward_full_" #channels,                                        \
                 WGMMA_GRADIENT_ROW(channels, cannot_backward_full),                              \
-                .features = WGMMA_BACKWARD_FULL_FEATURES(channels),                              \
+                .features = FATTN_KERNEL_COMMON & ~FATTN_GPU_NOT_BACKWARD,                       \
                 .adds_dbias = true,                                                              \
                 .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                           \
                 .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},                               \

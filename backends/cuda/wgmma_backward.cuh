@@ -14,7 +14,7 @@
  *     the copier      one thread; begins the copies of queries and dO, with lse and delta, and of a
  *                     bias or mask that is alone, as soon as the place of an earlier tile is free
  *     two adders      a warp each; add to dQ in the workspace what a warpgroup has left in shared
- *                     memory
+ *                     memory. Wide rows add theirs from registers, and adders await their turns
  *     warpgroups      64 keys each, which are the rows of their products:
  *
  *         S^T = K Q^T             dP^T = V dO^T
@@ -275,6 +275,16 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
     wgmma_named_arrive(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
 }
 
+/* Tells the adder that the thread has added its part of dQ, where the block is wide and ordered. */
+template <class S>
+GPU_DEVICE void wgmma_tell_added(const wgmma_backward_block<S> &b,
+                                 const wgmma_backward_walk<S> &walk)
+{
+    if (S::IS_WIDE && b.ordered) {
+        wgmma_named_arrive(WGMMA_ADDED + (walk.ds != 0), WGMMA_ALL_WITH_ADDER);
+    }
+}
+
 /* The end of a tile, after the product for dK has been issued. With MORE it issues S^T of the next
  * tile and prepares that tile's terms. The buffer of the queries is released when dK is done. */
 template <class S, bool MORE>
@@ -283,7 +293,8 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
                                float x[S::OWN_QUERIES / 8][4])
 {
     if constexpr (MORE) {
-        wgmma_begin_scores<S>(b, walk, x);
+        wgmma_begin_scores<S>(b, walk, x); /* no branch comes before: sums are added meanwhile */
+        wgmma_tell_added<S>(b, walk);
         wgmma_pass_turn<S>(walk);
         if (S::KNOWN == FATTN_MASK) {
             wgmma_look_ahead<S>(g, b, walk, next.head, next.tile);
@@ -297,6 +308,7 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
         }
         wgmma_wait<1>();
     } else {
+        wgmma_tell_added<S>(b, walk);
         wgmma_wait<0>();
     }
     wgmma_release(&b.control->q_empty[walk.q_used.stage]);
@@ -532,6 +544,9 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_release(&control.dout_empty[walk.dout.stage]);
     wgmma_step(walk.dout);
     float *const to = dq_to + (int64_t)walk.tile * (S::QUERIES * S::WIDTH);
+    if (b.ordered) {
+        wgmma_named_sync(WGMMA_MAY_ADD + (walk.ds != 0), WGMMA_ALL_WITH_ADDER);
+    }
     GPU_UNROLL
     for (int n = 0; n < S::PARTS * S::PART / 8; n++) {
         mma_add_four(to + n * 512, dq[n / (S::PART / 8)][n % (S::PART / 8)]);
@@ -866,11 +881,12 @@ template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(ch
     return b;
 }
 
-template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &control)
+/* adders: how many warps add, or await turns. */
+template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &control, int adders)
 {
     for (int n = 0; n < 2; n++) {
         wgmma_barrier_make(&control.item_full[n], 1);
-        wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1 + (S::IS_WIDE ? 0 : S::WARPGROUPS));
+        wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1 + adders);
     }
     wgmma_barrier_make(&control.item_wanted, 1);
     wgmma_barrier_make(&control.k_full, 1);
@@ -901,9 +917,11 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
     wgmma_backward_block<S> b = wgmma_backward_block_of<S>(shared);
     b.group = (int)fattn_quotient(g.problem.heads_q, g.problem.heads_k);
     b.waits = wgmma_is_staged<S>(g);
+    b.ordered = wgmma_is_ordered(g.problem);
+    const int adders = !S::IS_WIDE || b.ordered ? 2 : 0;
     gpu_admit_later();
     if (gpu_thread() == 0) {
-        wgmma_barriers_of<S>(*b.control);
+        wgmma_barriers_of<S>(*b.control, adders);
         if (S::SKIPS) {
             b.control->sight = wgmma_sight_of<S>(g);
         }
@@ -921,8 +939,12 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
             wgmma_copy_backward<S>(g, maps, b);
         } else if (warp == 3) {
             wgmma_take_items<S>(g, b);
-        } else if (!S::IS_WIDE && (warp == 1 || warp == 2)) {
-            wgmma_add_all<S>(g, b, warp - 1);
+        } else if (warp > 0 && warp <= adders) {
+            if constexpr (S::IS_WIDE) {
+                wgmma_await_turns<S>(g, b, warp - 1);
+            } else {
+                wgmma_add_all<S>(g, b, warp - 1);
+            }
         }
     } else {
         wgmma_take_registers<S::OWN_REGISTERS>();

@@ -36,6 +36,7 @@ template <class S> struct wgmma_backward_block {
     uint32_t lse, delta;               /* of each stage of q, of dO */
     int group;                         /* query heads of a key/value head */
     bool waits;                        /* a bias or mask is copied to shared memory */
+    bool ordered;                      /* blocks add to dQ in turn */
 };
 
 /* Where tiles may be left out, the copier says here which come next, and the others read it; n:
@@ -88,9 +89,12 @@ enum {
     WGMMA_CLEARED = 6,  /* .. 7: of a warpgroup */
     WGMMA_P_MADE = 8,   /* of all that multiply */
     WGMMA_NEXT_DUE = 9, /* .. 10: of both adders, by whose tile is next */
-    WGMMA_TURN = 11     /* .. 12: of both warpgroups, by whose turn it is */
+    WGMMA_TURN = 11,    /* .. 12: of both warpgroups, by whose turn it is */
+    /* In wide blocks, of all that multiply and the adder of even or of odd tiles: */
+    WGMMA_MAY_ADD = 2, /* .. 3 */
+    WGMMA_ADDED = 4    /* .. 5 */
 };
-enum { WGMMA_WITH_ADDER = 128 + 32 };
+enum { WGMMA_WITH_ADDER = 128 + 32, WGMMA_ALL_WITH_ADDER = 256 + 32 };
 
 /* Strides of the bias or mask that the kernel knows to be alone. */
 template <class S> GPU_DEVICE const int64_t *wgmma_staged_stride(const fattn_problem &p)

@@ -2,7 +2,7 @@
 /*
  * Roles of a block of backward on Hopper that do not multiply (wgmma_backward.cuh): the warp that
  * takes items, the thread that copies tiles to shared memory, and the warps that add dQ to the
- * workspace.
+ * workspace, or await the turns of threads that add their own.
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_COPIES_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_COPIES_CUH
@@ -110,7 +110,7 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
             if (shift.peers && mma_lane() == 0) {
                 wgmma_backward_item &item = control.item[n % 2];
                 item.peers = shift.peers;
-                item.start = shift.number * wgmma_apart(item);
+                item.start = shift.number * wgmma_apart<S>(item);
             }
             if constexpr (S::SKIPS) {
                 if (wgmma_skips(&p)) {
@@ -280,7 +280,7 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
 template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &w, int tile)
 {
     if (w.peers) {
-        const int apart = wgmma_apart(w), number = w.start / apart;
+        const int apart = wgmma_apart<S>(w), number = w.start / apart;
         const int before = w.block - number; /* items of earlier parts */
         return before + wgmma_shift_turn(number, w.peers, apart, tile);
     }
@@ -391,6 +391,44 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
     }
     if (mma_lane() == 0) {
         wgmma_await_added();
+    }
+}
+
+/* In wide blocks threads add to dQ themselves. Where blocks are ordered, adder 0 awaits the turns
+ * of even tiles and adder 1 those of odd ones. Each lets the threads add, and passes the turn on
+ * when all have. */
+template <class S>
+GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                  int number)
+{
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const wgmma_backward_item *w;
+    int odd = 0; /* of the next tile */
+    for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
+        int first = w->saved, tile = w->start;
+        GPU_ROLLED
+        for (int left = w->tiles; left > 0; left--) {
+            if (odd == number) {
+                int32_t *const turn = saved.turns + first + tile;
+                const int32_t own = wgmma_own_turn<S>(*w, tile);
+                if (mma_lane() == 0) {
+                    while (wgmma_peek(turn) != own) {}
+                }
+                __syncwarp();
+                wgmma_named_arrive(WGMMA_MAY_ADD + odd, WGMMA_ALL_WITH_ADDER);
+                wgmma_named_sync(WGMMA_ADDED + odd, WGMMA_ALL_WITH_ADDER);
+                if (mma_lane() == 0) {
+                    mma_fence();
+                    mma_poke(turn, own + 1);
+                }
+                __syncwarp();
+            }
+            odd ^= 1;
+            tile = wgmma_next_tile(*w, tile);
+            first += tile == w->start ? saved.tiles : 0;
+        }
+        __syncwarp();
+        wgmma_release(&b.control->item_empty[n % 2]);
     }
 }
 

@@ -74,6 +74,10 @@ struct wgmma_backward_shape {
         BIAS_STEPS = FEATURES == FATTN_BIAS ? OWN_QUERIES / 16 : 1, /* read ahead */
         MASK_WORDS = OWN_QUERIES / 8,
         CALLS = OWN_QUERIES / 16, /* of dropout's generator, a tile */
+        /* Shifted items are spread over no more tiles than have 16 MB of q, dO and dQ, which are
+         * in use at the same time; but they begin at least so many apart (wgmma_shift_apart). */
+        SPREAD = (16 << 20) / (QUERIES * WIDTH * (2 + 2 + 4)),
+        LEAST_APART = IS_WIDE ? 1 : 2,
         EARLY_CALLS = W < 256 && FEATURES == FATTN_DROPOUT ? CALLS : CALLS / 2,
         OWN_REGISTERS = 240,
         COPY_REGISTERS = 24
@@ -104,7 +108,10 @@ typedef struct wgmma_backward_item {
 #define WGMMA_UNBOUNDED (1 << 30) /* more than there are queries */
 
 /* So many tiles apart items of a shifted part begin. */
-GPU_DEVICE int wgmma_apart(const wgmma_backward_item &w) { return w.past / w.peers; }
+template <class S> GPU_DEVICE int wgmma_apart(const wgmma_backward_item &w)
+{
+    return wgmma_shift_apart(w.past, w.peers, S::SPREAD, S::LEAST_APART);
+}
 
 typedef struct wgmma_saved {
     float *dq;       /* not yet multiplied by scale */

@@ -5,14 +5,13 @@
  *
  * An item is a tile of keys; it visits all tiles of queries. If all items of a head began with the
  * same tile, each would wait for the one before it. So they are shifted: the items of a head are
- * cut into parts, and the items of a part begin `apart` tiles apart, as far as they can. Item n of
+ * cut into parts, and the items of a part begin `apart` tiles apart (wgmma_shift_apart). Item n of
  * a part begins with tile n * apart and, at the end of the queries, goes on with tile 0. So items
  * of a part that began together are never at the same tile, and they reach a given tile one after
  * another, `apart` tiles apart: first the last item that begins at or before this tile, then those
  * before it down to item 0, then the last item of the part and those before it down to the first
- * that begins behind the tile. If possible `apart` is at least 2, since passing on a turn may take
- * longer than a tile. The first parts of all heads come first. Within a part the last items come
- * first, because nobody waits for them until the end of a rotation.
+ * that begins behind the tile. The first parts of all heads come first. Within a part the last
+ * items come first, because nobody waits for them until the end of a rotation.
  *
  * An item waits for others of its part, which may not have been taken yet. They will be, since
  *   - items are taken in order, and a part has at most as many items as there are blocks that
@@ -77,6 +76,15 @@ FATTN_HD wgmma_shift wgmma_shift_of(wgmma_shift_run run, int taken)
 FATTN_HD bool wgmma_shift_may_take(int part, wgmma_shift next)
 {
     return next.part < 0 || next.part != part;
+}
+
+/* How many tiles apart the items of a part begin: as far as they can, if that spreads them over no
+ * more than `spread` tiles, so that these stay in L2. But at least `least`, 1 or 2, since passing
+ * on a turn may take longer than a tile; parts leave room for 2. */
+FATTN_HD int wgmma_shift_apart(int q_blocks, int peers, int spread, int least)
+{
+    const int far = wgmma_shift_least(q_blocks, spread) / peers;
+    return far > least ? far : least;
 }
 
 /* How many of its part have added to a tile when it is the item's turn. */

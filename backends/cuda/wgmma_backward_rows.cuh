@@ -126,6 +126,12 @@ typedef struct wgmma_saved {
     int tiles;          /* of a head */
 } wgmma_saved;
 
+/* Items, if all sequences have as many as the longest. */
+GPU_DEVICE int64_t wgmma_items_alike(const fattn_gpu_args &g)
+{
+    return g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
+}
+
 template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
@@ -139,7 +145,7 @@ template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g
     saved.turns = (int32_t *)(saved.delta + rows);
     saved.taken = (unsigned *)(saved.turns + WGMMA_BACKWARD_TURNS(rows / S::QUERIES));
     saved.items = (wgmma_backward_item *)(saved.taken + WGMMA_BACKWARD_TAKEN);
-    const int64_t items = p.batch * p.heads_k * g.tiling.k_blocks;
+    const int64_t items = wgmma_items_alike(g);
     saved.visits = (uint32_t *)(saved.items + items);
     saved.seen = (uint8_t *)(saved.visits + items * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks));
     saved.list = (wgmma_listed *)saved.visits;
@@ -165,16 +171,13 @@ GPU_DEVICE int wgmma_saved_tile(const fattn_gpu_args &g, const wgmma_saved &save
 /* Whether a kernel before has listed the sequences (wgmma_order.cuh). */
 GPU_DEVICE bool wgmma_has_list(const fattn_gpu_args &g)
 {
-    const fattn_problem &p = g.problem;
-    return wgmma_orders(&p, p.batch * p.heads_k * g.tiling.k_blocks);
+    return wgmma_orders(&g.problem, wgmma_items_alike(g));
 }
 
 /* How many items there are, by the list where there is one. */
 GPU_DEVICE int wgmma_items_of(const fattn_gpu_args &g, const wgmma_saved &saved)
 {
-    const fattn_problem &p = g.problem;
-    return wgmma_has_list(g) ? (int)saved.list[p.batch - 1].past
-                             : (int)(p.batch * p.heads_k * g.tiling.k_blocks);
+    return (int)(wgmma_has_list(g) ? saved.list[g.problem.batch - 1].past : wgmma_items_alike(g));
 }
 
 /* Whether blocks add to dQ in turn. */

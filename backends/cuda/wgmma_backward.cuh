@@ -294,13 +294,13 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
 {
     if constexpr (MORE) {
         wgmma_begin_scores<S>(b, walk, x); /* no branch comes before: sums are added meanwhile */
-        wgmma_tell_added<S>(b, walk);
         wgmma_pass_turn<S>(walk);
         if (S::KNOWN == FATTN_MASK) {
             wgmma_look_ahead<S>(g, b, walk, next.head, next.tile);
         } else {
             wgmma_read_term<S>(g, b, walk, next.head, next.tile);
         }
+        wgmma_tell_added<S>(b, walk);
         wgmma_drop_late<S>(g, b, walk, next.head, next.tile);
         wgmma_await_dout<S>(b, walk, next.tile);
         if (S::KNOWN != FATTN_MASK) {

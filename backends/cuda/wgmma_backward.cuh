@@ -14,7 +14,8 @@
  *     the copier      one thread; begins the copies of queries and dO, with lse and delta, and of a
  *                     bias or mask that is alone, as soon as the place of an earlier tile is free
  *     two adders      a warp each; add to dQ in the workspace what a warpgroup has left in shared
- *                     memory. Wide rows add theirs from registers, and adders await their turns
+ *                     memory. In wide blocks the threads that multiply add their sums themselves;
+ *                     in a deterministic run the adders tell them when it is their turn
  *     warpgroups      64 keys each, which are the rows of their products:
  *
  *         S^T = K Q^T             dP^T = V dO^T
@@ -275,7 +276,7 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
     wgmma_named_arrive(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
 }
 
-/* Tells the adder that the thread has added its part of dQ, where the block is wide and ordered. */
+/* In a deterministic run of wide blocks: tells the adder that this thread has added its sums. */
 template <class S>
 GPU_DEVICE void wgmma_tell_added(const wgmma_backward_block<S> &b,
                                  const wgmma_backward_walk<S> &walk)
@@ -293,7 +294,8 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
                                float x[S::OWN_QUERIES / 8][4])
 {
     if constexpr (MORE) {
-        wgmma_begin_scores<S>(b, walk, x); /* no branch comes before: sums are added meanwhile */
+        /* A branch before this would delay it until after the additions to dQ. */
+        wgmma_begin_scores<S>(b, walk, x);
         wgmma_pass_turn<S>(walk);
         if (S::KNOWN == FATTN_MASK) {
             wgmma_look_ahead<S>(g, b, walk, next.head, next.tile);
@@ -881,7 +883,7 @@ template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(ch
     return b;
 }
 
-/* adders: how many warps add, or await turns. */
+/* adders: how many warps add to dQ, or wait for turns. */
 template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &control, int adders)
 {
     for (int n = 0; n < 2; n++) {

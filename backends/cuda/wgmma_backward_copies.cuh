@@ -322,16 +322,22 @@ GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder add
     }
 }
 
+/* Waits, a warp, until so many blocks have added to the tile of dQ as come before this one. */
+GPU_DEVICE void wgmma_await_turn(const int32_t *turn, int32_t own)
+{
+    if (mma_lane() == 0) {
+        while (wgmma_peek(turn) != own) {}
+    }
+    __syncwarp();
+}
+
 /* The same in turn, by the adder of even or of odd tiles. It awaits the turn before the tile is
  * made, which costs nothing when others are ahead. */
 template <class S>
 GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder adder, int odd,
                                   float *to, int32_t *turn, int32_t own)
 {
-    if (mma_lane() == 0) {
-        while (wgmma_peek(turn) != own) {}
-    }
-    __syncwarp();
+    wgmma_await_turn(turn, own);
     wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
     wgmma_add_tile<S>(b, adder, [&] { return to; });
     wgmma_named_arrive(WGMMA_NEXT_DUE + (odd ^ 1), 64);
@@ -394,9 +400,9 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
     }
 }
 
-/* In wide blocks threads add to dQ themselves. Where blocks are ordered, adder 0 awaits the turns
- * of even tiles and adder 1 those of odd ones. Each lets the threads add, and passes the turn on
- * when all have. */
+/* In wide blocks the threads that multiply add to dQ themselves. In a deterministic run adder 0
+ * waits for the block's turn at each even tile, and adder 1 at each odd one. Then it lets the
+ * threads add to the tile, and when all have, it gives the turn to the next block. */
 template <class S>
 GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                   int number)
@@ -411,10 +417,7 @@ GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_
             if (odd == number) {
                 int32_t *const turn = saved.turns + first + tile;
                 const int32_t own = wgmma_own_turn<S>(*w, tile);
-                if (mma_lane() == 0) {
-                    while (wgmma_peek(turn) != own) {}
-                }
-                __syncwarp();
+                wgmma_await_turn(turn, own);
                 wgmma_named_arrive(WGMMA_MAY_ADD + odd, WGMMA_ALL_WITH_ADDER);
                 wgmma_named_sync(WGMMA_ADDED + odd, WGMMA_ALL_WITH_ADDER);
                 if (mma_lane() == 0) {

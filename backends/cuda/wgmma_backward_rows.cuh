@@ -74,8 +74,8 @@ struct wgmma_backward_shape {
         BIAS_STEPS = FEATURES == FATTN_BIAS ? OWN_QUERIES / 16 : 1, /* read ahead */
         MASK_WORDS = OWN_QUERIES / 8,
         CALLS = OWN_QUERIES / 16, /* of dropout's generator, a tile */
-        /* Shifted items are spread over no more tiles than have 16 MB of q, dO and dQ, which are
-         * in use at the same time; but they begin at least so many apart (wgmma_shift_apart). */
+        /* Of wgmma_shift_apart(): tiles that have 16 MB of q, dO and dQ together, and the least
+         * distance. */
         SPREAD = (16 << 20) / (QUERIES * WIDTH * (2 + 2 + 4)),
         LEAST_APART = IS_WIDE ? 1 : 2,
         EARLY_CALLS = W < 256 && FEATURES == FATTN_DROPOUT ? CALLS : CALLS / 2,
@@ -107,7 +107,7 @@ typedef struct wgmma_backward_item {
 
 #define WGMMA_UNBOUNDED (1 << 30) /* more than there are queries */
 
-/* So many tiles apart items of a shifted part begin. */
+/* How many tiles apart the items of a part begin, in a run whose items are shifted. */
 template <class S> GPU_DEVICE int wgmma_apart(const wgmma_backward_item &w)
 {
     return wgmma_shift_apart(w.past, w.peers, S::SPREAD, S::LEAST_APART);
@@ -174,7 +174,7 @@ GPU_DEVICE bool wgmma_has_list(const fattn_gpu_args &g)
     return wgmma_orders(&g.problem, wgmma_items_alike(g));
 }
 
-/* How many items there are, by the list where there is one. */
+/* How many items there are: the list of sequences tells, if there is one. */
 GPU_DEVICE int wgmma_items_of(const fattn_gpu_args &g, const wgmma_saved &saved)
 {
     return (int)(wgmma_has_list(g) ? saved.list[g.problem.batch - 1].past : wgmma_items_alike(g));

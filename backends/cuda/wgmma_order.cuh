@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Items of a batch whose sequences have different lengths, on Hopper. A kernel that runs before
- * lists the sequences (wgmma.h), first those whose items have most keys to go through, or in
- * backward most queries. The list tells which sequence an item belongs to.
+ * How Hopper's kernels divide a batch of sequences of different lengths into items. A kernel that
+ * runs before them lists the sequences (wgmma.h): those with the most keys come first, or in
+ * backward those with the most queries. The list tells which sequence an item belongs to.
  */
 #ifndef FATTN_CUDA_WGMMA_ORDER_CUH
 #define FATTN_CUDA_WGMMA_ORDER_CUH

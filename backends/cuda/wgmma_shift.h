@@ -5,13 +5,13 @@
  *
  * An item is a tile of keys; it visits all tiles of queries. If all items of a head began with the
  * same tile, each would wait for the one before it. So they are shifted: the items of a head are
- * cut into parts, and the items of a part begin `apart` tiles apart (wgmma_shift_apart). Item n of
- * a part begins with tile n * apart and, at the end of the queries, goes on with tile 0. So items
- * of a part that began together are never at the same tile, and they reach a given tile one after
- * another, `apart` tiles apart: first the last item that begins at or before this tile, then those
- * before it down to item 0, then the last item of the part and those before it down to the first
- * that begins behind the tile. The first parts of all heads come first. Within a part the last
- * items come first, because nobody waits for them until the end of a rotation.
+ * divided into parts, and the items of a part begin `apart` tiles apart (wgmma_shift_apart). Item
+ * n of a part begins with tile n * apart and, at the end of the queries, goes on with tile 0. So
+ * items of a part that began together are never at the same tile, and they reach a given tile one
+ * after another, `apart` tiles apart: first the last item that begins at or before this tile, then
+ * those before it down to item 0, then the last item of the part and those before it down to the
+ * first that begins behind the tile. The first parts of all heads come first. Within a part the
+ * last items come first, because nobody waits for them until the end of a rotation.
  *
  * An item waits for others of its part, which may not have been taken yet. They will be, since
  *   - items are taken in order, and a part has at most as many items as there are blocks that
@@ -78,9 +78,10 @@ FATTN_HD bool wgmma_shift_may_take(int part, wgmma_shift next)
     return next.part < 0 || next.part != part;
 }
 
-/* How many tiles apart the items of a part begin: as far as they can, if that spreads them over no
- * more than `spread` tiles, so that these stay in L2. But at least `least`, 1 or 2, since passing
- * on a turn may take longer than a tile; parts leave room for 2. */
+/* How many tiles apart the items of a part begin. They are spread over all tiles, or over the first
+ * `spread` if there are more, so that the tiles in use fit into L2. The distance is at least
+ * `least`, 1 or 2, because giving a turn to the next item may take longer than a tile; a part has
+ * few enough items for 2. */
 FATTN_HD int wgmma_shift_apart(int q_blocks, int peers, int spread, int least)
 {
     const int far = wgmma_shift_least(q_blocks, spread) / peers;

@@ -708,13 +708,13 @@ static void check_numbers(void)
     tap_check(wrong == 0, "a device and its events say what the driver says");
 }
 
-/* The blocks of backward's kernel of keys, whose grid is resident, for so many items; 0 where the
- * build or the device has no such row. */
-static unsigned resident_blocks(int64_t items)
+/* The blocks of the row's kernel of keys, in backward, whose grid is resident, for so many items; 0
+ * where the build or the device has no such row. */
+static unsigned resident_blocks(const char *row, int64_t items)
 {
     scene s = {.spec = "cuda:0", .problem = problem_of(BACKWARD)};
     unsigned blocks = 0;
-    setenv("FATTN_KERNEL", "mma_backward_64", 1);
+    setenv("FATTN_KERNEL", row, 1);
     fattn_env_reload();
     open_device(&s);
     s.problem.batch = items, s.problem.heads_q = s.problem.heads_k = 1;
@@ -736,30 +736,49 @@ static unsigned resident_blocks(int64_t items)
     return blocks;
 }
 
-static bool has_resident_rows(void) { return resident_blocks(1) == 1; }
+static const char mma[] = "mma_backward_64";
 
-/* A grid that takes its work from a counter has no more blocks than the device holds, whose
- * multiprocessors are 4, and no plan is made for a kernel that does not fit. */
+static bool has_resident_rows(void) { return resident_blocks(mma, 1) == 1; }
+
+/* A grid that takes its work from a counter has no more blocks than the device holds, and whole
+ * clusters of two where two blocks share an item. No plan is made for a kernel that does not
+ * fit. */
 static void check_resident(void)
 {
     static const struct {
-        int held;
+        const char *row;
+        int units, held;
         int64_t items;
         unsigned blocks;
-    } cases[] = {{1, 3, 3}, {1, 4, 4}, {1, 5, 4}, {2, 5, 5}, {2, 9, 8}};
+    } cases[] = {
+        {mma, 4, 1, 3, 3},
+        {mma, 4, 1, 4, 4},
+        {mma, 4, 1, 5, 4},
+        {mma, 4, 2, 5, 5},
+        {mma, 4, 2, 9, 8},
+        {"wgmma_backward_pair_256", 4, 1, 1, 2},
+        {"wgmma_backward_pair_256", 4, 1, 3, 4},
+        {"wgmma_backward_pair_256", 5, 1, 3, 4},
+        {"wgmma_backward_pair_256", 1, 1, 3, 2},
+    };
     running = "resident grids", wrong = 0;
     if (!has_resident_rows()) {
         tap_skip("resident grids", fattn_last_reason());
         return;
     }
+    const bool has_pairs = resident_blocks("wgmma_backward_pair_256", 1) > 0;
     EACH (n, cases) {
-        stub->held = cases[n].held;
-        const unsigned blocks = resident_blocks(cases[n].items);
-        expect(blocks == cases[n].blocks, "%d held, %d items: %u blocks, not %u", cases[n].held,
-               (int)cases[n].items, blocks, cases[n].blocks);
+        stub->units = cases[n].units, stub->held = cases[n].held;
+        const unsigned blocks = has_pairs || strcmp(cases[n].row, mma) == 0
+                                    ? resident_blocks(cases[n].row, cases[n].items)
+                                    : cases[n].blocks;
+        expect(blocks == cases[n].blocks, "%s, %d units, %d held, %d items: %u blocks, not %u",
+               cases[n].row, cases[n].units, cases[n].held, (int)cases[n].items, blocks,
+               cases[n].blocks);
     }
-    stub->held = 0;
-    expect(resident_blocks(9) == 0 && says("holds no block"), "none held: %s", fattn_last_reason());
+    stub->units = 4, stub->held = 0;
+    expect(resident_blocks(mma, 9) == 0 && says("holds no block"), "none held: %s",
+           fattn_last_reason());
     stub->held = 1;
     tap_check(wrong == 0, "a resident grid has as many blocks as the device holds");
 }
@@ -1215,6 +1234,38 @@ static void check_packed_rows(void)
     tap_check(wrong == 0, "rows of packed batches, and when their sequences are put in order");
 }
 
+/* Where two blocks share an item in backward, and where each has its own. */
+static void check_pair_rows(void)
+{
+    static const struct {
+        const char *row;
+        int64_t seqlen_k, dim, dim_v;
+        uint64_t features;
+    } cases[] = {
+        {"wgmma_backward_pair_256", 2048, 256, 256, 0},
+        {"wgmma_backward_pair_256", 65, 256, 256, FATTN_CAUSAL},
+        {"wgmma_backward_pair_256", 2048, 64, 136, 0},
+        {"wgmma_backward_256", 64, 256, 256, 0}, /* one block's keys */
+        {"wgmma_backward_256", 2048, 256, 256, FATTN_DETERMINISTIC},
+        {"wgmma_backward_128", 2048, 128, 128, 0},
+        {"wgmma_backward_full_256", 2048, 256, 256, FATTN_ALIBI},
+    };
+    fattn_device *const device = open_h100("items of two blocks");
+    EACH (n, cases) {
+        fattn_problem p = problem_of(BACKWARD);
+        p.features = cases[n].features;
+        p.batch = 8, p.heads_q = p.heads_k = 8;
+        p.seqlen_q = p.seqlen_k = cases[n].seqlen_k;
+        p.dim = cases[n].dim, p.dim_v = cases[n].dim_v;
+        const fattn_plan_info info = plan_info(device, &p, cases[n].row);
+        expect(strcmp(info.kernel, cases[n].row) == 0, "case %d: %s, expected %s", (int)n,
+               info.kernel, cases[n].row);
+    }
+    close_h100(device);
+    tap_check(wrong == 0, "items of two blocks, in %d problems",
+              (int)(sizeof cases / sizeof *cases));
+}
+
 /* Which block masks Hopper's backward takes, and where the rest goes. */
 static void check_block_mask_rows(void)
 {
@@ -1301,6 +1352,7 @@ static bool check_maps(void)
         check_hopper_rows();
         check_packed_rows();
         check_block_mask_rows();
+        check_pair_rows();
         check_f32_splits();
     } else {
         tap_skip("tensor maps", fattn_last_reason());
@@ -2117,7 +2169,7 @@ static void expect_no_maps(const char *why)
 static void expect_one_a_unit(void)
 {
     stub->held = 2;
-    const unsigned blocks = resident_blocks(9);
+    const unsigned blocks = resident_blocks(mma, 9);
     expect(blocks == 4, "%u blocks", blocks);
 }
 

@@ -5,6 +5,8 @@
  *
  *     GPU_KERNEL(threads, blocks)   opens a kernel: most threads of a block, and blocks that should
  *                                   fit a multiprocessor
+ *     GPU_CLUSTER(blocks)           after that: blocks that run side by side and reach each other's
+ *                                   shared memory
  *     GPU_PARAM                     marks its parameter, which is then read where it lies
  *     GPU_DEVICE GPU_SHARED GPU_UNROLL
  *     GPU_ROLLED                    before a loop that stays one
@@ -45,6 +47,7 @@
 #include <stdint.h>
 
 #define GPU_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
+#define GPU_CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
 #define GPU_PARAM __grid_constant__
 #define GPU_DEVICE static __device__ __forceinline__
 #define GPU_SHARED __shared__

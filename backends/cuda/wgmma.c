@@ -639,6 +639,12 @@ static int64_t saved_rows(const fattn_problem *p, int64_t queries)
     return gpu_times(gpu_times(packed ? 1 : p->batch, p->heads_q), gpu_times(tiles, queries));
 }
 
+/* Blocks that share an item. */
+static int backward_blocks(const fattn_gpu_kernel *kernel)
+{
+    return WGMMA_BACKWARD_BLOCKS(kernel->width, kernel->row.tiles[0].bc);
+}
+
 static int64_t backward_items(const fattn_problem *p, const fattn_tiling *t)
 {
     return gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
@@ -676,7 +682,8 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
     const int64_t saved = saved_rows(p, t->br);
     const int64_t rows = gpu_times(saved, fattn_gpu_kernel_of(row)->width + 2);
     const int64_t turns = saved < 0 ? 0 : WGMMA_BACKWARD_TURNS(saved / t->br);
-    const int64_t items = gpu_times(backward_items(p, t), WGMMA_BACKWARD_ITEM_BYTES / 4);
+    const int64_t words = backward_blocks(fattn_gpu_kernel_of(row)) * WGMMA_BACKWARD_ITEM_BYTES / 4;
+    const int64_t items = gpu_times(backward_items(p, t), words);
     const int64_t skips = wgmma_skips(p) ? skip_words(p, t) : list_words(p, t);
     if (rows < 0 || items < 0 || skips < 0 || items > INT64_MAX / 4 || skips > INT64_MAX / 4 ||
         rows > INT64_MAX - items - skips - turns - WGMMA_BACKWARD_TAKEN) {
@@ -738,7 +745,8 @@ static void backward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *
 {
     snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s",
              p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->run);
-    shape->blocks = backward_items(p, t);
+    shape->together = backward_blocks(kernel);
+    shape->blocks = backward_items(p, t) * shape->together;
     shape->threads = WGMMA_THREADS(2);
     shape->shared = kernel->shared;
     shape->early = true;
@@ -748,28 +756,46 @@ static void backward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *
 static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                          const fattn_tiling *t, fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
-    (void)kernel;
+    const int keys = (int)t->bc / backward_blocks(kernel);
     maps[0] = rows_map(p, offsetof(fattn_buffers, q), p->dim, &p->q, (int)t->br);
-    maps[1] = keys_map(p, offsetof(fattn_buffers, k), p->dim, &p->k, (int)t->bc);
-    maps[2] = keys_map(p, offsetof(fattn_buffers, v), p->dim_v, &p->v, (int)t->bc);
+    maps[1] = keys_map(p, offsetof(fattn_buffers, k), p->dim, &p->k, keys);
+    maps[2] = keys_map(p, offsetof(fattn_buffers, v), p->dim_v, &p->v, keys);
     maps[3] = rows_map(p, offsetof(fattn_buffers, dout), p->dim_v, &p->dout, (int)t->br);
     return 4;
 }
 
-#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)                      \
-    {                                                                                   \
-        .row = {.name = "wgmma_backward_" #name_,                                       \
-                WGMMA_GRADIENT_ROW(channels, cannot_backward),                          \
-                .features = FATTN_GPU_BACKWARD_LEAN | FATTN_SINK | FATTN_DETERMINISTIC, \
-                .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},                 \
-                .fast_bytes = fattn_gpu_shared_bytes,                                   \
-                .workspace = backward_workspace},                                       \
-        WGMMA_KERNEL("wgmma_backward", channels),                                       \
-        .phases = {order_shape, rows_shape, backward_shape, dq_shape, sink_shape},      \
-        .maps = backward_maps,                                                          \
-        .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages),               \
-        .run = #name_,                                                                  \
+/* Whether there are keys for both blocks of an item, and channels for which no smaller row does. */
+static bool pair_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
+{
+    (void)limits;
+    const int width = fattn_gpu_kernel_of(row)->width;
+    return p->seqlen_k > row->tiles[0].bc / 2 && (p->dim > width / 2 || p->dim_v > width / 2);
+}
+
+#define WGMMA_BACKWARD_ANY_ROW(name_, features_, pays_, shared_, channels, queries, keys) \
+    {                                                                                     \
+        .row = {.name = "wgmma_backward_" #name_,                                         \
+                WGMMA_GRADIENT_ROW(channels, cannot_backward),                            \
+                .features = FATTN_GPU_BACKWARD_LEAN | FATTN_SINK | (features_),           \
+                .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},                   \
+                .pays = pays_,                                                            \
+                .fast_bytes = fattn_gpu_shared_bytes,                                     \
+                .workspace = backward_workspace},                                         \
+        WGMMA_KERNEL("wgmma_backward", channels),                                         \
+        .phases = {order_shape, rows_shape, backward_shape, dq_shape, sink_shape},        \
+        .maps = backward_maps,                                                            \
+        .shared = shared_,                                                                \
+        .run = #name_,                                                                    \
     },
+#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)                           \
+    WGMMA_BACKWARD_ANY_ROW(name_, FATTN_DETERMINISTIC, NULL,                                 \
+                           WGMMA_BACKWARD_SHARED(channels, queries, keys, stages), channels, \
+                           queries, keys)
+/* Deterministic runs are left to the row for blocks that have items of their own. */
+#define WGMMA_BACKWARD_PAIR_ROW(name_, channels, queries, keys, stages)                           \
+    WGMMA_BACKWARD_ANY_ROW(name_, 0, pair_pays,                                                   \
+                           WGMMA_BACKWARD_PAIR_SHARED(channels, queries, keys, stages), channels, \
+                           queries, keys)
 
 /* --- Backward with every feature -------------------------------------------------------------- */
 
@@ -940,7 +966,8 @@ const fattn_gpu_kernel fattn_cuda_wgmma[] = {
         WGMMA_FULL_ROW(64, {192, 128}, {128, 128}, {64, 64}),
     WGMMA_FULL_ROW(128, {128, 128}, {64, 64}),
     WGMMA_FULL_ROW(256, {128, 64}),
-    WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW) WGMMA_BACKWARD_FULL_ROW(64, 128),
+    WGMMA_BACKWARD_PAIRS(WGMMA_BACKWARD_PAIR_ROW) WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW)
+        WGMMA_BACKWARD_FULL_ROW(64, 128),
     WGMMA_BACKWARD_FULL_ROW(128, 128),
     WGMMA_BACKWARD_FULL_ROW(256, 64),
     {.row = {.name = NULL}}};

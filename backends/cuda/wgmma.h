@@ -157,6 +157,17 @@ FATTN_HD bool wgmma_orders(const fattn_problem *p, int64_t items)
     X(128, 128, 64, 128, 3)      \
     X(256, 256, 64, 64, 2)
 
+/* And those of which two blocks share an item, each half of its keys. */
+#define WGMMA_BACKWARD_PAIRS(X) X(pair_256, 256, 64, 128, 2)
+#define WGMMA_BACKWARD_BLOCKS(width, keys) ((width) == 256 && (keys) == 128 ? 2 : 1)
+
+/* Of these: keys and values, and half of the other block's keys, queries and a tile of dO, two of
+ * dS, two of the other block's and two of P, lse and delta of each row, the barriers and the item.
+ */
+#define WGMMA_BACKWARD_PAIR_SHARED(width, queries, keys, stages)                                 \
+    (2 * (width) * ((keys) + (keys) / 4 + (1 + (stages)) * (queries)) + 6 * (queries) * (keys) + \
+     4 * (1 + (stages)) * (queries) + WGMMA_BACKWARD_CONTROL + WGMMA_ALIGN)
+
 /* Bytes of shared memory: keys and values, queries and two tiles of dO, two of dS, one of dQ in
  * floats or two of P, lse and delta of each row, the barriers and the item. */
 #define WGMMA_BACKWARD_SHARED(width, queries, keys, stages)                                 \

@@ -15,7 +15,8 @@
  *                     bias or mask that is alone, as soon as the place of an earlier tile is free
  *     two adders      a warp each; add to dQ in the workspace what a warpgroup has left in shared
  *                     memory. In wide blocks the threads that multiply add their sums themselves;
- *                     in a deterministic run the adders tell them when it is their turn
+ *                     in a deterministic run the adders tell them when it is their turn. Where two
+ *                     blocks share an item the first sends dS (wgmma_backward_pair.cuh)
  *     warpgroups      64 keys each, which are the rows of their products:
  *
  *         S^T = K Q^T             dP^T = V dO^T
@@ -556,6 +557,74 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_end_tile<S, MORE>(g, b, walk, next, x);
 }
 
+/* One tile, as above, of an item that two blocks share. The products that follow dV are in the
+ * order dK, S^T of the next tile, dQ: while the first two are made, dS of the other block arrives,
+ * and dO of the next tile comes to the place of this one's, as there is only one. What is added to
+ * dQ is of the tile before: the additions are issued while dP is made.
+ * sums: of the tile before, and then of this one. */
+template <class S, bool MORE>
+GPU_DEVICE void wgmma_pair_tile(const wgmma_backward_block<S> &b, float unit,
+                                wgmma_backward_walk<S> &walk, wgmma_visit next, float *dq_to,
+                                wgmma_pair_sums<S> &sums, float x[S::OWN_QUERIES / 8][4],
+                                float dk[S::OWN_CHANNELS / 8][4], float dv[S::OWN_CHANNELS / 8][4])
+{
+    typedef typename S::type T;
+    enum { FLOATS = 4 * S::QUERIES, COLUMNS = S::OWN_QUERIES / 8 };
+    static_assert(S::IS_LEAN, "nothing else is asked for");
+    wgmma_backward_control<S> &control = *b.control;
+    const uint32_t q = b.q + walk.q_used.stage * S::QUERY_BYTES;
+    const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
+    const int at = walk.ds != 0;
+    float dp[S::OWN_QUERIES / 8][4];
+    float lse[COLUMNS][2], delta[COLUMNS][2];
+    uint32_t pairs[S::OWN_QUERIES / 16][4];
+    wgmma_read_columns<S, 0, COLUMNS>(b.lse + walk.q_used.stage * FLOATS, lse);
+    wgmma_begin_dp<S>(b, walk, dp);
+    wgmma_wait<1>();
+    wgmma_settle<S::OWN_QUERIES / 8>(x);
+    wgmma_add_sums<S>(sums);
+    wgmma_mask<S>(b, walk, x);
+    wgmma_exponentiate<S>(unit, lse, x);
+    wgmma_pack<T, S::OWN_QUERIES>(x, pairs);
+    wgmma_wide_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), pairs);
+    wgmma_named_sync(WGMMA_P_MADE, 256);
+    wgmma_wide_mix<S>(b.p + walk.ds, dout, walk.group, dv);
+    wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
+    wgmma_wait<1>();
+    wgmma_settle<S::OWN_QUERIES / 8>(dp);
+    wgmma_differentiate<S>(delta, x, dp);
+    wgmma_pack<T, S::OWN_QUERIES>(dp, pairs);
+    wgmma_wide_put<S>(walk.ds_put + walk.ds, pairs);
+    __syncwarp();
+    wgmma_release(&control.ds_full[at]);
+    wgmma_named_sync(WGMMA_DS_MADE, 256);
+    wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
+    wgmma_wait<1>();
+    wgmma_release_in_both<S>(b, &control.dout_empty[walk.dout.stage]);
+    wgmma_step(walk.dout);
+    if constexpr (MORE) {
+        wgmma_await_queries<S>(b, walk, next.tile);
+        wgmma_begin_scores<S>(b, walk, x);
+    }
+    wgmma_await(&control.peer.ds_full[at], walk.ds_phase);
+    wgmma_pair_dq<S>(b, walk.group, at, sums.dq);
+    wgmma_wait<MORE ? 2 : 1>();
+    wgmma_release_in_both<S>(b, &control.q_empty[walk.q_used.stage]);
+    wgmma_step(walk.q_used);
+    if constexpr (MORE) {
+        wgmma_await_dout<S>(b, walk, next.tile);
+    }
+    wgmma_wait<0>(); /* as at the end of any tile */
+    wgmma_settle<S::PART / 8>(sums.dq);
+    if (mma_lane() == 0) {
+        wgmma_arrive_in(b.rank ^ 1, &control.peer.ds_empty[at]);
+    }
+    sums.to = dq_to + (int64_t)walk.tile * (S::QUERIES * S::WIDTH);
+    walk.ds_phase ^= walk.ds != 0;
+    walk.ds ^= S::DS_BYTES;
+    walk.tile = next.tile;
+}
+
 /* --- A warpgroup ------------------------------------------------------------------------------ */
 
 /* Before the first item, and at the beginning of each. */
@@ -737,12 +806,13 @@ typedef struct wgmma_own_dq {
 
 template <class S>
 GPU_DEVICE wgmma_own_dq wgmma_own_dq_of(const fattn_gpu_args &g, const wgmma_backward_item &w,
-                                        int group)
+                                        int rank, int group)
 {
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     wgmma_own_dq own;
     own.to = saved.dq + (int64_t)w.saved * (S::QUERIES * S::WIDTH) +
-             group * (S::PARTS * S::PART * 64) + (int)threadIdx.x % 128 * 4;
+             (rank * S::WARPGROUPS + group) * (S::PARTS * S::PART * 64) +
+             (int)threadIdx.x % 128 * 4;
     own.next = (int64_t)saved.tiles * (S::QUERIES * S::WIDTH);
     return own;
 }
@@ -768,7 +838,16 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     float x[S::OWN_QUERIES / 8][4];
     wgmma_own_dq own;
     if (S::IS_WIDE) {
-        own = wgmma_own_dq_of<S>(g, w, walk.group);
+        own = wgmma_own_dq_of<S>(g, w, b.rank, walk.group);
+    }
+    wgmma_pair_sums<S>
+        sums; /* of no tile: a test for the first would cost more than to add zeros */
+    if (S::BLOCKS > 1) {
+        sums.to = own.to + (int64_t)w.start * (S::QUERIES * S::WIDTH);
+        GPU_UNROLL
+        for (int n = 0; n < S::PART / 2; n++) {
+            sums.dq[n / 4][n % 4] = 0;
+        }
     }
     wgmma_head_begin<S>(g, b, walk, 0);
     wgmma_drop_begin<S>(g, b, walk);
@@ -778,6 +857,9 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     if (tail < S::KEYS) {
         wgmma_clear<S::KEYS, S::PANELS>(b.k, tail, WGMMA_CLEARED + walk.group);
         wgmma_clear<S::KEYS, S::PANELS>(b.v, tail, WGMMA_CLEARED + walk.group);
+    }
+    if (S::BLOCKS > 1) {
+        wgmma_await_peer_keys<S>(b, w, walk.group, n, shared);
     }
     wgmma_await_visit<S>(b, walk, {w.start, 0, true});
     wgmma_await_queries<S>(b, walk, walk.tile);
@@ -794,14 +876,20 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
         const int tile = wgmma_next_tile(w, walk.tile), before = walk.head;
         const bool last = tile == w.start;
         const wgmma_visit next = {tile, before + last, true};
-        if constexpr (S::IS_WIDE) {
+        if constexpr (S::BLOCKS > 1) {
+            wgmma_pair_tile<S, true>(b, unit, walk, next, own.to, sums, x, dk, dv);
+            own.to += last ? own.next : 0;
+        } else if constexpr (S::IS_WIDE) {
             wgmma_wide_tile<S, true>(g, b, unit, walk, next, own.to, x, dk, dv);
             own.to += (S::SKIPS ? walk.head != before : last) ? own.next : 0;
         } else {
             wgmma_backward_tile<S, true>(g, b, unit, walk, next, x, dk, dv);
         }
     }
-    if constexpr (S::IS_WIDE) {
+    if constexpr (S::BLOCKS > 1) {
+        wgmma_pair_tile<S, false>(b, unit, walk, {0, 0, 0}, own.to, sums, x, dk, dv);
+        wgmma_add_sums<S>(sums);
+    } else if constexpr (S::IS_WIDE) {
         wgmma_wide_tile<S, false>(g, b, unit, walk, {0, 0, 0}, own.to, x, dk, dv);
     } else {
         wgmma_backward_tile<S, false>(g, b, unit, walk, {0, 0, 0}, x, dk, dv);
@@ -872,18 +960,20 @@ template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(ch
     b.v = b.k + S::KEY_BYTES;
     b.q = b.v + S::KEY_BYTES;
     b.dout = b.q + S::STAGES * S::QUERY_BYTES;
-    b.ds = b.dout + 2 * S::QUERY_BYTES;
+    b.ds = b.dout + S::DOUT_STAGES * S::QUERY_BYTES;
     b.dq = b.ds + 2 * S::DS_BYTES;
     b.p = b.dq + S::DQ_BYTES;
-    b.terms = b.p + S::P_BYTES;
+    b.peer_k = b.p + S::P_BYTES;
+    b.peer_ds = b.peer_k + S::PEER_KEY_BYTES;
+    b.terms = b.peer_ds + S::PEER_DS_BYTES;
     b.lse = b.terms + S::TERM_RING * S::TERM_BYTES;
     b.delta = b.lse + S::STAGES * 4 * S::QUERIES;
-    b.control =
-        (wgmma_backward_control<S> *)(shared + (b.delta + 2 * 4 * S::QUERIES - mma_shared(shared)));
+    const uint32_t control = b.delta + S::DOUT_STAGES * 4 * S::QUERIES - mma_shared(shared);
+    b.control = (wgmma_backward_control<S> *)(shared + control);
     return b;
 }
 
-/* adders: how many warps add to dQ, or wait for turns. */
+/* adders: how many warps add to dQ, wait for turns, or send dS. */
 template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &control, int adders)
 {
     for (int n = 0; n < 2; n++) {
@@ -896,19 +986,38 @@ template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &
     wgmma_barrier_make(&control.keys_empty, S::WARPS);
     for (int n = 0; n < S::STAGES; n++) {
         wgmma_barrier_make(&control.q_full[n], 1);
-        wgmma_barrier_make(&control.q_empty[n], S::WARPS);
+        wgmma_barrier_make(&control.q_empty[n], S::WARPS * S::BLOCKS);
     }
     for (int n = 0; n < 2; n++) {
         wgmma_barrier_make(&control.dout_full[n], 1);
-        wgmma_barrier_make(&control.dout_empty[n], S::WARPS);
+        wgmma_barrier_make(&control.dout_empty[n], S::WARPS * S::BLOCKS);
         wgmma_barrier_make(&control.ds_full[n], S::WARPS);
         wgmma_barrier_make(&control.ds_empty[n], S::WARPS);
+        if (S::BLOCKS > 1) {
+            wgmma_barrier_make(&control.peer.ds_full[n], 1);
+            wgmma_barrier_make(&control.peer.ds_empty[n], S::WARPS);
+        }
         if (S::IS_STAGED) {
             wgmma_barrier_make(&control.term_full[n], 1);
             wgmma_barrier_make(&control.term_empty[n], S::WARPS);
         }
     }
+    if (S::BLOCKS > 1) {
+        wgmma_barrier_make(&control.peer.k_full, 1);
+        wgmma_barrier_make(&control.peer.number_full, 1);
+        wgmma_barrier_make(&control.peer.number_empty, 1);
+    }
     wgmma_barriers_made();
+}
+
+/* Waits for all threads of an item's blocks. */
+template <class S> GPU_DEVICE void wgmma_sync_blocks(void)
+{
+    if (S::BLOCKS > 1) {
+        wgmma_cluster_sync();
+    } else {
+        gpu_sync();
+    }
 }
 
 template <class S>
@@ -916,11 +1025,12 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
 {
     static_assert(sizeof(wgmma_backward_control<S>) <= WGMMA_BACKWARD_CONTROL, "too small");
     extern __shared__ char shared[];
-    wgmma_backward_block<S> b = wgmma_backward_block_of<S>(shared);
+    wgmma_backward_block<S> b = wgmma_backward_block_of<S>(wgmma_own_memory(shared));
+    b.rank = S::BLOCKS > 1 ? wgmma_rank() : 0;
     b.group = (int)fattn_quotient(g.problem.heads_q, g.problem.heads_k);
     b.waits = wgmma_is_staged<S>(g);
     b.ordered = wgmma_is_ordered(g.problem);
-    const int adders = !S::IS_WIDE || b.ordered ? 2 : 0;
+    const int adders = S::BLOCKS > 1 ? 1 : !S::IS_WIDE || b.ordered ? 2 : 0;
     gpu_admit_later();
     if (gpu_thread() == 0) {
         wgmma_barriers_of<S>(*b.control, adders);
@@ -931,7 +1041,7 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
             wgmma_prefetch(maps + n);
         }
     }
-    gpu_sync();
+    wgmma_sync_blocks<S>();
     const int group = wgmma_group();
     if (group == 0) {
         wgmma_give_registers<S::COPY_REGISTERS>();
@@ -942,7 +1052,9 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
         } else if (warp == 3) {
             wgmma_take_items<S>(g, b);
         } else if (warp > 0 && warp <= adders) {
-            if constexpr (S::IS_WIDE) {
+            if constexpr (S::BLOCKS > 1) {
+                wgmma_send_all<S>(b);
+            } else if constexpr (S::IS_WIDE) {
                 wgmma_await_turns<S>(g, b, warp - 1);
             } else {
                 wgmma_add_all<S>(g, b, warp - 1);
@@ -951,6 +1063,9 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
     } else {
         wgmma_take_registers<S::OWN_REGISTERS>();
         wgmma_backward_work<S>(g, b, group - 1);
+    }
+    if (S::BLOCKS > 1) {
+        wgmma_sync_blocks<S>(); /* the other one may still arrive here */
     }
 }
 

@@ -26,7 +26,7 @@ template <class S> struct wgmma_backward_walk {
     int full, full_past; /* tiles that need no mask */
     int tail;            /* the tile of which some rows are another's, or -1 */
     wgmma_place<S::STAGES> q, q_used;
-    wgmma_place<2> dout;
+    wgmma_place<S::DOUT_STAGES> dout;
     wgmma_place<S::TERM_PLACES> term;
     float slope;          /* of ALiBi, of the head */
     wgmma_ahead<S> ahead; /* of the tile */

@@ -14,15 +14,27 @@ typedef struct wgmma_visit {
     int mixed; /* the mask, if there is one, is to be read */
 } wgmma_visit;
 
+/* Of items that two blocks share: barriers of the other's keys and its dS, and the number of the
+ * next item. */
+typedef struct wgmma_peer_control {
+    uint64_t k_full, ds_full[2], ds_empty[2], number_full, number_empty;
+    int number;
+} wgmma_peer_control;
+
 /* A block's shared memory beside the tiles. */
 template <class S> struct wgmma_backward_control {
     uint64_t item_full[2], item_empty[2], item_wanted;
     uint64_t k_full, v_full, keys_empty;
     uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[2], dout_empty[2];
-    uint64_t ds_full[2], ds_empty[2];     /* where dQ is deferred */
-    uint64_t term_full[2], term_empty[2]; /* of a bias or mask in shared memory */
+    uint64_t ds_full[2], ds_empty[2]; /* where dQ is deferred */
+    union {
+        struct {
+            uint64_t term_full[2], term_empty[2]; /* of a bias or mask in shared memory */
+            fattn_dropout dropout;
+        };
+        wgmma_peer_control peer; /* of lean kernels alone */
+    };
     wgmma_backward_item item[2];
-    fattn_dropout dropout;
     bool exists[2];                                 /* false: there are no more */
     wgmma_visit visit[S::SKIPS ? WGMMA_VISITS : 1]; /* of the tiles that are under way */
     wgmma_sight sight;                              /* where tiles may be left out */
@@ -32,8 +44,10 @@ template <class S> struct wgmma_backward_control {
 template <class S> struct wgmma_backward_block {
     wgmma_backward_control<S> *control;
     uint32_t k, v, q, dout, ds, dq, p; /* tiles */
+    uint32_t peer_k, peer_ds;          /* of the other block of an item */
     uint32_t terms;                    /* and those of a bias or mask */
     uint32_t lse, delta;               /* of each stage of q, of dO */
+    int rank;                          /* of an item's blocks, from 0 */
     int group;                         /* query heads of a key/value head */
     bool waits;                        /* a bias or mask is copied to shared memory */
     bool ordered;                      /* blocks add to dQ in turn */

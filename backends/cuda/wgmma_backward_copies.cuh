@@ -7,7 +7,7 @@
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_COPIES_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_COPIES_CUH
 
-#include "backends/cuda/wgmma_backward_block.cuh"
+#include "backends/cuda/wgmma_backward_pair.cuh"
 
 /* --- The taker -------------------------------------------------------------------------------- */
 
@@ -76,8 +76,9 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const fattn_problem &p = g.problem;
     const int items = wgmma_items_of(g, saved);
-    const bool ordered = wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
-    int number = (int)gpu_block();
+    const bool ordered =
+        S::BLOCKS == 1 && wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
+    int number = (int)gpu_block() / S::BLOCKS;
     int part = -1;
     if constexpr (!S::IS_LEAN) {
         if (mma_has<S>(g, FATTN_DROPOUT) && mma_lane() == 0) {
@@ -95,13 +96,15 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
             }
         }
         if (n > 0 || ordered) {
-            number = wgmma_take(g, saved.taken);
+            number = S::BLOCKS > 1 ? wgmma_take_together<S>(b, saved.taken, n - 1)
+                                   : wgmma_take(g, saved.taken);
         }
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
         if (exists) {
             const wgmma_shift shift = wgmma_shift_taken(g, number);
-            const uint32_t *const from = (const uint32_t *)(saved.items + shift.item);
+            const uint32_t *const from =
+                (const uint32_t *)(saved.items + shift.item * S::BLOCKS + b.rank);
             part = shift.part;
             if (mma_lane() < WORDS) {
                 ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
@@ -151,18 +154,26 @@ GPU_DEVICE void wgmma_copy_keys(uint32_t to, const wgmma_map *map, uint64_t *ful
                                           stride.batch ? w.k_batch : 0);
 }
 
-/* A tile of queries, or of dO, of query head `head`, and a float of each row. */
+/* A tile of queries, or of dO, of query head `head`, and a float of each row. Where two blocks
+ * share an item, what comes from the other one is announced here too. */
 template <class S>
 GPU_DEVICE void wgmma_copy_rows(uint32_t to, const wgmma_map *map, uint32_t floats,
                                 const float *from, uint64_t *full, const wgmma_backward_item &w,
-                                const fattn_strides &stride, int head, int tile)
+                                const fattn_strides &stride, int rank, int head, int tile)
 {
-    enum { FLOATS = 4 * S::QUERIES };
-    wgmma_poison(to, S::QUERY_BYTES);
+    enum { FLOATS = 4 * S::QUERIES, BYTES = S::QUERY_BYTES / S::BLOCKS };
+    wgmma_poison(to + rank * BYTES, BYTES);
     wgmma_poison(floats, FLOATS);
     wgmma_arrive_expect_tx(full, S::QUERY_BYTES + FLOATS);
-    wgmma_copy_panels<S::PANELS, S::QUERIES>(to, map, full, w.q_row + tile * S::QUERIES,
-                                             stride.head ? head : 0, stride.batch ? w.q_batch : 0);
+    if (S::BLOCKS > 1) {
+        wgmma_copy_half<S::PANELS, S::QUERIES>(rank, to, map, full, w.q_row + tile * S::QUERIES,
+                                               stride.head ? head : 0,
+                                               stride.batch ? w.q_batch : 0);
+    } else {
+        wgmma_copy_panels<S::PANELS, S::QUERIES>(to, map, full, w.q_row + tile * S::QUERIES,
+                                                 stride.head ? head : 0,
+                                                 stride.batch ? w.q_batch : 0);
+    }
     wgmma_copy_bytes(floats, from, FLOATS, full);
 }
 
@@ -195,7 +206,7 @@ GPU_DEVICE void wgmma_copy_term(const fattn_gpu_args &g, uint32_t to, const wgmm
 /* Where copies are. */
 template <class S> struct wgmma_copies {
     wgmma_place<S::STAGES> q;
-    wgmma_place<2> dout;
+    wgmma_place<S::DOUT_STAGES> dout;
     wgmma_place<S::TERM_PLACES> term;
     int keys;        /* tiles of these */
     uint32_t visits; /* and of queries */
@@ -226,9 +237,12 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
         }
         wgmma_copy_rows<S>(b.q + at.q.stage * S::QUERY_BYTES, maps,
                            b.lse + at.q.stage * 4 * S::QUERIES, saved.lse + row + tile * S::QUERIES,
-                           &control.q_full[at.q.stage], w, p.q, head, tile);
+                           &control.q_full[at.q.stage], w, p.q, b.rank, head, tile);
         if (n == 0) {
             wgmma_copy_keys<S>(b.v, maps + 2, &control.v_full, w, p.v);
+            if (S::BLOCKS > 1) {
+                wgmma_copy_peer_keys<S>(b, maps + 1, w, p.k);
+            }
         }
         if constexpr (S::IS_STAGED) {
             if (b.waits && mixed) {
@@ -242,7 +256,7 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
         wgmma_copy_rows<S>(b.dout + at.dout.stage * S::QUERY_BYTES, maps + 3,
                            b.delta + at.dout.stage * 4 * S::QUERIES,
                            saved.delta + row + tile * S::QUERIES, &control.dout_full[at.dout.stage],
-                           w, p.dout, head, tile);
+                           w, p.dout, b.rank, head, tile);
         wgmma_step(at.q);
         wgmma_step(at.dout);
         tile = S::SKIPS && visits ? wgmma_next_visit(w, visits, tile) : wgmma_next_tile(w, tile);

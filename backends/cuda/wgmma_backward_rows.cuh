@@ -29,18 +29,24 @@ struct wgmma_backward_shape {
     typedef T type;
     static constexpr uint64_t KNOWN = FEATURES;
     enum {
-        IS_WIDE = BN == 64, /* warpgroups share keys, and not channels */
+        BLOCKS = WGMMA_BACKWARD_BLOCKS(W, BN), /* of an item */
+        ITEM_KEYS = BN,
+        KEYS = BN / BLOCKS,
+        IS_WIDE = KEYS == 64, /* warpgroups share keys, and not channels */
         WIDTH = W,
         PANELS = W / 64,
         QUERIES = N,
-        KEYS = BN,
         WARPGROUPS = 2,
         WARPS = 4 * WARPGROUPS,
         THREADS = WGMMA_THREADS(WARPGROUPS),
         STAGES = RING,
-        KEY_BYTES = 2 * W * BN,
+        DOUT_STAGES = BLOCKS > 1 ? 1 : 2,
+        KEY_BYTES = 2 * W * KEYS,
         QUERY_BYTES = 2 * W * N,
-        DS_BYTES = 2 * BN * N,
+        DS_BYTES = 2 * KEYS * N,
+        /* Of the other block of an item: its keys in this one's channels of dQ, and two of dS. */
+        PEER_KEY_BYTES = BLOCKS > 1 ? KEY_BYTES / 2 : 0,
+        PEER_DS_BYTES = BLOCKS > 1 ? 2 * DS_BYTES : 0,
         /* Of S^T and dP^T a warpgroup has so many queries, and of dV and dK so many channels. */
         OWN_QUERIES = IS_WIDE ? N / WARPGROUPS : N,
         OWN_CHANNELS = IS_WIDE ? W / WARPGROUPS : W,
@@ -49,7 +55,7 @@ struct wgmma_backward_shape {
         DELTA_EARLY = OWN_QUERIES <= 64 ? 2 : 0,
         /* Of dQ a warpgroup makes 64 channels of so many queries, so many times. */
         PART = IS_WIDE ? N : N * PANELS / WARPGROUPS,
-        PARTS = PANELS * N / (WARPGROUPS * PART),
+        PARTS = PANELS * N / (WARPGROUPS * PART * BLOCKS),
         PART_BYTES = 4 * 64 * PART,
         DQ_BYTES = IS_WIDE ? 0 : WARPGROUPS * PART_BYTES,
         P_BYTES = IS_WIDE ? 2 * DS_BYTES : 0,
@@ -146,7 +152,7 @@ template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g
     saved.taken = (unsigned *)(saved.turns + WGMMA_BACKWARD_TURNS(rows / S::QUERIES));
     saved.items = (wgmma_backward_item *)(saved.taken + WGMMA_BACKWARD_TAKEN);
     const int64_t items = wgmma_items_alike(g);
-    saved.visits = (uint32_t *)(saved.items + items);
+    saved.visits = (uint32_t *)(saved.items + items * S::BLOCKS);
     saved.seen = (uint8_t *)(saved.visits + items * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks));
     saved.list = (wgmma_listed *)saved.visits;
     saved.tiles = (int)tiles;
@@ -201,13 +207,14 @@ GPU_DEVICE bool wgmma_shares_terms(const fattn_problem &p)
     return p.features & (FATTN_BIAS | FATTN_MASK) && stride[0] == 0 && stride[1] != 0;
 }
 
-/* Item `number`. Heads take turns as in forward, first tiles first: under a causal mask these are
- * heavy. Ordered ones come head by head, last tiles first: in the order of their turns.
+/* Item `number`, with the keys of block `rank` of those that share it; all of these visit the same
+ * queries. Heads take turns as in forward, first tiles first: under a causal mask these are heavy.
+ * Ordered ones come head by head, last tiles first: in the order of their turns.
  * Where sequences share a bias, those of a head follow one another: then they read it, and add to
  * its gradient, while it is in L2. */
 template <class S>
 GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved, int64_t number,
-                               wgmma_backward_item &w)
+                               int rank, wgmma_backward_item &w)
 {
     const fattn_problem &p = g.problem;
     const int64_t group = fattn_quotient(p.heads_q, p.heads_k), limit = INT64_C(1) << 62;
@@ -233,7 +240,10 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     }
     const fattn_sequence seq = gpu_sequence(g, work.batch);
     const fattn_band band = fattn_band_of(&p, &seq);
-    w.block = (int)(wgmma_is_ordered(p) ? work.block : order.q_blocks - 1 - work.block);
+    const int64_t block = wgmma_is_ordered(p) ? work.block : order.q_blocks - 1 - work.block;
+    const int64_t first_key = block * S::ITEM_KEYS;
+    const int64_t past_key = fattn_min64(first_key + S::ITEM_KEYS, seq.sk);
+    w.block = (int)block * S::BLOCKS + rank;
     const int64_t j0 = (int64_t)w.block * S::KEYS;
     w.keys = (int)gpu_clamp(seq.sk - j0, 0, S::KEYS);
     w.owned = p.features & FATTN_ACCUMULATE ? w.keys : (int)gpu_clamp(seq.slot_k - j0, 0, S::KEYS);
@@ -247,8 +257,8 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.past_query =
         (int)(band.left < 0 ? most
                             : gpu_clamp(aligned + fattn_min64(band.left, limit) + 1, -most, most));
-    const fattn_range rows = fattn_band_queries(&band, seq.sq, j0, j0 + w.keys);
-    const int past = w.keys > 0 ? (int)gpu_clamp(rows.past, 0, seq.sq) : 0;
+    const fattn_range rows = fattn_band_queries(&band, seq.sq, first_key, past_key);
+    const int past = first_key < past_key ? (int)gpu_clamp(rows.past, 0, seq.sq) : 0;
     w.past = (past + S::QUERIES - 1) / S::QUERIES;
     w.first = (int)gpu_clamp(rows.first, 0, (int64_t)w.past * S::QUERIES) / S::QUERIES;
     w.start = w.first;
@@ -329,8 +339,8 @@ template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
     if (own == 0) {
         *saved.taken = 0;
     }
-    for (int64_t n = own; n < items; n += gpu_blocks() * gpu_threads()) {
-        wgmma_item_set<S>(g, saved, n, saved.items[n]);
+    for (int64_t n = own; n < items * S::BLOCKS; n += gpu_blocks() * gpu_threads()) {
+        wgmma_item_set<S>(g, saved, n / S::BLOCKS, (int)(n % S::BLOCKS), saved.items[n]);
     }
 }
 
@@ -504,7 +514,7 @@ template <class S> GPU_DEVICE void wgmma_order_all(const fattn_gpu_args &g)
     wgmma_order(g.problem, wgmma_saved_of<S>(g).list, [&](int b) {
         const fattn_sequence seq = gpu_sequence(g, b);
         const int64_t keys = fattn_max64(seq.sk, seq.slot_k);
-        return wgmma_length{(int)seq.sq, (int)((keys + S::KEYS - 1) / S::KEYS)};
+        return wgmma_length{(int)seq.sq, (int)((keys + S::ITEM_KEYS - 1) / S::ITEM_KEYS)};
     });
 }
 

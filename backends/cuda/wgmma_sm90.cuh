@@ -64,6 +64,33 @@ GPU_DEVICE bool wgmma_named_all(int number, int threads, bool own)
  * the GPU with others may lack some. */
 GPU_DEVICE int wgmma_side_by_side(void) { return max((int)gpu_blocks() * 3 / 4, 1); }
 
+/* --- Clusters --------------------------------------------------------------------------------- */
+
+/* The block's number in its cluster. */
+GPU_DEVICE int wgmma_rank(void)
+{
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Waits for all threads of the cluster. */
+GPU_DEVICE void wgmma_cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+/* The block's own shared memory, of which a kernel knows one name. */
+GPU_DEVICE char *wgmma_own_memory(char *shared) { return shared; }
+
+/* The address in block `rank` of the cluster of what lies at `at` in this one. */
+GPU_DEVICE uint32_t wgmma_address_in(int rank, uint32_t at)
+{
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+
 /* --- Barriers in shared memory ---------------------------------------------------------------- */
 
 GPU_DEVICE void wgmma_barrier_make(uint64_t *barrier, int arrivals)
@@ -81,6 +108,16 @@ GPU_DEVICE void wgmma_barriers_made(void)
 GPU_DEVICE void wgmma_arrive(uint64_t *barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mma_shared(barrier)) : "memory");
+}
+
+/* Arrives at the same barrier of another block of the cluster. What it tells is that this thread
+ * has read something: a release to the cluster would wait for all that it has written, to global
+ * memory too. */
+GPU_DEVICE void wgmma_arrive_in(int rank, uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
+                     wgmma_address_in(rank, mma_shared(barrier)))
+                 : "memory");
 }
 
 /* Arrives, and announces bytes. */
@@ -180,12 +217,44 @@ GPU_DEVICE void wgmma_copy(uint32_t to, const wgmma_map *map, uint64_t *barrier,
                  : "memory");
 }
 
+/* Does so for both blocks of a cluster: to the same place of each, and its barrier. */
+GPU_DEVICE void wgmma_copy_to_both(uint32_t to, const wgmma_map *map, uint64_t *barrier, int c0,
+                                   int c1, int c2, int c3, uint64_t policy)
+{
+    const uint16_t blocks = 3;
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(to),
+        "l"(map), "r"(mma_shared(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(blocks),
+        "l"(policy)
+        : "memory");
+}
+
 /* The same of bytes that lie one after the other, a multiple of 16 at one. */
 GPU_DEVICE void wgmma_copy_bytes(uint32_t to, const void *from, int bytes, uint64_t *barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(mma_shared(barrier))
+                 : "memory");
+}
+
+/* Begins to copy bytes of shared memory to block `rank` of the cluster, and announces them to its
+ * barrier. */
+GPU_DEVICE void wgmma_send(int rank, uint32_t to, uint32_t from, int bytes, uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(wgmma_address_in(rank, to)),
+                 "r"(from), "r"(bytes), "r"(wgmma_address_in(rank, mma_shared(barrier)))
+                 : "memory");
+}
+
+/* The same of a number. */
+GPU_DEVICE void wgmma_send_number(int rank, int *to, int x, uint64_t *barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
+                     wgmma_address_in(rank, mma_shared(to))),
+                 "r"(x), "r"(wgmma_address_in(rank, mma_shared(barrier)))
                  : "memory");
 }
 

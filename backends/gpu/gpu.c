@@ -370,9 +370,9 @@ static fattn_status find_early(const device *d, const fattn_gpu_shape *shape, la
     return check_on(d, result, "loading a function");
 }
 
-/* A resident grid has no more blocks than the device holds at a time; one a unit where the driver
- * does not say. The launch's shared memory has been set. */
-static fattn_status limit_blocks(const device *d, launch *l)
+/* A resident grid has no more blocks than the device holds at a time, in whole clusters; one a unit
+ * where the driver does not say. The launch's shared memory has been set. */
+static fattn_status limit_blocks(const device *d, int together, launch *l)
 {
     int held = 1;
     fattn_status status = FATTN_OK;
@@ -385,7 +385,8 @@ static fattn_status limit_blocks(const device *d, launch *l)
                             "%s: a unit holds no block of %u threads and %u bytes of shared memory",
                             d->vendor->name, l->threads, l->shared);
     }
-    const int64_t most = (int64_t)d->units * held;
+    const int64_t of = fattn_max64(together, 1);
+    const int64_t most = fattn_max64((int64_t)d->units * held / of, 1) * of;
     l->blocks = l->blocks > most ? (unsigned)most : l->blocks;
     return status;
 }
@@ -416,7 +417,7 @@ static fattn_status make_launch(device *d, const char *image, const fattn_gpu_sh
         status = resolve(d, image, shape->onto, &l->onto);
         status = status ? status : set_shared(d, l->onto, shared);
     }
-    return status || !shape->resident ? status : limit_blocks(d, l);
+    return status || !shape->resident ? status : limit_blocks(d, shape->together, l);
 }
 
 /* The maps of a plan, at an address of no tensor. */

@@ -26,6 +26,7 @@ typedef struct fattn_gpu_shape {
     int shared;     /* bytes of dynamic shared memory a block */
     bool early;     /* the kernel waits by itself for what the stream holds before it */
     bool resident;  /* no more blocks than run at a time: they take their work from a counter */
+    int together;   /* blocks of a cluster, of which a grid has whole ones; 0: none */
     bool merges;    /* the kernel merges parts: what follows is not launched */
 } fattn_gpu_shape;
 

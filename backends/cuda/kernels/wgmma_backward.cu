@@ -10,15 +10,15 @@ typedef struct wgmma_backward_maps {
     wgmma_map map[4]; /* q, k, v, dO */
 } wgmma_backward_maps;
 
-#define WGMMA_BACKWARD_ENTRY(name, type, ...)                                        \
-    GPU_KERNEL(WGMMA_THREADS(2), 1)                                                  \
-    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_backward_maps maps) \
-    {                                                                                \
-        wgmma_backward_all<wgmma_backward_shape<type, __VA_ARGS__>>(g, maps.map);    \
+#define WGMMA_BACKWARD_ENTRY(cluster, name, type, ...)                                       \
+    GPU_KERNEL(WGMMA_THREADS(2), 1)                                                          \
+    cluster name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_backward_maps maps) \
+    {                                                                                        \
+        wgmma_backward_all<wgmma_backward_shape<type, __VA_ARGS__>>(g, maps.map);            \
     }
-#define WGMMA_BACKWARD_ENTRIES(name, ...)                                                  \
-    WGMMA_BACKWARD_ENTRY(wgmma_backward_f16_##name, mma_f16, __VA_ARGS__)                  \
-    WGMMA_BACKWARD_ENTRY(wgmma_backward_bf16_##name, mma_bf16, __VA_ARGS__)                \
+#define WGMMA_BACKWARD_ENTRIES(cluster, name, ...)                                         \
+    WGMMA_BACKWARD_ENTRY(cluster, wgmma_backward_f16_##name, mma_f16, __VA_ARGS__)         \
+    WGMMA_BACKWARD_ENTRY(cluster, wgmma_backward_bf16_##name, mma_bf16, __VA_ARGS__)       \
     GPU_KERNEL(WGMMA_ORDERED_MOST, 1) wgmma_order_##name(const GPU_PARAM fattn_gpu_args g) \
     {                                                                                      \
         wgmma_order_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                   \
@@ -35,4 +35,7 @@ typedef struct wgmma_backward_maps {
     {                                                                                      \
         wgmma_sink_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                    \
     }
-WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ENTRIES)
+#define WGMMA_BACKWARD_ALONE(name, ...) WGMMA_BACKWARD_ENTRIES(, name, __VA_ARGS__)
+#define WGMMA_BACKWARD_PAIR(name, ...) WGMMA_BACKWARD_ENTRIES(GPU_CLUSTER(2), name, __VA_ARGS__)
+WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ALONE)
+WGMMA_BACKWARD_PAIRS(WGMMA_BACKWARD_PAIR)

@@ -4,13 +4,13 @@
  * the words of wgmma_sm90.cuh are defined here by what the manual of the instruction set says they
  * do. The stub driver calls it for every launch.
  *
- * A block's threads are fibers. The lanes of a warp stay together as long as they do the same. The
- * order in which warps run is random, and a warp may sleep for long where it has to wait; copies
- * end at random times and in any order; a product is made at the earliest or at the latest moment
- * that the waits allow. Shared memory is full of NaN or, in other launches, of large numbers at
- * first, and so is the place of a tile before each copy. So a role that does not wait for another
- * gives wrong numbers, what was in memory before tells runs apart, and roles that wait for each
- * other are noticed: nothing moves.
+ * The threads of a block, or of a cluster of blocks, are fibers. The lanes of a warp stay together
+ * as long as they do the same. The order in which warps run is random, and a warp may sleep for
+ * long where it has to wait; copies end at random times and in any order; a product is made at the
+ * earliest or at the latest moment that the waits allow. Shared memory is full of NaN or, in other
+ * launches, of large numbers at first, and so is the place of a tile before each copy. So a role
+ * that does not wait for another gives wrong numbers, what was in memory before tells runs apart,
+ * and roles that wait for each other are noticed: nothing moves.
  *
  * What is not modelled: fences, the distinction of proxies, the cost of anything.
  */
@@ -31,7 +31,14 @@ extern "C" {
 
 /* --- Fibers ----------------------------------------------------------------------------------- */
 
-enum { THREADS_MAX = 512, STACK = 256 << 10, SHARED_MAX = 232448, PATIENCE = 20000 };
+enum {
+    THREADS_MAX = 512,
+    CLUSTER_MAX = 2,
+    FIBERS_MAX = THREADS_MAX * CLUSTER_MAX,
+    STACK = 256 << 10,
+    SHARED_MAX = 232448,
+    PATIENCE = 20000
+};
 
 struct index3 {
     unsigned x;
@@ -60,7 +67,7 @@ struct meeting { /* of a warp, a warpgroup, or of a numbered barrier's threads *
 };
 
 /* By a map, or of bytes that lie one after the other: to shared memory, or, added as floats, from
- * there. */
+ * there. sent: what comes from shared memory itself. */
 struct copy {
     stub_map map;
     uint32_t to, barrier;
@@ -68,18 +75,20 @@ struct copy {
     const void *from;
     float *sums;
     int bytes, thread;
+    std::vector<char> sent;
 };
 
 static struct {
     std::vector<fiber> fibers;
     jmp_buf scheduler;
-    int running, threads, sleep[THREADS_MAX / 32];
-    meeting warps[THREADS_MAX / 32], warpgroups[THREADS_MAX / 128], barriers[16];
+    int running, threads, together, sleep[FIBERS_MAX / 32]; /* together: blocks of a cluster */
+    meeting warps[FIBERS_MAX / 32], warpgroups[FIBERS_MAX / 128], barriers[CLUSTER_MAX][16];
+    meeting cluster;
     bool denied[16], agreed[16]; /* what threads say at barriers, and what came of it */
-    uint32_t words[THREADS_MAX];
+    uint32_t words[FIBERS_MAX];
     bool any, said; /* of a block that is asking, and what the last one heard */
     std::vector<copy> copies;
-    int64_t registers; /* that no warpgroup holds */
+    int64_t registers[CLUSTER_MAX]; /* that no warpgroup holds */
     uint64_t dice, moves;
     uint32_t shared_bytes;
     int garbage; /* each byte of memory that nobody has written, in the launch */
@@ -94,6 +103,9 @@ static unsigned draw(unsigned below)
     m.dice = m.dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     return (unsigned)(m.dice >> 33) % below;
 }
+
+/* The running thread's block in its cluster. */
+static int rank_of_running(void) { return m.running / m.threads; }
 
 __attribute__((format(printf, 1, 2))) static void fail(const char *words, ...)
 {
@@ -158,6 +170,7 @@ template <class Last> static void meet(meeting &of, int threads, const Last &las
 #define FATTN_CUDA_MMA_SM80_CUH
 #define FATTN_CUDA_WGMMA_SM90_CUH
 #define GPU_KERNEL(threads, blocks) extern "C" void
+#define GPU_CLUSTER(blocks)
 #define GPU_PARAM
 #define GPU_DEVICE static inline
 #define GPU_UNROLL
@@ -180,7 +193,10 @@ typedef struct gpu_u4 {
     uint32_t x, y, z, w;
 } gpu_u4;
 
-alignas(1024) char shared[SHARED_MAX + 2048];
+/* Of a block. */
+enum { SHARED_ROOM = (SHARED_MAX + 2048) / 1024 * 1024 };
+
+alignas(1024) char shared[CLUSTER_MAX * SHARED_ROOM];
 
 /* Where a block's memory begins: no multiple of what the swizzle wants. */
 enum { SHARED_BASE = 1040 };
@@ -285,21 +301,21 @@ static unsigned atomicOr(unsigned *at, unsigned x)
 }
 #define __syncwarp() meet(m.warps[m.running / 32], 32, [] {})
 
-static int gpu_thread(void) { return m.running; }
-static int gpu_thread_anew(void) { return m.running; }
+static int gpu_thread(void) { return m.running % m.threads; }
+static int gpu_thread_anew(void) { return gpu_thread(); }
 static int64_t gpu_uniform(int64_t x) { return x; }
 static int gpu_threads(void) { return m.threads; }
-static int64_t gpu_block(void) { return m.block; }
+static int64_t gpu_block(void) { return m.block + (unsigned)rank_of_running(); }
 static int64_t gpu_blocks(void) { return m.blocks; }
 static void gpu_sync(void)
 {
-    meet(m.barriers[0], m.threads, [] {});
+    meet(m.barriers[rank_of_running()][0], m.threads, [] {});
 }
 /* For all threads of the block, whether any says so. */
 static bool gpu_any(bool x)
 {
     m.any = m.any || x;
-    meet(m.barriers[0], m.threads, [] { m.said = m.any, m.any = false; });
+    meet(m.barriers[rank_of_running()][0], m.threads, [] { m.said = m.any, m.any = false; });
     const bool said = m.said;
     gpu_sync();
     return said;
@@ -382,7 +398,7 @@ MMA_TYPE(mma_f16, FATTN_F16, 7, gpu_f16_from_f32);
 MMA_TYPE(mma_bf16, FATTN_BF16, 0, bf16_from_f32);
 
 static int mma_lane(void) { return m.running % 32; }
-static int mma_warp(void) { return m.running / 32; }
+static int mma_warp(void) { return gpu_thread() / 32; }
 template <class S> static bool mma_has(const fattn_gpu_args &g, uint64_t feature)
 {
     return ((S::KNOWN == MMA_ANY ? g.problem.features : S::KNOWN) & feature) != 0;
@@ -434,24 +450,31 @@ static void mma_add_four(float *to, const float x[4])
 template <int N> static void mma_get(uint32_t from, uint32_t x[N]);
 static void mma_add_one(float *to, float x) { *to += x; }
 static float mma_reciprocal(float x) { return 1 / x; }
+static char *wgmma_own_memory(char *) { return shared + rank_of_running() * SHARED_ROOM; }
 static uint32_t mma_shared(const void *p)
 {
-    return (uint32_t)((const char *)p - shared) + SHARED_BASE;
+    return (uint32_t)((const char *)p - wgmma_own_memory(shared)) + SHARED_BASE;
 }
 
 /* --- wgmma_sm90.cuh --------------------------------------------------------------------------- */
 
 #include "backends/cuda/wgmma.h"
 
+/* An address in another block of the cluster has the block's number above these bits. */
+enum { RANK_AT = 24 };
+
 /* What lies at an address of shared memory. */
 static char *at_shared(uint32_t at, uint32_t bytes)
 {
+    const int named = (int)(at >> RANK_AT);
+    char *const memory = named ? shared + (named - 1) * SHARED_ROOM : wgmma_own_memory(shared);
+    at &= (1u << RANK_AT) - 1;
     if (at < SHARED_BASE || at + bytes > SHARED_BASE + m.shared_bytes) {
         fail("address %u of shared memory, of which there are %u bytes", at - SHARED_BASE,
              m.shared_bytes);
         return shared;
     }
-    return shared + (at - SHARED_BASE);
+    return memory + (at - SHARED_BASE);
 }
 
 template <int N> static void mma_get(uint32_t from, uint32_t x[N])
@@ -459,22 +482,23 @@ template <int N> static void mma_get(uint32_t from, uint32_t x[N])
     memcpy(x, at_shared(from, 4 * N), 4 * N);
 }
 
-static int wgmma_group(void) { return __shfl_sync(0xffffffffu, m.running / 128, 0); }
+static int wgmma_group(void) { return __shfl_sync(0xffffffffu, gpu_thread() / 128, 0); }
 
 template <int N> static void wgmma_give_registers(void)
 {
     meet(m.warpgroups[m.running / 128], 128,
-         [] { m.registers += 128 * (65536 / m.threads / 8 * 8 - N); });
+         [] { m.registers[rank_of_running()] += 128 * (65536 / m.threads / 8 * 8 - N); });
 }
 
 template <int N> static void wgmma_take_registers(void)
 {
     const int more = 128 * (N - 65536 / m.threads / 8 * 8);
     if (m.running % 128 == 0) {
-        while (m.registers < more) {
+        int64_t &registers = m.registers[rank_of_running()];
+        while (registers < more) {
             yield();
         }
-        m.registers -= more;
+        registers -= more;
     }
     meet(m.warpgroups[m.running / 128], 128, [] {});
 }
@@ -484,22 +508,38 @@ static int wgmma_side_by_side(void) { return 1; }
 
 static void wgmma_named_sync(int number, int threads)
 {
-    meet(m.barriers[number], threads, [] {});
+    meet(m.barriers[rank_of_running()][number], threads, [] {});
 }
 
 static void wgmma_named_arrive(int number, int threads)
 {
+    meeting &of = m.barriers[rank_of_running()][number];
     m.moves++;
-    if (++m.barriers[number].arrived == threads) {
-        m.barriers[number].arrived = 0;
-        m.barriers[number].turn++;
+    if (++of.arrived == threads) {
+        of.arrived = 0;
+        of.turn++;
     }
+}
+
+static int wgmma_rank(void) { return rank_of_running(); }
+
+static void wgmma_cluster_sync(void)
+{
+    meet(m.cluster, m.threads * m.together, [] {});
+}
+
+static uint32_t wgmma_address_in(int rank, uint32_t at)
+{
+    if (rank < 0 || rank >= m.together) {
+        fail("block %d of a cluster of %d", rank, m.together);
+    }
+    return at | (uint32_t)(rank + 1) << RANK_AT;
 }
 
 static bool wgmma_named_all(int number, int threads, bool own)
 {
     m.denied[number] = m.denied[number] || !own;
-    meet(m.barriers[number], threads, [number] {
+    meet(m.barriers[rank_of_running()][number], threads, [number] {
         m.agreed[number] = !m.denied[number];
         m.denied[number] = false;
     });
@@ -546,6 +586,11 @@ static void wgmma_arrive_expect_tx(uint64_t *word, int bytes)
 
 static void wgmma_arrive(uint64_t *word) { wgmma_arrive_expect_tx(word, 0); }
 
+static void wgmma_arrive_in(int rank, uint64_t *word)
+{
+    wgmma_arrive((uint64_t *)at_shared(wgmma_address_in(rank, mma_shared(word)), 8));
+}
+
 static void wgmma_await(uint64_t *word, int phase)
 {
     const barrier *const b = (const barrier *)word;
@@ -575,13 +620,15 @@ static void wgmma_prefetch_line(const void *) {}
 
 static int copy_delay(void) { return (int)(draw(2) ? draw(30) : draw(500)); }
 
-static void begin_copy(uint32_t to, const wgmma_map *map, uint64_t *word, uint32_t axes, int c0,
+/* barrier: its address, as that of the tile in this or another block. */
+static void begin_copy(uint32_t to, const wgmma_map *map, uint32_t barrier, uint32_t axes, int c0,
                        int c1, int c2, int c3, int c4)
 {
     copy c = {};
+    c.thread = m.running;
     memcpy(&c.map, map, sizeof c.map);
     c.to = to;
-    c.barrier = mma_shared(word);
+    c.barrier = barrier;
     c.at[0] = c0, c.at[1] = c1, c.at[2] = c2, c.at[3] = c3, c.at[4] = c4;
     c.delay = copy_delay();
     if (c.map.axes != axes || to % 128) {
@@ -593,24 +640,63 @@ static void begin_copy(uint32_t to, const wgmma_map *map, uint64_t *word, uint32
 static void wgmma_copy(uint32_t to, const wgmma_map *map, uint64_t *word, int c0, int c1, int c2,
                        int c3, int)
 {
-    begin_copy(to, map, word, 4, c0, c1, c2, c3, 0);
+    begin_copy(to, map, mma_shared(word), 4, c0, c1, c2, c3, 0);
+}
+
+/* Each block's part comes at a time of its own. */
+static void wgmma_copy_to_both(uint32_t to, const wgmma_map *map, uint64_t *word, int c0, int c1,
+                               int c2, int c3, int)
+{
+    for (int rank = 0; rank < 2; rank++) {
+        begin_copy(wgmma_address_in(rank, to), map, wgmma_address_in(rank, mma_shared(word)), 4, c0,
+                   c1, c2, c3, 0);
+    }
 }
 
 static void wgmma_copy(uint32_t to, const wgmma_map *map, uint64_t *word, int c0, int c1, int c2,
                        int c3, int c4, int)
 {
-    begin_copy(to, map, word, 5, c0, c1, c2, c3, c4);
+    begin_copy(to, map, mma_shared(word), 5, c0, c1, c2, c3, c4);
 }
 
 static void wgmma_copy_bytes(uint32_t to, const void *from, int bytes, uint64_t *word)
 {
     copy c = {};
-    c.to = to, c.from = from, c.bytes = bytes;
+    c.to = to, c.from = from, c.bytes = bytes, c.thread = m.running;
     c.barrier = mma_shared(word);
     c.delay = copy_delay();
     if (to % 16 || (uintptr_t)from % 16 || bytes % 16) {
         fail("a copy of %d bytes from %p to %u", bytes, from, to);
     }
+    m.copies.push_back(c);
+}
+
+/* From shared memory of this block, which is read at once, or when the copy ends. */
+static void wgmma_send(int rank, uint32_t to, uint32_t from, int bytes, uint64_t *word)
+{
+    copy c = {};
+    c.to = wgmma_address_in(rank, to), c.bytes = bytes, c.thread = m.running;
+    c.barrier = wgmma_address_in(rank, mma_shared(word));
+    c.delay = copy_delay();
+    if (to % 16 || from % 16 || bytes % 16) {
+        fail("a copy of %d bytes from %u to %u", bytes, from, to);
+    }
+    const char *const at = at_shared(from, (uint32_t)bytes);
+    if (draw(2)) {
+        c.sent.assign(at, at + bytes);
+    } else {
+        c.from = at;
+    }
+    m.copies.push_back(c);
+}
+
+static void wgmma_send_number(int rank, int *to, int x, uint64_t *word)
+{
+    copy c = {};
+    c.to = wgmma_address_in(rank, mma_shared(to)), c.bytes = sizeof x, c.thread = m.running;
+    c.barrier = wgmma_address_in(rank, mma_shared(word));
+    c.delay = copy_delay();
+    c.sent.assign((const char *)&x, (const char *)(&x + 1));
     m.copies.push_back(c);
 }
 
@@ -657,12 +743,14 @@ static void end_addition(const copy &c)
 
 static void end_copy(const copy &c)
 {
+    m.running = c.thread; /* whose block's addresses these are */
     if (c.sums) {
         end_addition(c);
         return;
     }
-    if (c.from) {
-        memcpy(at_shared(c.to, (uint32_t)c.bytes), c.from, (size_t)c.bytes);
+    if (c.from || !c.sent.empty()) {
+        memcpy(at_shared(c.to, (uint32_t)c.bytes), c.from ? c.from : c.sent.data(),
+               (size_t)c.bytes);
         barrier *const b = (barrier *)at_shared(c.barrier, 8);
         b->bytes -= c.bytes;
         settle_barrier(b);
@@ -997,15 +1085,22 @@ static void run_merging(void **with)
 #define HOPPER_BACKWARD_FULL(run, features, dbias, width, ...)                   \
     HOPPER_MAPPED(wgmma_backward_##run##_f16_##width, wgmma_backward_full_maps), \
         HOPPER_MAPPED(wgmma_backward_##run##_bf16_##width, wgmma_backward_full_maps),
+#define HOPPER_PAIR(name, ...)                                                                    \
+    {"wgmma_backward_f16_" #name, run_mapped<wgmma_backward_maps, wgmma_backward_f16_##name>, 2}, \
+        {"wgmma_backward_bf16_" #name,                                                            \
+         run_mapped<wgmma_backward_maps, wgmma_backward_bf16_##name>, 2},                         \
+        HOPPER_ROWS(name)
 static const struct {
     const char *name;
     void (*kernel)(void **parameters);
+    int together = 1; /* blocks of a cluster */
 } kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_ALONE)
                    WGMMA_SHORT_SHAPES(HOPPER_ALONE) WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
-                       WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
-                           WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
-                               WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_256)
-                                   HOPPER_PLAIN(wgmma_clear_dbias),
+                       WGMMA_BACKWARD_PAIRS(HOPPER_PAIR)
+                           WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
+                               WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
+                                   WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL)
+                                       HOPPER_ROWS(full_256) HOPPER_PLAIN(wgmma_clear_dbias),
                HOPPER_PLAIN(wgmma_seen_full_64),
                HOPPER_PLAIN(wgmma_seen_full_128),
                HOPPER_PLAIN(wgmma_seen_full_256),
@@ -1024,21 +1119,22 @@ static const struct {
 
 /* --- Launches --------------------------------------------------------------------------------- */
 
-static void begin_block(void)
+static void begin_cluster(void)
 {
-    m.fibers.resize((size_t)m.threads);
+    m.fibers.resize((size_t)m.threads * (size_t)m.together);
     memset(shared, m.garbage, sizeof shared);
     memset(m.sleep, 0, sizeof m.sleep);
     memset(m.warps, 0, sizeof m.warps);
     memset(m.warpgroups, 0, sizeof m.warpgroups);
     memset(m.barriers, 0, sizeof m.barriers);
+    m.cluster = {};
     m.copies.clear();
-    m.registers = 0;
-    for (int t = 0; t < m.threads; t++) {
+    memset(m.registers, 0, sizeof m.registers);
+    for (int t = 0; t < m.threads * m.together; t++) {
         fiber &f = m.fibers[(size_t)t];
         f.stack.resize(STACK);
         f.started = f.ended = false;
-        f.thread.x = (unsigned)t;
+        f.thread.x = (unsigned)(t % m.threads);
         f.group = 0;
         f.products.clear();
         getcontext(&f.start);
@@ -1062,12 +1158,12 @@ static void run_copies(void)
     }
 }
 
-static void run_block(void)
+static void run_cluster(void)
 {
-    const int warps = m.threads / 32;
+    const int warps = m.threads * m.together / 32;
     uint64_t moves = m.moves;
     int alive = m.threads;
-    begin_block();
+    begin_cluster();
     for (int still = 0; alive && !m.failed; still++) {
         alive = 0;
         const int first = (int)draw((unsigned)warps);
@@ -1102,7 +1198,10 @@ extern "C" int stub_cuda_run(const char *entry, unsigned blocks, unsigned thread
 {
     m.kernel = NULL;
     for (size_t n = 0; n < sizeof kernels / sizeof kernels[0]; n++) {
-        m.kernel = strcmp(entry, kernels[n].name) == 0 ? kernels[n].kernel : m.kernel;
+        if (strcmp(entry, kernels[n].name) == 0) {
+            m.kernel = kernels[n].kernel;
+            m.together = kernels[n].together;
+        }
     }
     if (!m.kernel || threads > THREADS_MAX) {
         fprintf(stderr, "emulated Hopper: no kernel %s of %u threads\n", entry, threads);
@@ -1114,8 +1213,12 @@ extern "C" int stub_cuda_run(const char *entry, unsigned blocks, unsigned thread
     m.parameters = parameters;
     m.garbage = draw(2) ? 0xff : 0x5f;
     m.failed = false;
-    for (m.block = 0; m.block < blocks && !m.failed; m.block++) {
-        run_block();
+    m.running = 0;
+    if (blocks % (unsigned)m.together) {
+        fail("%u blocks in clusters of %d", blocks, m.together);
+    }
+    for (m.block = 0; m.block < blocks && !m.failed; m.block += (unsigned)m.together) {
+        run_cluster();
     }
     return m.failed ? STUB_LAUNCH_FAILED : 0;
 }

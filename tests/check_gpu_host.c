@@ -1246,7 +1246,7 @@ static void check_pair_rows(void)
         {"wgmma_backward_pair_256", 65, 256, 256, FATTN_CAUSAL},
         {"wgmma_backward_pair_256", 2048, 64, 136, 0},
         {"wgmma_backward_256", 64, 256, 256, 0}, /* one block's keys */
-        {"wgmma_backward_256", 2048, 256, 256, FATTN_DETERMINISTIC},
+        {"wgmma_backward_pair_256", 2048, 256, 256, FATTN_DETERMINISTIC},
         {"wgmma_backward_128", 2048, 128, 128, 0},
         {"wgmma_backward_full_256", 2048, 256, 256, FATTN_ALIBI},
     };

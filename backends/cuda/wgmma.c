@@ -681,9 +681,9 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
 {
     const int64_t saved = saved_rows(p, t->br);
     const int64_t rows = gpu_times(saved, fattn_gpu_kernel_of(row)->width + 2);
-    const int64_t turns = saved < 0 ? 0 : WGMMA_BACKWARD_TURNS(saved / t->br);
-    const int64_t words = backward_blocks(fattn_gpu_kernel_of(row)) * WGMMA_BACKWARD_ITEM_BYTES / 4;
-    const int64_t items = gpu_times(backward_items(p, t), words);
+    const int64_t blocks = backward_blocks(fattn_gpu_kernel_of(row));
+    const int64_t turns = saved < 0 ? 0 : WGMMA_BACKWARD_TURNS(saved / t->br * blocks);
+    const int64_t items = gpu_times(backward_items(p, t), blocks * WGMMA_BACKWARD_ITEM_BYTES / 4);
     const int64_t skips = wgmma_skips(p) ? skip_words(p, t) : list_words(p, t);
     if (rows < 0 || items < 0 || skips < 0 || items > INT64_MAX / 4 || skips > INT64_MAX / 4 ||
         rows > INT64_MAX - items - skips - turns - WGMMA_BACKWARD_TAKEN) {
@@ -743,8 +743,9 @@ static void sink_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 static void backward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                            const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s",
-             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->run);
+    const bool ordered = backward_blocks(kernel) > 1 && p->features & FATTN_DETERMINISTIC;
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s%s",
+             p->dtype == FATTN_F16 ? "f16" : "bf16", ordered ? "ordered_" : "", kernel->run);
     shape->together = backward_blocks(kernel);
     shape->blocks = backward_items(p, t) * shape->together;
     shape->threads = WGMMA_THREADS(2);
@@ -772,28 +773,26 @@ static bool pair_pays(const fattn_kernel *row, const fattn_problem *p, const fat
     return p->seqlen_k > row->tiles[0].bc / 2 && (p->dim > width / 2 || p->dim_v > width / 2);
 }
 
-#define WGMMA_BACKWARD_ANY_ROW(name_, features_, pays_, shared_, channels, queries, keys) \
-    {                                                                                     \
-        .row = {.name = "wgmma_backward_" #name_,                                         \
-                WGMMA_GRADIENT_ROW(channels, cannot_backward),                            \
-                .features = FATTN_GPU_BACKWARD_LEAN | FATTN_SINK | (features_),           \
-                .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},                   \
-                .pays = pays_,                                                            \
-                .fast_bytes = fattn_gpu_shared_bytes,                                     \
-                .workspace = backward_workspace},                                         \
-        WGMMA_KERNEL("wgmma_backward", channels),                                         \
-        .phases = {order_shape, rows_shape, backward_shape, dq_shape, sink_shape},        \
-        .maps = backward_maps,                                                            \
-        .shared = shared_,                                                                \
-        .run = #name_,                                                                    \
+#define WGMMA_BACKWARD_ANY_ROW(name_, pays_, shared_, channels, queries, keys)          \
+    {                                                                                   \
+        .row = {.name = "wgmma_backward_" #name_,                                       \
+                WGMMA_GRADIENT_ROW(channels, cannot_backward),                          \
+                .features = FATTN_GPU_BACKWARD_LEAN | FATTN_SINK | FATTN_DETERMINISTIC, \
+                .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},                 \
+                .pays = pays_,                                                          \
+                .fast_bytes = fattn_gpu_shared_bytes,                                   \
+                .workspace = backward_workspace},                                       \
+        WGMMA_KERNEL("wgmma_backward", channels),                                       \
+        .phases = {order_shape, rows_shape, backward_shape, dq_shape, sink_shape},      \
+        .maps = backward_maps,                                                          \
+        .shared = shared_,                                                              \
+        .run = #name_,                                                                  \
     },
-#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)                           \
-    WGMMA_BACKWARD_ANY_ROW(name_, FATTN_DETERMINISTIC, NULL,                                 \
-                           WGMMA_BACKWARD_SHARED(channels, queries, keys, stages), channels, \
-                           queries, keys)
-/* Deterministic runs are left to the row for blocks that have items of their own. */
+#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)                              \
+    WGMMA_BACKWARD_ANY_ROW(name_, NULL, WGMMA_BACKWARD_SHARED(channels, queries, keys, stages), \
+                           channels, queries, keys)
 #define WGMMA_BACKWARD_PAIR_ROW(name_, channels, queries, keys, stages)                           \
-    WGMMA_BACKWARD_ANY_ROW(name_, 0, pair_pays,                                                   \
+    WGMMA_BACKWARD_ANY_ROW(name_, pair_pays,                                                      \
                            WGMMA_BACKWARD_PAIR_SHARED(channels, queries, keys, stages), channels, \
                            queries, keys)
 

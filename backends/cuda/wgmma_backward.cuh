@@ -16,7 +16,7 @@
  *     two adders      a warp each; add to dQ in the workspace what a warpgroup has left in shared
  *                     memory. In wide blocks the threads that multiply add their sums themselves;
  *                     in a deterministic run the adders tell them when it is their turn. Where two
- *                     blocks share an item the first sends dS (wgmma_backward_pair.cuh)
+ *                     blocks share an item they also send dS (wgmma_backward_pair.cuh)
  *     warpgroups      64 keys each, which are the rows of their products:
  *
  *         S^T = K Q^T             dP^T = V dO^T
@@ -557,6 +557,27 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_end_tile<S, MORE>(g, b, walk, next, x);
 }
 
+/* Adds the sums of the tile before; in a deterministic run when it is their turn. */
+template <class S>
+GPU_DEVICE void wgmma_add_owed(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
+                               const wgmma_pair_sums<S> &sums)
+{
+    if (b.ordered && walk.owes) {
+        wgmma_named_sync(WGMMA_MAY_ADD + (walk.ds == 0), WGMMA_ALL_WITH_ADDER);
+    }
+    wgmma_add_sums<S>(sums);
+}
+
+/* Tells its adder so. */
+template <class S>
+GPU_DEVICE void wgmma_tell_owed_added(const wgmma_backward_block<S> &b,
+                                      const wgmma_backward_walk<S> &walk)
+{
+    if (b.ordered && walk.owes) {
+        wgmma_named_arrive(WGMMA_ADDED + (walk.ds == 0), WGMMA_ALL_WITH_ADDER);
+    }
+}
+
 /* One tile, as above, of an item that two blocks share. The products that follow dV are in the
  * order dK, S^T of the next tile, dQ: while the first two are made, dS of the other block arrives,
  * and dO of the next tile comes to the place of this one's, as there is only one. What is added to
@@ -582,11 +603,12 @@ GPU_DEVICE void wgmma_pair_tile(const wgmma_backward_block<S> &b, float unit,
     wgmma_begin_dp<S>(b, walk, dp);
     wgmma_wait<1>();
     wgmma_settle<S::OWN_QUERIES / 8>(x);
-    wgmma_add_sums<S>(sums);
+    wgmma_add_owed<S>(b, walk, sums);
     wgmma_mask<S>(b, walk, x);
     wgmma_exponentiate<S>(unit, lse, x);
     wgmma_pack<T, S::OWN_QUERIES>(x, pairs);
     wgmma_wide_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), pairs);
+    wgmma_tell_owed_added<S>(b, walk);
     wgmma_named_sync(WGMMA_P_MADE, 256);
     wgmma_wide_mix<S>(b.p + walk.ds, dout, walk.group, dv);
     wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
@@ -616,12 +638,10 @@ GPU_DEVICE void wgmma_pair_tile(const wgmma_backward_block<S> &b, float unit,
     }
     wgmma_wait<0>(); /* as at the end of any tile */
     wgmma_settle<S::PART / 8>(sums.dq);
-    if (mma_lane() == 0) {
-        wgmma_arrive_in(b.rank ^ 1, &control.peer.ds_empty[at]);
-    }
     sums.to = dq_to + (int64_t)walk.tile * (S::QUERIES * S::WIDTH);
     walk.ds_phase ^= walk.ds != 0;
     walk.ds ^= S::DS_BYTES;
+    walk.owes = true;
     walk.tile = next.tile;
 }
 
@@ -888,7 +908,8 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     }
     if constexpr (S::BLOCKS > 1) {
         wgmma_pair_tile<S, false>(b, unit, walk, {0, 0, 0}, own.to, sums, x, dk, dv);
-        wgmma_add_sums<S>(sums);
+        wgmma_add_owed<S>(b, walk, sums);
+        wgmma_tell_owed_added<S>(b, walk);
     } else if constexpr (S::IS_WIDE) {
         wgmma_wide_tile<S, false>(g, b, unit, walk, {0, 0, 0}, own.to, x, dk, dv);
     } else {
@@ -973,7 +994,7 @@ template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(ch
     return b;
 }
 
-/* adders: how many warps add to dQ, wait for turns, or send dS. */
+/* adders: how many warps add to dQ, or wait for turns or send dS. */
 template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &control, int adders)
 {
     for (int n = 0; n < 2; n++) {
@@ -995,7 +1016,6 @@ template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &
         wgmma_barrier_make(&control.ds_empty[n], S::WARPS);
         if (S::BLOCKS > 1) {
             wgmma_barrier_make(&control.peer.ds_full[n], 1);
-            wgmma_barrier_make(&control.peer.ds_empty[n], S::WARPS);
         }
         if (S::IS_STAGED) {
             wgmma_barrier_make(&control.term_full[n], 1);
@@ -1029,8 +1049,8 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
     b.rank = S::BLOCKS > 1 ? wgmma_rank() : 0;
     b.group = (int)fattn_quotient(g.problem.heads_q, g.problem.heads_k);
     b.waits = wgmma_is_staged<S>(g);
-    b.ordered = wgmma_is_ordered(g.problem);
-    const int adders = S::BLOCKS > 1 ? 1 : !S::IS_WIDE || b.ordered ? 2 : 0;
+    b.ordered = S::BLOCKS > 1 ? S::IS_ORDERED : wgmma_is_ordered(g.problem);
+    const int adders = !S::IS_WIDE || S::BLOCKS > 1 || b.ordered ? 2 : 0;
     gpu_admit_later();
     if (gpu_thread() == 0) {
         wgmma_barriers_of<S>(*b.control, adders);
@@ -1052,9 +1072,7 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
         } else if (warp == 3) {
             wgmma_take_items<S>(g, b);
         } else if (warp > 0 && warp <= adders) {
-            if constexpr (S::BLOCKS > 1) {
-                wgmma_send_all<S>(b);
-            } else if constexpr (S::IS_WIDE) {
+            if constexpr (S::IS_WIDE) {
                 wgmma_await_turns<S>(g, b, warp - 1);
             } else {
                 wgmma_add_all<S>(g, b, warp - 1);

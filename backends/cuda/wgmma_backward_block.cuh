@@ -17,7 +17,7 @@ typedef struct wgmma_visit {
 /* Of items that two blocks share: barriers of the other's keys and its dS, and the number of the
  * next item. */
 typedef struct wgmma_peer_control {
-    uint64_t k_full, ds_full[2], ds_empty[2], number_full, number_empty;
+    uint64_t k_full, ds_full[2], number_full, number_empty;
     int number;
 } wgmma_peer_control;
 

@@ -45,14 +45,15 @@ GPU_DEVICE void wgmma_find_visits(const fattn_gpu_args &g, const wgmma_backward_
     }
 }
 
-GPU_DEVICE wgmma_shift wgmma_shift_taken(const fattn_gpu_args &g, int taken)
+/* blocks: that share an item. */
+GPU_DEVICE wgmma_shift wgmma_shift_taken(const fattn_gpu_args &g, int blocks, int taken)
 {
     wgmma_shift_run run;
     run.q_blocks = (int)g.tiling.q_blocks;
     run.k_blocks = (int)g.tiling.k_blocks;
     run.heads = (int)(g.problem.batch * g.problem.heads_k);
-    run.grid = (int)gpu_blocks();
-    run.side_by_side = wgmma_side_by_side();
+    run.grid = (int)gpu_blocks() / blocks;
+    run.side_by_side = max(wgmma_side_by_side() / blocks, 1);
     return wgmma_is_shifted(g.problem) ? wgmma_shift_of(run, taken) : wgmma_shift_none(taken);
 }
 
@@ -77,7 +78,8 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     const fattn_problem &p = g.problem;
     const int items = wgmma_items_of(g, saved);
     const bool ordered =
-        S::BLOCKS == 1 && wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
+        S::BLOCKS > 1 ? b.ordered
+                      : wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
     int number = (int)gpu_block() / S::BLOCKS;
     int part = -1;
     if constexpr (!S::IS_LEAN) {
@@ -88,21 +90,24 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     for (int n = 0;; n++) {
         if (n > 0) {
             wgmma_await(&control.item_wanted, (n - 1) % 2);
-            if (part >= 0) {
+            if (part >= 0 && b.rank == 0) {
                 const int next = wgmma_peek((const int32_t *)saved.taken);
-                if (next < items && !wgmma_shift_may_take(part, wgmma_shift_taken(g, next))) {
+                if (next < items &&
+                    !wgmma_shift_may_take(part, wgmma_shift_taken(g, S::BLOCKS, next))) {
                     wgmma_await(&control.item_empty[(n - 1) % 2], (n - 1) / 2 % 2);
                 }
             }
         }
         if (n > 0 || ordered) {
-            number = S::BLOCKS > 1 ? wgmma_take_together<S>(b, saved.taken, n - 1)
-                                   : wgmma_take(g, saved.taken);
+            const int begun = ordered ? 0 : (int)gpu_blocks() / S::BLOCKS;
+            number = S::BLOCKS > 1
+                         ? wgmma_take_together<S>(b, saved.taken, begun, ordered ? n : n - 1)
+                         : wgmma_take(g, saved.taken);
         }
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
         if (exists) {
-            const wgmma_shift shift = wgmma_shift_taken(g, number);
+            const wgmma_shift shift = wgmma_shift_taken(g, S::BLOCKS, number);
             const uint32_t *const from =
                 (const uint32_t *)(saved.items + shift.item * S::BLOCKS + b.rank);
             part = shift.part;
@@ -295,11 +300,11 @@ template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &
 {
     if (w.peers) {
         const int apart = wgmma_apart<S>(w), number = w.start / apart;
-        const int before = w.block - number; /* items of earlier parts */
+        const int before = w.block / S::BLOCKS - number; /* items of earlier parts */
         return before + wgmma_shift_turn(number, w.peers, apart, tile);
     }
     const int past = min((tile + 1) * S::QUERIES - 1 + w.reach, w.sequence_keys);
-    return (past - 1) / S::KEYS - w.block;
+    return (past - 1) / S::ITEM_KEYS - w.block / S::BLOCKS;
 }
 
 /* What an adder adds of a tile: halves of warpgroups `group` to `past` - 1. */
@@ -416,20 +421,25 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
 
 /* In wide blocks the threads that multiply add to dQ themselves. In a deterministic run adder 0
  * waits for the block's turn at each even tile, and adder 1 at each odd one. Then it lets the
- * threads add to the tile, and when all have, it gives the turn to the next block. */
+ * threads add to the tile, and when all have, it gives the turn to the next block. Where two blocks
+ * share an item it sends dS of the tile before. */
 template <class S>
 GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                   int number)
 {
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const wgmma_backward_item *w;
-    int odd = 0; /* of the next tile */
+    uint32_t tiles = 0;
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
         int first = w->saved, tile = w->start;
         GPU_ROLLED
         for (int left = w->tiles; left > 0; left--) {
-            if (odd == number) {
-                int32_t *const turn = saved.turns + first + tile;
+            const int odd = tiles % 2;
+            if (S::BLOCKS > 1 && odd == number) {
+                wgmma_send_ds<S>(b, tiles);
+            }
+            if (b.ordered && odd == number) {
+                int32_t *const turn = saved.turns + (first + tile) * S::BLOCKS + b.rank;
                 const int32_t own = wgmma_own_turn<S>(*w, tile);
                 wgmma_await_turn(turn, own);
                 wgmma_named_arrive(WGMMA_MAY_ADD + odd, WGMMA_ALL_WITH_ADDER);
@@ -440,7 +450,7 @@ GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_
                 }
                 __syncwarp();
             }
-            odd ^= 1;
+            tiles++;
             tile = wgmma_next_tile(*w, tile);
             first += tile == w->start ? saved.tiles : 0;
         }

@@ -14,14 +14,15 @@
 #include "backends/cuda/wgmma_backward_block.cuh"
 
 /* The number of the next item, which a warp of each block asks for: the first block takes it and
- * tells the other. n: times that they have asked before. */
+ * tells the other. begun: items that blocks begin with; n: times that they have asked before. */
 template <class S>
-GPU_DEVICE int wgmma_take_together(const wgmma_backward_block<S> &b, unsigned *taken, int n)
+GPU_DEVICE int wgmma_take_together(const wgmma_backward_block<S> &b, unsigned *taken, int begun,
+                                   int n)
 {
     wgmma_backward_control<S> &control = *b.control;
     int number = 0;
     if (mma_lane() == 0 && b.rank == 0) {
-        number = (int)atomicAdd(taken, 1u) + (int)gpu_blocks() / S::BLOCKS;
+        number = (int)atomicAdd(taken, 1u) + begun;
         wgmma_await(&control.peer.number_empty, n % 2 ^ 1);
         wgmma_send_number(1, &control.peer.number, number, &control.peer.number_full);
     } else if (mma_lane() == 0) {
@@ -75,29 +76,20 @@ GPU_DEVICE void wgmma_await_peer_keys(const wgmma_backward_block<S> &b,
     }
 }
 
-/* The sender, a warp: sends dS of each tile to the other block when both warpgroups have made it,
- * and announces the bytes that come from there. */
-template <class S> GPU_DEVICE void wgmma_send_all(const wgmma_backward_block<S> &b)
+/* Sends dS of a tile to the other block when both warpgroups have made it, and announces the bytes
+ * that come from there; a warp. sent: how many tiles' before. Its place is free: dS of the tile
+ * before came from there after dQ of the last tile but one had been made. */
+template <class S> GPU_DEVICE void wgmma_send_ds(const wgmma_backward_block<S> &b, uint32_t sent)
 {
     wgmma_backward_control<S> &control = *b.control;
-    const wgmma_backward_item *w;
-    uint32_t sent = 0;
-    for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
-        GPU_ROLLED
-        for (int left = w->tiles; left > 0; left--) {
-            const int at = sent % 2, phase = sent / 2 % 2;
-            wgmma_await(&control.ds_full[at], phase);
-            if (mma_lane() == 0) {
-                wgmma_arrive_expect_tx(&control.peer.ds_full[at], S::DS_BYTES);
-                wgmma_await(&control.peer.ds_empty[at], phase ^ 1);
-                wgmma_send(b.rank ^ 1, b.peer_ds + at * S::DS_BYTES, b.ds + at * S::DS_BYTES,
-                           S::DS_BYTES, &control.peer.ds_full[at]);
-            }
-            __syncwarp();
-            sent++;
-        }
-        wgmma_release(&control.item_empty[n % 2]);
+    const int at = sent % 2, phase = sent / 2 % 2;
+    wgmma_await(&control.ds_full[at], phase);
+    if (mma_lane() == 0) {
+        wgmma_arrive_expect_tx(&control.peer.ds_full[at], S::DS_BYTES);
+        wgmma_send(b.rank ^ 1, b.peer_ds + at * S::DS_BYTES, b.ds + at * S::DS_BYTES, S::DS_BYTES,
+                   &control.peer.ds_full[at]);
     }
+    __syncwarp();
 }
 
 /* Frees a place that both blocks copy to. */

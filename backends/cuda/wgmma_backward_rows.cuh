@@ -22,12 +22,14 @@
 
 /* T: mma_f16 or mma_bf16. W: channels, padded. N, BN: queries and keys of a tile. RING: stages of
  * queries. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY. DBIAS:
- * the run may want dBias. TERM_STAGES: tiles of a bias or mask that is alone, in shared memory. */
+ * the run may want dBias. TERM_STAGES: tiles of a bias or mask that is alone, in shared memory.
+ * ORDERED: where blocks share items, of deterministic runs. */
 template <class T, int W, int N, int BN, int RING, uint64_t FEATURES = 0, bool DBIAS = false,
-          int TERM_STAGES = 0>
+          int TERM_STAGES = 0, bool ORDERED = false>
 struct wgmma_backward_shape {
     typedef T type;
     static constexpr uint64_t KNOWN = FEATURES;
+    static constexpr bool IS_ORDERED = ORDERED;
     enum {
         BLOCKS = WGMMA_BACKWARD_BLOCKS(W, BN), /* of an item */
         ITEM_KEYS = BN,
@@ -149,7 +151,7 @@ template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g
     saved.lse = saved.dq + rows * S::WIDTH;
     saved.delta = saved.lse + rows;
     saved.turns = (int32_t *)(saved.delta + rows);
-    saved.taken = (unsigned *)(saved.turns + WGMMA_BACKWARD_TURNS(rows / S::QUERIES));
+    saved.taken = (unsigned *)(saved.turns + WGMMA_BACKWARD_TURNS(rows / S::QUERIES * S::BLOCKS));
     saved.items = (wgmma_backward_item *)(saved.taken + WGMMA_BACKWARD_TAKEN);
     const int64_t items = wgmma_items_alike(g);
     saved.visits = (uint32_t *)(saved.items + items * S::BLOCKS);
@@ -374,7 +376,9 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
         sum += gpu_shfl_xor(sum, n);
     }
     if (wgmma_is_ordered(p) && inside && lane == 0 && row.q.i % S::QUERIES == 0) {
-        saved.turns[at / S::QUERIES] = 0;
+        for (int n = 0; n < S::BLOCKS; n++) {
+            saved.turns[at / S::QUERIES * S::BLOCKS + n] = 0;
+        }
     }
     if (inside && lane == 0) {
         const bool empty = lse == -fattn_f32_infinity();

@@ -16,9 +16,10 @@ typedef struct wgmma_backward_maps {
     {                                                                                        \
         wgmma_backward_all<wgmma_backward_shape<type, __VA_ARGS__>>(g, maps.map);            \
     }
-#define WGMMA_BACKWARD_ENTRIES(cluster, name, ...)                                         \
-    WGMMA_BACKWARD_ENTRY(cluster, wgmma_backward_f16_##name, mma_f16, __VA_ARGS__)         \
-    WGMMA_BACKWARD_ENTRY(cluster, wgmma_backward_bf16_##name, mma_bf16, __VA_ARGS__)       \
+#define WGMMA_BACKWARD_BOTH(cluster, name, ...)                                    \
+    WGMMA_BACKWARD_ENTRY(cluster, wgmma_backward_f16_##name, mma_f16, __VA_ARGS__) \
+    WGMMA_BACKWARD_ENTRY(cluster, wgmma_backward_bf16_##name, mma_bf16, __VA_ARGS__)
+#define WGMMA_BACKWARD_ROWS(name, ...)                                                     \
     GPU_KERNEL(WGMMA_ORDERED_MOST, 1) wgmma_order_##name(const GPU_PARAM fattn_gpu_args g) \
     {                                                                                      \
         wgmma_order_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                   \
@@ -35,7 +36,12 @@ typedef struct wgmma_backward_maps {
     {                                                                                      \
         wgmma_sink_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                    \
     }
-#define WGMMA_BACKWARD_ALONE(name, ...) WGMMA_BACKWARD_ENTRIES(, name, __VA_ARGS__)
-#define WGMMA_BACKWARD_PAIR(name, ...) WGMMA_BACKWARD_ENTRIES(GPU_CLUSTER(2), name, __VA_ARGS__)
+#define WGMMA_BACKWARD_ALONE(name, ...)      \
+    WGMMA_BACKWARD_BOTH(, name, __VA_ARGS__) \
+    WGMMA_BACKWARD_ROWS(name, __VA_ARGS__)
+#define WGMMA_BACKWARD_PAIR(name, ...)                                                  \
+    WGMMA_BACKWARD_BOTH(GPU_CLUSTER(2), name, __VA_ARGS__)                              \
+    WGMMA_BACKWARD_BOTH(GPU_CLUSTER(2), ordered_##name, __VA_ARGS__, 0, false, 0, true) \
+    WGMMA_BACKWARD_ROWS(name, __VA_ARGS__)
 WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ALONE)
 WGMMA_BACKWARD_PAIRS(WGMMA_BACKWARD_PAIR)

@@ -1085,11 +1085,14 @@ static void run_merging(void **with)
 #define HOPPER_BACKWARD_FULL(run, features, dbias, width, ...)                   \
     HOPPER_MAPPED(wgmma_backward_##run##_f16_##width, wgmma_backward_full_maps), \
         HOPPER_MAPPED(wgmma_backward_##run##_bf16_##width, wgmma_backward_full_maps),
-#define HOPPER_PAIR(name, ...)                                                                    \
-    {"wgmma_backward_f16_" #name, run_mapped<wgmma_backward_maps, wgmma_backward_f16_##name>, 2}, \
-        {"wgmma_backward_bf16_" #name,                                                            \
-         run_mapped<wgmma_backward_maps, wgmma_backward_bf16_##name>, 2},                         \
-        HOPPER_ROWS(name)
+#define HOPPER_PAIR_OF(name)                              \
+    {                                                     \
+#name, run_mapped < wgmma_backward_maps, name>, 2 \
+    }
+#define HOPPER_PAIR(name, ...)                                                             \
+    HOPPER_PAIR_OF(wgmma_backward_f16_##name), HOPPER_PAIR_OF(wgmma_backward_bf16_##name), \
+        HOPPER_PAIR_OF(wgmma_backward_f16_ordered_##name),                                 \
+        HOPPER_PAIR_OF(wgmma_backward_bf16_ordered_##name), HOPPER_ROWS(name)
 static const struct {
     const char *name;
     void (*kernel)(void **parameters);

@@ -2,7 +2,8 @@
 /*
  * Roles of a block of backward on Hopper that do not multiply (wgmma_backward.cuh): the warp that
  * takes items, the thread that copies tiles to shared memory, and the warps that add dQ to the
- * workspace, or await the turns of threads that add their own.
+ * workspace, or await the turns of threads that add their own and send dS to the block that shares
+ * the item (wgmma_backward_pair.cuh).
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_COPIES_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_COPIES_CUH
@@ -422,7 +423,7 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
 /* In wide blocks the threads that multiply add to dQ themselves. In a deterministic run adder 0
  * waits for the block's turn at each even tile, and adder 1 at each odd one. Then it lets the
  * threads add to the tile, and when all have, it gives the turn to the next block. Where two blocks
- * share an item it sends dS of the tile before. */
+ * share an item it sends dS of the tile first, in all runs. */
 template <class S>
 GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                   int number)

@@ -740,47 +740,52 @@ static const char mma[] = "mma_backward_64";
 
 static bool has_resident_rows(void) { return resident_blocks(mma, 1) == 1; }
 
-/* A grid that takes its work from a counter has no more blocks than the device holds, and whole
- * clusters of two where two blocks share an item. No plan is made for a kernel that does not
- * fit. */
+typedef struct resident_case {
+    int units, held;
+    int64_t items;
+    unsigned blocks;
+} resident_case;
+
+static void check_resident_case(const char *row, resident_case c)
+{
+    stub->units = c.units, stub->held = c.held;
+    const unsigned blocks = resident_blocks(row, c.items);
+    expect(blocks == c.blocks, "%s, %d units, %d held, %d items: %u blocks, not %u", row, c.units,
+           c.held, (int)c.items, blocks, c.blocks);
+    stub->units = 4, stub->held = 1;
+}
+
+/* A grid that takes its work from a counter has no more blocks than the device holds, and no plan
+ * is made for a kernel that does not fit. */
 static void check_resident(void)
 {
-    static const struct {
-        const char *row;
-        int units, held;
-        int64_t items;
-        unsigned blocks;
-    } cases[] = {
-        {mma, 4, 1, 3, 3},
-        {mma, 4, 1, 4, 4},
-        {mma, 4, 1, 5, 4},
-        {mma, 4, 2, 5, 5},
-        {mma, 4, 2, 9, 8},
-        {"wgmma_backward_pair_256", 4, 1, 1, 2},
-        {"wgmma_backward_pair_256", 4, 1, 3, 4},
-        {"wgmma_backward_pair_256", 5, 1, 3, 4},
-        {"wgmma_backward_pair_256", 1, 1, 3, 2},
-    };
+    static const resident_case cases[] = {
+        {4, 1, 3, 3}, {4, 1, 4, 4}, {4, 1, 5, 4}, {4, 2, 5, 5}, {4, 2, 9, 8}};
     running = "resident grids", wrong = 0;
     if (!has_resident_rows()) {
         tap_skip("resident grids", fattn_last_reason());
         return;
     }
-    const bool has_pairs = resident_blocks("wgmma_backward_pair_256", 1) > 0;
     EACH (n, cases) {
-        stub->units = cases[n].units, stub->held = cases[n].held;
-        const unsigned blocks = has_pairs || strcmp(cases[n].row, mma) == 0
-                                    ? resident_blocks(cases[n].row, cases[n].items)
-                                    : cases[n].blocks;
-        expect(blocks == cases[n].blocks, "%s, %d units, %d held, %d items: %u blocks, not %u",
-               cases[n].row, cases[n].units, cases[n].held, (int)cases[n].items, blocks,
-               cases[n].blocks);
+        check_resident_case(mma, cases[n]);
     }
-    stub->units = 4, stub->held = 0;
+    stub->held = 0;
     expect(resident_blocks(mma, 9) == 0 && says("holds no block"), "none held: %s",
            fattn_last_reason());
     stub->held = 1;
     tap_check(wrong == 0, "a resident grid has as many blocks as the device holds");
+}
+
+/* Where two blocks share an item it has whole clusters. */
+static void check_resident_clusters(void)
+{
+    static const resident_case cases[] = {
+        {4, 1, 1, 2}, {4, 1, 3, 4}, {5, 1, 3, 4}, {1, 1, 3, 2}, {3, 3, 9, 8}};
+    running = "resident clusters", wrong = 0;
+    EACH (n, cases) {
+        check_resident_case("wgmma_backward_pair_256", cases[n]);
+    }
+    tap_check(wrong == 0, "a resident grid has whole clusters");
 }
 
 /* AMD's launches count threads in 32 bits: fewer than 2^32. */
@@ -1353,6 +1358,7 @@ static bool check_maps(void)
         check_packed_rows();
         check_block_mask_rows();
         check_pair_rows();
+        check_resident_clusters();
         check_f32_splits();
     } else {
         tap_skip("tensor maps", fattn_last_reason());

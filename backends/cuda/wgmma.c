@@ -765,12 +765,18 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     return 4;
 }
 
-/* Whether there are keys for both blocks of an item, and channels for which no smaller row does. */
+/* Whether a row of half as many channels would be too narrow. */
+static bool needs_width(const fattn_kernel *row, const fattn_problem *p)
+{
+    const int half = fattn_gpu_kernel_of(row)->width / 2;
+    return p->dim > half || p->dim_v > half;
+}
+
+/* Whether there are keys for both blocks of an item, and channels that no narrower row takes. */
 static bool pair_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     (void)limits;
-    const int width = fattn_gpu_kernel_of(row)->width;
-    return p->seqlen_k > row->tiles[0].bc / 2 && (p->dim > width / 2 || p->dim_v > width / 2);
+    return p->seqlen_k > row->tiles[0].bc / 2 && needs_width(row, p);
 }
 
 #define WGMMA_BACKWARD_ANY_ROW(name_, pays_, shared_, channels, queries, keys)          \
@@ -931,9 +937,8 @@ static bool backward_full_pays(const fattn_kernel *row, const fattn_problem *p,
                                const fattn_limits *limits)
 {
     (void)limits;
-    const int width = fattn_gpu_kernel_of(row)->width;
-    return !(p->features & FATTN_BLOCK_MASK) || width == 64 || p->dim > width / 2 ||
-           p->dim_v > width / 2;
+    return !(p->features & FATTN_BLOCK_MASK) || fattn_gpu_kernel_of(row)->width == 64 ||
+           needs_width(row, p);
 }
 
 /* Entries of dbias must be countable for what clears them. */

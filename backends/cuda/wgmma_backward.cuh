@@ -491,26 +491,25 @@ GPU_DEVICE void wgmma_wide_put(uint32_t to, const uint32_t pairs[S::OWN_QUERIES 
     wgmma_publish();
 }
 
-/* One tile, as above, where warpgroups share keys: each makes S^T and dP^T of half of the queries,
- * and meets the other twice. dq_to: where its sums of the head's first tile go. */
-template <class S, bool MORE>
-GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                float unit, wgmma_backward_walk<S> &walk, wgmma_visit next,
-                                float *dq_to, float x[S::OWN_QUERIES / 8][4],
-                                float dk[S::OWN_CHANNELS / 8][4], float dv[S::OWN_CHANNELS / 8][4])
+/* From S^T of a tile, complete, to dS in shared memory, with P and dV on the way, where warpgroups
+ * share keys: each has S^T and dP^T of half of the queries, and the other's half of P for dV.
+ * begun(): what is to be done when dP has begun; made(): when this warpgroup has made P. */
+template <class S, class Begun, class Made>
+GPU_DEVICE void wgmma_wide_ds(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, float unit,
+                              wgmma_backward_walk<S> &walk, const Begun &begun, const Made &made,
+                              float x[S::OWN_QUERIES / 8][4], float dv[S::OWN_CHANNELS / 8][4])
 {
     typedef typename S::type T;
     enum { FLOATS = 4 * S::QUERIES, COLUMNS = S::OWN_QUERIES / 8 };
-    wgmma_backward_control<S> &control = *b.control;
-    const uint32_t q = b.q + walk.q_used.stage * S::QUERY_BYTES;
     const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
-    float dp[S::OWN_QUERIES / 8][4], dq[S::PARTS][S::PART / 8][4];
+    float dp[S::OWN_QUERIES / 8][4];
     float lse[COLUMNS][2], delta[COLUMNS][2];
     uint32_t pairs[S::OWN_QUERIES / 16][4];
     wgmma_read_columns<S, 0, COLUMNS>(b.lse + walk.q_used.stage * FLOATS, lse);
     wgmma_begin_dp<S>(b, walk, dp);
     wgmma_wait<1>();
     wgmma_settle<S::OWN_QUERIES / 8>(x);
+    begun();
     if constexpr (S::IS_LEAN) {
         wgmma_mask<S>(b, walk, x);
         wgmma_exponentiate<S>(unit, lse, x);
@@ -519,6 +518,7 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
         wgmma_weigh_fully<S>(g, b, walk, lse, x, pairs);
     }
     wgmma_wide_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), pairs);
+    made();
     wgmma_named_sync(WGMMA_P_MADE, 256);
     wgmma_wide_mix<S>(b.p + walk.ds, dout, walk.group, dv);
     wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
@@ -527,6 +527,21 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_differentiate_any<S>(g, b, walk, delta, x, dp);
     wgmma_pack<T, S::OWN_QUERIES>(dp, pairs);
     wgmma_wide_put<S>(walk.ds_put + walk.ds, pairs);
+}
+
+/* One tile, as above, where warpgroups share keys: each makes S^T and dP^T of half of the queries,
+ * and meets the other twice. dq_to: where its sums of the head's first tile go. */
+template <class S, bool MORE>
+GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                float unit, wgmma_backward_walk<S> &walk, wgmma_visit next,
+                                float *dq_to, float x[S::OWN_QUERIES / 8][4],
+                                float dk[S::OWN_CHANNELS / 8][4], float dv[S::OWN_CHANNELS / 8][4])
+{
+    wgmma_backward_control<S> &control = *b.control;
+    const uint32_t q = b.q + walk.q_used.stage * S::QUERY_BYTES;
+    float dq[S::PARTS][S::PART / 8][4];
+    wgmma_wide_ds<S>(
+        g, b, unit, walk, [] {}, [] {}, x, dv);
     wgmma_named_sync(WGMMA_DS_MADE, 256);
     wgmma_wide_dq<S>(b, b.ds + walk.ds, walk.group, dq);
     wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
@@ -584,39 +599,19 @@ GPU_DEVICE void wgmma_tell_owed_added(const wgmma_backward_block<S> &b,
  * dQ is of the tile before: the additions are issued while dP is made.
  * sums: of the tile before, and then of this one. */
 template <class S, bool MORE>
-GPU_DEVICE void wgmma_pair_tile(const wgmma_backward_block<S> &b, float unit,
-                                wgmma_backward_walk<S> &walk, wgmma_visit next, float *dq_to,
-                                wgmma_pair_sums<S> &sums, float x[S::OWN_QUERIES / 8][4],
-                                float dk[S::OWN_CHANNELS / 8][4], float dv[S::OWN_CHANNELS / 8][4])
+GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                float unit, wgmma_backward_walk<S> &walk, wgmma_visit next,
+                                float *dq_to, wgmma_pair_sums<S> &sums,
+                                float x[S::OWN_QUERIES / 8][4], float dk[S::OWN_CHANNELS / 8][4],
+                                float dv[S::OWN_CHANNELS / 8][4])
 {
-    typedef typename S::type T;
-    enum { FLOATS = 4 * S::QUERIES, COLUMNS = S::OWN_QUERIES / 8 };
     static_assert(S::IS_LEAN, "nothing else is asked for");
     wgmma_backward_control<S> &control = *b.control;
     const uint32_t q = b.q + walk.q_used.stage * S::QUERY_BYTES;
-    const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
     const int at = walk.ds != 0;
-    float dp[S::OWN_QUERIES / 8][4];
-    float lse[COLUMNS][2], delta[COLUMNS][2];
-    uint32_t pairs[S::OWN_QUERIES / 16][4];
-    wgmma_read_columns<S, 0, COLUMNS>(b.lse + walk.q_used.stage * FLOATS, lse);
-    wgmma_begin_dp<S>(b, walk, dp);
-    wgmma_wait<1>();
-    wgmma_settle<S::OWN_QUERIES / 8>(x);
-    wgmma_add_owed<S>(b, walk, sums);
-    wgmma_mask<S>(b, walk, x);
-    wgmma_exponentiate<S>(unit, lse, x);
-    wgmma_pack<T, S::OWN_QUERIES>(x, pairs);
-    wgmma_wide_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), pairs);
-    wgmma_tell_owed_added<S>(b, walk);
-    wgmma_named_sync(WGMMA_P_MADE, 256);
-    wgmma_wide_mix<S>(b.p + walk.ds, dout, walk.group, dv);
-    wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
-    wgmma_wait<1>();
-    wgmma_settle<S::OWN_QUERIES / 8>(dp);
-    wgmma_differentiate<S>(delta, x, dp);
-    wgmma_pack<T, S::OWN_QUERIES>(dp, pairs);
-    wgmma_wide_put<S>(walk.ds_put + walk.ds, pairs);
+    wgmma_wide_ds<S>(
+        g, b, unit, walk, [&] { wgmma_add_owed<S>(b, walk, sums); },
+        [&] { wgmma_tell_owed_added<S>(b, walk); }, x, dv);
     __syncwarp();
     wgmma_release(&control.ds_full[at]);
     wgmma_named_sync(WGMMA_DS_MADE, 256);
@@ -897,7 +892,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
         const bool last = tile == w.start;
         const wgmma_visit next = {tile, before + last, true};
         if constexpr (S::BLOCKS > 1) {
-            wgmma_pair_tile<S, true>(b, unit, walk, next, own.to, sums, x, dk, dv);
+            wgmma_pair_tile<S, true>(g, b, unit, walk, next, own.to, sums, x, dk, dv);
             own.to += last ? own.next : 0;
         } else if constexpr (S::IS_WIDE) {
             wgmma_wide_tile<S, true>(g, b, unit, walk, next, own.to, x, dk, dv);
@@ -907,7 +902,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
         }
     }
     if constexpr (S::BLOCKS > 1) {
-        wgmma_pair_tile<S, false>(b, unit, walk, {0, 0, 0}, own.to, sums, x, dk, dv);
+        wgmma_pair_tile<S, false>(g, b, unit, walk, {0, 0, 0}, own.to, sums, x, dk, dv);
         wgmma_add_owed<S>(b, walk, sums);
         wgmma_tell_owed_added<S>(b, walk);
     } else if constexpr (S::IS_WIDE) {

@@ -137,11 +137,12 @@ fattn_status fattn_device_give(const fattn_device *device, void *memory);
 fattn_status fattn_inspect_refuse(void *impl, const fattn_problem *problem,
                                   const fattn_buffers *buffers, const fattn_inspect_args *args);
 
-/* Reference counting of devices, for plans. */
+/* Reference counting of devices, for plans. The last reference closes the device. */
 fattn_device *fattn_device_retain(fattn_device *device);
+void fattn_device_drop(fattn_device *device);
 
 /* What a device argument means: *device, or the default device where it is NULL, which is opened at
- * the first use. Retained either way, for fattn_device_close(). */
+ * the first use. Retained either way, for fattn_device_drop(). */
 fattn_status fattn_device_acquire(fattn_device **device);
 
 /* A run_onto() of two passes: run() and merge(). */

@@ -479,16 +479,25 @@ fattn_status fattn_cache_return(fattn_loan *loan, fattn_stream stream, fattn_sta
     return status;
 }
 
-void fattn_cache_empty(void)
+/* Of the device, or of all. */
+static void forget(const fattn_device *device)
 {
     waste out = {NULL, NULL};
     lock();
-    while (entries) {
-        throw_entry(&out, &entries);
+    for (entry **link = &entries; *link;) {
+        if (!device || (*link)->plan->device == device) {
+            throw_entry(&out, link);
+        } else {
+            link = &(*link)->next;
+        }
     }
     pthread_mutex_unlock(&mutex);
     dispose(&out);
 }
+
+void fattn_cache_empty(void) { forget(NULL); }
+
+void fattn_cache_forget(const fattn_device *device) { forget(device); }
 
 /* --- The public door -------------------------------------------------------------------------- */
 

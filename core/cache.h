@@ -38,4 +38,7 @@ fattn_status fattn_cache_return(fattn_loan *loan, fattn_stream stream, fattn_sta
 /* Frees the plans and workspaces that are not in use. */
 void fattn_cache_empty(void);
 
+/* The same of a device's. */
+void fattn_cache_forget(const fattn_device *device);
+
 #endif

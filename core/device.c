@@ -4,6 +4,7 @@
 
 #include "core/abi.h"
 #include "core/backend.h"
+#include "core/cache.h"
 #include "core/env.h"
 #include "core/log.h"
 #include "core/memory.h"
@@ -154,11 +155,19 @@ fattn_device *fattn_device_retain(fattn_device *device)
     return device;
 }
 
-void fattn_device_close(fattn_device *device)
+void fattn_device_drop(fattn_device *device)
 {
     if (device && __atomic_fetch_sub(&device->references, 1, __ATOMIC_ACQ_REL) == 1) {
         device->backend->close(device->impl);
         fattn_memory_free(device);
+    }
+}
+
+void fattn_device_close(fattn_device *device)
+{
+    if (device) {
+        fattn_cache_forget(device);
+        fattn_device_drop(device);
     }
 }
 
@@ -190,7 +199,7 @@ fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info
     known.ordinal = device->ordinal;
     known.host_memory = device->backend->host_memory;
     device->backend->describe(device->impl, &known);
-    fattn_device_close(opened);
+    fattn_device_drop(opened);
     return fattn_abi_write(info, &known, sizeof known, "fattn_device_info");
 }
 
@@ -237,7 +246,7 @@ fattn_status fattn_device_malloc(fattn_device *device, size_t bytes, void **memo
     status = fattn_device_acquire(&device);
     if (!status) {
         status = bytes ? fattn_device_take(device, bytes, NULL, memory) : FATTN_OK;
-        fattn_device_close(device);
+        fattn_device_drop(device);
     }
     return status;
 }
@@ -250,7 +259,7 @@ fattn_status fattn_device_free(fattn_device *device, void *memory)
     fattn_status status = fattn_device_acquire(&device);
     if (!status) {
         status = fattn_device_give(device, memory);
-        fattn_device_close(device);
+        fattn_device_drop(device);
     }
     return status;
 }
@@ -263,7 +272,7 @@ fattn_status fattn_device_copy(fattn_device *device, void *dst, const void *src,
     status = status ? status : fattn_device_acquire(&device);
     if (!status) {
         status = device->backend->copy(device->impl, dst, src, bytes, stream);
-        fattn_device_close(device);
+        fattn_device_drop(device);
     }
     return status;
 }
@@ -278,7 +287,7 @@ fattn_status fattn_stream_create(fattn_device *device, fattn_stream *stream)
     status = fattn_device_acquire(&device);
     if (!status) {
         status = device->backend->stream_create(device->impl, stream);
-        fattn_device_close(device);
+        fattn_device_drop(device);
     }
     return status;
 }
@@ -291,7 +300,7 @@ fattn_status fattn_stream_destroy(fattn_device *device, fattn_stream stream)
     fattn_status status = fattn_device_acquire(&device);
     if (!status) {
         status = device->backend->stream_destroy(device->impl, stream);
-        fattn_device_close(device);
+        fattn_device_drop(device);
     }
     return status;
 }
@@ -301,7 +310,7 @@ fattn_status fattn_stream_synchronize(fattn_device *device, fattn_stream stream)
     fattn_status status = fattn_device_acquire(&device);
     if (!status) {
         status = device->backend->stream_synchronize(device->impl, stream);
-        fattn_device_close(device);
+        fattn_device_drop(device);
     }
     return status;
 }
@@ -319,13 +328,13 @@ fattn_status fattn_event_create(fattn_device *device, fattn_event **event)
     }
     fattn_event *const created = fattn_memory_alloc(sizeof *created);
     if (!created) {
-        fattn_device_close(device);
+        fattn_device_drop(device);
         return fattn_fail_memory(sizeof *created, "an event");
     }
     status = device->backend->event_create(device->impl, &created->impl);
     if (status) {
         fattn_memory_free(created);
-        fattn_device_close(device);
+        fattn_device_drop(device);
         return status;
     }
     created->device = device; /* and holds it */
@@ -337,7 +346,7 @@ void fattn_event_destroy(fattn_event *event)
 {
     if (event) {
         event->device->backend->event_destroy(event->device->impl, event->impl);
-        fattn_device_close(event->device);
+        fattn_device_drop(event->device);
         fattn_memory_free(event);
     }
 }

@@ -113,6 +113,6 @@ fattn_status fattn_inspect(fattn_device *device, const fattn_problem *problem,
         status = fattn_buffers_validate(&p, &b);
     }
     status = status ? status : device->backend->inspect(device->impl, &p, &b, &a);
-    fattn_device_close(device);
+    fattn_device_drop(device);
     return status;
 }

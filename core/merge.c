@@ -156,7 +156,7 @@ fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fat
     if (!status) {
         const fattn_merge_job job = job_of(&a);
         status = device->backend->merge(device->impl, &job, stream);
-        fattn_device_close(device);
+        fattn_device_drop(device);
     }
     return status;
 }
@@ -208,7 +208,7 @@ fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *
     status = fattn_device_acquire(&device);
     if (!status) {
         status = device->backend->dropout_mask(device->impl, &a, stream);
-        fattn_device_close(device);
+        fattn_device_drop(device);
     }
     return status;
 }

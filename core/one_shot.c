@@ -93,7 +93,7 @@ fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
     fattn_status status = fattn_device_acquire(&device);
     if (!status) {
         status = attend(device, problem, buffers, stream);
-        fattn_device_close(device);
+        fattn_device_drop(device);
     }
     return status;
 }
@@ -105,5 +105,5 @@ void fattn_cache_clear(void)
     fattn_device *const device = default_device;
     default_device = NULL;
     pthread_mutex_unlock(&mutex);
-    fattn_device_close(device);
+    fattn_device_drop(device);
 }

@@ -214,7 +214,7 @@ fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *p
     fattn_status status = fattn_device_acquire(&device);
     if (!status) {
         status = create(device, problem, kernel, wish, plan);
-        fattn_device_close(device);
+        fattn_device_drop(device);
     }
     return status;
 }
@@ -235,7 +235,7 @@ void fattn_plan_destroy(fattn_plan *plan)
 {
     if (plan && __atomic_fetch_sub(&plan->references, 1, __ATOMIC_ACQ_REL) == 1) {
         plan->device->backend->release(plan);
-        fattn_device_close(plan->device);
+        fattn_device_drop(plan->device);
         fattn_memory_free(plan);
     }
 }
@@ -251,7 +251,7 @@ fattn_status fattn_support(fattn_device *device, const fattn_problem *problem)
     notes.text[0] = '\0';
     fattn_plan plan = {.device = device};
     status = decide(&plan, problem, NULL, NULL, &notes);
-    fattn_device_close(device);
+    fattn_device_drop(device);
     return status;
 }
 

@@ -885,6 +885,30 @@ Test(allocators, of_the_host)
     ANSWERS(fattn_set_host_allocator(&allocator), FATTN_INVALID_STRUCT);
 }
 
+/* What fattn_attention() keeps goes with its device, and other devices keep theirs. */
+Test(allocators, of_a_device_that_is_closed)
+{
+    fattn_device_options options;
+    fattn_device_options_init(&options);
+    options.allocate = hook_device, options.release = hook_device_free;
+    options.allocator_user = &hooks_user;
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    fattn_cache_info info;
+    fattn_cache_info_init(&info);
+    fattn_device *closed = NULL, *const other = open_device("cpu");
+    ANSWERS(fattn_device_open_with("cpu", &options, &closed), FATTN_OK);
+    ANSWERS(fattn_attention(other, &p, &b, NULL), FATTN_OK);
+    ANSWERS(fattn_attention(closed, &p, &b, NULL), FATTN_OK);
+    cr_assert_eq(hooks_made, 1);
+    fattn_device_close(closed);
+    cr_assert_eq(hooks_freed, 1);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.entries, 1);
+    fattn_device_close(other);
+    cr_assert_eq(fattn_memory_alive(), 0);
+}
+
 Test(allocators, of_a_device)
 {
     fattn_device_options options;

@@ -788,7 +788,7 @@ void fattn_group_plan_destroy(fattn_group_plan *plan)
     fattn_ring_free(&plan->ring);
     fattn_device_free(plan->device, plan->memory_at);
     fattn_device_free(plan->device, plan->answers);
-    fattn_device_close(plan->device);
+    fattn_device_drop(plan->device);
     fattn_memory_free(plan);
 }
 

@@ -449,7 +449,7 @@ void fattn_peers_close(fattn_transport *transport)
         (void)fattn_stream_destroy(p->device, p->messages);
     }
     if (p->device) {
-        fattn_device_close(p->device);
+        fattn_device_drop(p->device);
     }
     fattn_memory_free(p);
 }

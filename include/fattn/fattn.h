@@ -511,7 +511,12 @@ FATTN_API void fattn_device_options_init(fattn_device_options *options);
 FATTN_API fattn_status fattn_device_open_with(const char *spec, const fattn_device_options *options,
                                               fattn_device **device);
 
-/* Gives a device up. NULL is allowed. */
+/*
+ * Gives a device up. NULL is allowed. The plans and workspaces that fattn_attention() keeps for it
+ * are freed, after what is queued with them. Plans of the caller's, and workspaces that belong to
+ * graphs, keep the device open until they are gone; until then it may call the functions of its
+ * options.
+ */
 FATTN_API void fattn_device_close(fattn_device *device);
 
 /* How many devices the named backend ("cpu", "cuda" ...) has now; 0 for unknown names too. */

@@ -783,7 +783,7 @@ static void check_resident_clusters(void)
         {4, 1, 1, 2}, {4, 1, 3, 4}, {5, 1, 3, 4}, {1, 1, 3, 2}, {3, 3, 9, 8}};
     running = "resident clusters", wrong = 0;
     EACH (n, cases) {
-        check_resident_case("wgmma_backward_pair_256", cases[n]);
+        check_resident_case("wgmma_backward_256", cases[n]);
     }
     tap_check(wrong == 0, "a resident grid has whole clusters");
 }
@@ -1239,38 +1239,6 @@ static void check_packed_rows(void)
     tap_check(wrong == 0, "rows of packed batches, and when their sequences are put in order");
 }
 
-/* Where two blocks share an item in backward, and where each has its own. */
-static void check_pair_rows(void)
-{
-    static const struct {
-        const char *row;
-        int64_t seqlen_k, dim, dim_v;
-        uint64_t features;
-    } cases[] = {
-        {"wgmma_backward_pair_256", 2048, 256, 256, 0},
-        {"wgmma_backward_pair_256", 65, 256, 256, FATTN_CAUSAL},
-        {"wgmma_backward_pair_256", 2048, 64, 136, 0},
-        {"wgmma_backward_256", 64, 256, 256, 0}, /* one block's keys */
-        {"wgmma_backward_pair_256", 2048, 256, 256, FATTN_DETERMINISTIC},
-        {"wgmma_backward_128", 2048, 128, 128, 0},
-        {"wgmma_backward_full_256", 2048, 256, 256, FATTN_ALIBI},
-    };
-    fattn_device *const device = open_h100("items of two blocks");
-    EACH (n, cases) {
-        fattn_problem p = problem_of(BACKWARD);
-        p.features = cases[n].features;
-        p.batch = 8, p.heads_q = p.heads_k = 8;
-        p.seqlen_q = p.seqlen_k = cases[n].seqlen_k;
-        p.dim = cases[n].dim, p.dim_v = cases[n].dim_v;
-        const fattn_plan_info info = plan_info(device, &p, cases[n].row);
-        expect(strcmp(info.kernel, cases[n].row) == 0, "case %d: %s, expected %s", (int)n,
-               info.kernel, cases[n].row);
-    }
-    close_h100(device);
-    tap_check(wrong == 0, "items of two blocks, in %d problems",
-              (int)(sizeof cases / sizeof *cases));
-}
-
 /* Which block masks Hopper's backward takes, and where the rest goes. */
 static void check_block_mask_rows(void)
 {
@@ -1282,7 +1250,7 @@ static void check_block_mask_rows(void)
         {"wgmma_backward_full_64", 16, 64, 64, 128, 0, 0},
         {"wgmma_backward_full_128", 16, 128, 128, 128, 256, FATTN_CAUSAL},
         {"wgmma_backward_full_128", 4, 128, 128, 128, 0, 0},
-        {"wgmma_backward_full_256", 16, 256, 64, 64, 0, 0},
+        {"wgmma_backward_full_256", 16, 256, 64, 64, 0, 0},  /* tiles of a block's keys */
         {"mma_backward_full_128", 4, 128, 128, 128, 256, 0}, /* heads of a group have their own */
         {"mma_backward_full_128", 16, 128, 128, 64, 0, 0},   /* tiles are hidden in part */
         {"mma_backward_full_128", 16, 128, 128, 128, 0, FATTN_DETERMINISTIC},
@@ -1357,7 +1325,6 @@ static bool check_maps(void)
         check_hopper_rows();
         check_packed_rows();
         check_block_mask_rows();
-        check_pair_rows();
         check_resident_clusters();
         check_f32_splits();
     } else {

@@ -506,8 +506,8 @@ static void l5(void)
     }
 }
 
-/* What a pattern leaves of tiles of 64 queries and 128 keys: documents of unlike lengths, a band,
- * some at random, or those of the first keys; in each nobody sees one tile of keys. */
+/* What a pattern leaves of tiles of 64 queries and 128 keys, or 64: documents of unlike lengths, a
+ * band, some at random, or those of the first keys; in each nobody sees one tile of keys. */
 typedef enum pattern { DOCUMENTS, BAND, SCATTERED, FIRST_KEYS, PATTERNS } pattern;
 
 static bool is_left(pattern kind, int64_t head, int64_t queries, int64_t keys)
@@ -537,8 +537,9 @@ static void l5_backward(void)
         const bool blocks = feature == FATTN_BLOCK_MASK, own = n / 12;
         const pattern kind = (pattern)(n / 3 % PATTERNS);
         const draw_id id = blocks ? DRAW_BLOCK_MASK : n % 3 ? DRAW_BIAS : DRAW_MASK;
-        const int64_t m = blocks ? 64 : 1, k = blocks ? 128 : 1, batch = 1 + n / 3 % 2;
         const int64_t dim = hazard_place_count == 1 && most <= 256 ? most : dims[n / 3 % 3];
+        const int64_t tile = blocks && dim > 128 ? 64 : 128, batch = 1 + n / 3 % 2;
+        const int64_t m = blocks ? 64 : 1, k = blocks ? tile : 1;
         const int64_t r = (ROWS + m - 1) / m, s = (KEYS + k - 1) / k;
         const int64_t stride[4] = {0, own ? r * s : 0, s, 1}; /* heads have their own, or share */
         draw_case c = hazard_case(FATTN_BACKWARD, n % 2 ? FATTN_F16 : FATTN_BF16, batch, HEADS,
@@ -558,7 +559,7 @@ static void l5_backward(void)
         for (int64_t e = 0; e < (own ? HEADS : 1) * ROWS * KEYS; e++) {
             const int64_t j = e % KEYS, i = e / KEYS % ROWS, h = e / KEYS / ROWS;
             const bool alone = !blocks && i == 70 && j == 300; /* a key that nobody else sees */
-            const bool left = alone || is_left(kind, h, i / 64, j / 128);
+            const bool left = alone || is_left(kind, h, i / 64, j / tile);
             if (i % m == 0 && j % k == 0) {
                 draw_set(&c, id, draw_at(&c, id, 0, h, i / m, j / k),
                          id != DRAW_BIAS ? left

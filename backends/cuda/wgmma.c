@@ -642,7 +642,7 @@ static int64_t saved_rows(const fattn_problem *p, int64_t queries)
 /* Blocks that share an item. */
 static int backward_blocks(const fattn_gpu_kernel *kernel)
 {
-    return WGMMA_BACKWARD_BLOCKS(kernel->width, kernel->row.tiles[0].bc);
+    return WGMMA_BACKWARD_BLOCKS(kernel->width);
 }
 
 static int64_t backward_items(const fattn_problem *p, const fattn_tiling *t)
@@ -661,10 +661,12 @@ static int64_t tiles_seen(const fattn_problem *p, const fattn_tiling *t)
                : 0;
 }
 
-/* The bits of items, and a byte for each of those tiles: in units of four bytes, -1 on overflow. */
-static int64_t skip_words(const fattn_problem *p, const fattn_tiling *t)
+/* The bits of items, of each of their blocks, and a byte for each of those tiles: in units of four
+ * bytes, -1 on overflow. */
+static int64_t skip_words(const fattn_problem *p, const fattn_tiling *t, int64_t blocks)
 {
-    const int64_t bits = gpu_times(backward_items(p, t), 2 * WGMMA_BACKWARD_WORDS(t->q_blocks));
+    const int64_t items = gpu_times(backward_items(p, t), blocks);
+    const int64_t bits = gpu_times(items, 2 * WGMMA_BACKWARD_WORDS(t->q_blocks));
     return bits < 0 ? -1 : bits + tiles_seen(p, t) / 4;
 }
 
@@ -684,7 +686,7 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
     const int64_t blocks = backward_blocks(fattn_gpu_kernel_of(row));
     const int64_t turns = saved < 0 ? 0 : WGMMA_BACKWARD_TURNS(saved / t->br * blocks);
     const int64_t items = gpu_times(backward_items(p, t), blocks * WGMMA_BACKWARD_ITEM_BYTES / 4);
-    const int64_t skips = wgmma_skips(p) ? skip_words(p, t) : list_words(p, t);
+    const int64_t skips = wgmma_skips(p) ? skip_words(p, t, blocks) : list_words(p, t);
     if (rows < 0 || items < 0 || skips < 0 || items > INT64_MAX / 4 || skips > INT64_MAX / 4 ||
         rows > INT64_MAX - items - skips - turns - WGMMA_BACKWARD_TAKEN) {
         return -1;
@@ -772,35 +774,20 @@ static bool needs_width(const fattn_kernel *row, const fattn_problem *p)
     return p->dim > half || p->dim_v > half;
 }
 
-/* Whether there are keys for both blocks of an item, and channels that no narrower row takes. */
-static bool pair_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
-{
-    (void)limits;
-    return p->seqlen_k > row->tiles[0].bc / 2 && needs_width(row, p);
-}
-
-#define WGMMA_BACKWARD_ANY_ROW(name_, pays_, shared_, channels, queries, keys)          \
+#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)                      \
     {                                                                                   \
         .row = {.name = "wgmma_backward_" #name_,                                       \
                 WGMMA_GRADIENT_ROW(channels, cannot_backward),                          \
                 .features = FATTN_GPU_BACKWARD_LEAN | FATTN_SINK | FATTN_DETERMINISTIC, \
                 .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},                 \
-                .pays = pays_,                                                          \
                 .fast_bytes = fattn_gpu_shared_bytes,                                   \
                 .workspace = backward_workspace},                                       \
         WGMMA_KERNEL("wgmma_backward", channels),                                       \
         .phases = {order_shape, rows_shape, backward_shape, dq_shape, sink_shape},      \
         .maps = backward_maps,                                                          \
-        .shared = shared_,                                                              \
+        .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages),               \
         .run = #name_,                                                                  \
     },
-#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)                              \
-    WGMMA_BACKWARD_ANY_ROW(name_, NULL, WGMMA_BACKWARD_SHARED(channels, queries, keys, stages), \
-                           channels, queries, keys)
-#define WGMMA_BACKWARD_PAIR_ROW(name_, channels, queries, keys, stages)                           \
-    WGMMA_BACKWARD_ANY_ROW(name_, pair_pays,                                                      \
-                           WGMMA_BACKWARD_PAIR_SHARED(channels, queries, keys, stages), channels, \
-                           queries, keys)
 
 /* --- Backward with every feature -------------------------------------------------------------- */
 
@@ -916,7 +903,9 @@ static const char *cannot_backward_full(const fattn_kernel *row, const fattn_pro
     if (p->features & FATTN_DETERMINISTIC) {
         return "takes no block mask in deterministic runs";
     }
-    if (p->block_m % row->tiles[0].br || p->block_n % row->tiles[0].bc) {
+    const fattn_tile tile = row->tiles[0];
+    if (p->block_m % tile.br ||
+        p->block_n % (tile.bc / backward_blocks(fattn_gpu_kernel_of(row)))) {
         return "takes block masks of whole tiles";
     }
     if (p->block_mask_stride[1] != 0 && group_of(p) > 1) {
@@ -970,8 +959,8 @@ const fattn_gpu_kernel fattn_cuda_wgmma[] = {
         WGMMA_FULL_ROW(64, {192, 128}, {128, 128}, {64, 64}),
     WGMMA_FULL_ROW(128, {128, 128}, {64, 64}),
     WGMMA_FULL_ROW(256, {128, 64}),
-    WGMMA_BACKWARD_PAIRS(WGMMA_BACKWARD_PAIR_ROW) WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW)
+    WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW) WGMMA_BACKWARD_PAIRS(WGMMA_BACKWARD_ROW)
         WGMMA_BACKWARD_FULL_ROW(64, 128),
     WGMMA_BACKWARD_FULL_ROW(128, 128),
-    WGMMA_BACKWARD_FULL_ROW(256, 64),
+    WGMMA_BACKWARD_FULL_ROW(256, 128),
     {.row = {.name = NULL}}};

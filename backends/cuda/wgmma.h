@@ -149,32 +149,36 @@ FATTN_HD bool wgmma_orders(const fattn_problem *p, int64_t items)
 
 /*
  * Of backward: X(name, width, queries, keys, stages), with the tile, and stages of its queries in
- * shared memory. Two warpgroups have 64 of 128 keys each, or, of 64 keys, half of the channels
- * each. docs/notes/hopper-backward.md has the reasons and the measurements.
+ * shared memory. Two warpgroups have 64 of 128 keys each. docs/notes/hopper-backward.md has the
+ * reasons and the measurements.
  */
 #define WGMMA_BACKWARD_SHAPES(X) \
     X(64, 64, 128, 128, 3)       \
-    X(128, 128, 64, 128, 3)      \
-    X(256, 256, 64, 64, 2)
+    X(128, 128, 64, 128, 3)
 
-/* And those of which two blocks share an item, each half of its keys. Deterministic runs have a
- * kernel of their own: tests for their turns slow others down by 2 to 4 %. */
-#define WGMMA_BACKWARD_PAIRS(X) X(pair_256, 256, 64, 128, 2)
-#define WGMMA_BACKWARD_BLOCKS(width, keys) ((width) == 256 && (keys) == 128 ? 2 : 1)
-
-/* Of these: keys and values, and half of the other block's keys, queries and a tile of dO, two of
- * dS, two of the other block's and two of P, lse and delta of each row, the barriers and the item.
- */
-#define WGMMA_BACKWARD_PAIR_SHARED(width, queries, keys, stages)                                 \
-    (2 * (width) * ((keys) + (keys) / 4 + (1 + (stages)) * (queries)) + 6 * (queries) * (keys) + \
-     4 * (1 + (stages)) * (queries) + WGMMA_BACKWARD_CONTROL + WGMMA_ALIGN)
+/* And those of which two blocks share an item: each has half of its keys, of which a warpgroup has
+ * half of the channels. Deterministic runs have a kernel of their own: tests for their turns slow
+ * others down by 2 to 4 %. */
+#define WGMMA_BACKWARD_PAIRS(X) X(256, 256, 64, 128, 2)
+#define WGMMA_BACKWARD_BLOCKS(width) ((width) == 256 ? 2 : 1)
 
 /* Bytes of shared memory: keys and values, queries and two tiles of dO, two of dS, one of dQ in
- * floats or two of P, lse and delta of each row, the barriers and the item. */
-#define WGMMA_BACKWARD_SHARED(width, queries, keys, stages)                                 \
+ * floats, lse and delta of each row, the barriers and the item. */
+#define WGMMA_BACKWARD_ALONE_SHARED(width, queries, keys, stages)                           \
     (2 * (width) * (2 * (keys) + (2 + (stages)) * (queries)) + 2 * 2 * (queries) * (keys) + \
-     ((keys) == 64 ? 2 * 2 * (queries) * (keys) : 4 * (width) * (queries)) +                \
-     4 * (2 + (stages)) * (queries) + WGMMA_BACKWARD_CONTROL + WGMMA_ALIGN)
+     4 * (width) * (queries) + 4 * (2 + (stages)) * (queries))
+
+/* Where two blocks share an item: half of its keys and values, and half of the other block's keys,
+ * queries and a tile of dO, two of dS, two of the other block's and two of P. */
+#define WGMMA_BACKWARD_PAIR_SHARED(width, queries, keys, stages)                                 \
+    (2 * (width) * ((keys) + (keys) / 4 + (1 + (stages)) * (queries)) + 6 * (queries) * (keys) + \
+     4 * (1 + (stages)) * (queries))
+
+#define WGMMA_BACKWARD_SHARED(width, queries, keys, stages)              \
+    ((WGMMA_BACKWARD_BLOCKS(width) > 1                                   \
+          ? WGMMA_BACKWARD_PAIR_SHARED(width, queries, keys, stages)     \
+          : WGMMA_BACKWARD_ALONE_SHARED(width, queries, keys, stages)) + \
+     WGMMA_BACKWARD_CONTROL + WGMMA_ALIGN)
 #define WGMMA_BACKWARD_CONTROL 640
 #define WGMMA_VISITS 8 /* at least two more than stages, and a power of two */
 
@@ -195,7 +199,7 @@ FATTN_HD bool wgmma_orders(const fattn_problem *p, int64_t items)
     X(blocks, FATTN_BLOCK_MASK, false, width, 64, keys, stages, 0)
 #define WGMMA_BACKWARD_FULL_64(X) WGMMA_BACKWARD_FULL(X, 64, 128, 3, 1)
 #define WGMMA_BACKWARD_FULL_128(X) WGMMA_BACKWARD_FULL(X, 128, 128, 3, 1)
-#define WGMMA_BACKWARD_FULL_256(X) WGMMA_BACKWARD_FULL(X, 256, 64, 2, 0)
+#define WGMMA_BACKWARD_FULL_256(X) WGMMA_BACKWARD_FULL(X, 256, 128, 2, 0)
 /* Bytes of a staged tile. */
 #define WGMMA_TERM_TILE(features, queries, keys)         \
     ((features) == FATTN_BIAS   ? 2 * (queries) * (keys) \

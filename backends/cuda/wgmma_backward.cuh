@@ -14,9 +14,9 @@
  *     the copier      one thread; begins the copies of queries and dO, with lse and delta, and of a
  *                     bias or mask that is alone, as soon as the place of an earlier tile is free
  *     two adders      a warp each; add to dQ in the workspace what a warpgroup has left in shared
- *                     memory. In wide blocks the threads that multiply add their sums themselves;
- *                     in a deterministic run the adders tell them when it is their turn. Where two
- *                     blocks share an item they also send dS (wgmma_backward_pair.cuh)
+ *                     memory. Where two blocks share an item (wgmma_backward_pair.cuh) the
+ *                     threads that multiply add their sums themselves; these warps send dS, and
+ *                     in a deterministic run tell when it is the block's turn
  *     warpgroups      64 keys each, which are the rows of their products:
  *
  *         S^T = K Q^T             dP^T = V dO^T
@@ -62,7 +62,7 @@ template <class S>
 GPU_DEVICE void wgmma_own_dots(int group, uint32_t keys, uint32_t queries,
                                float x[S::OWN_QUERIES / 8][4])
 {
-    const uint32_t first_key = S::IS_WIDE ? 0 : group * 64;
+    const uint32_t first_key = S::IS_PAIR ? 0 : group * 64;
     const uint32_t first_query = wgmma_own_query<S>(group);
     wgmma_dots<typename S::type, S::WIDTH, S::KEYS, S::QUERIES, S::OWN_QUERIES, true>(
         wgmma_descriptor(keys + first_key * 128, 0),
@@ -177,8 +177,8 @@ GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backwar
     if (walk.tile < walk.full || walk.tile >= walk.full_past) {
         const wgmma_backward_item &w = b.control->item[walk.item];
         const int t = (int)threadIdx.x % 128;
-        const int key = (S::IS_WIDE ? 0 : 64 * walk.group) + wgmma_row(t, 0);
-        const int query = (S::IS_WIDE ? S::OWN_QUERIES * walk.group : 0) + wgmma_column(t, 0);
+        const int key = (S::IS_PAIR ? 0 : 64 * walk.group) + wgmma_row(t, 0);
+        const int query = (S::IS_PAIR ? S::OWN_QUERIES * walk.group : 0) + wgmma_column(t, 0);
         const int from = key - walk.tile * S::QUERIES - query;
         const int first[2] = {w.first_query + from, w.first_query + from + 8};
         if (walk.tile < walk.full_past && walk.full != INT32_MAX) {
@@ -277,13 +277,25 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
     wgmma_named_arrive(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
 }
 
-/* In a deterministic run of wide blocks: tells the adder that this thread has added its sums. */
-template <class S>
-GPU_DEVICE void wgmma_tell_added(const wgmma_backward_block<S> &b,
-                                 const wgmma_backward_walk<S> &walk)
+/* The place of the next tile's P and dS. */
+template <class S> GPU_DEVICE void wgmma_step_ds(wgmma_backward_walk<S> &walk)
 {
-    if (S::IS_WIDE && b.ordered) {
-        wgmma_named_arrive(WGMMA_ADDED + (walk.ds != 0), WGMMA_ALL_WITH_ADDER);
+    walk.ds_phase ^= walk.ds != 0;
+    walk.ds ^= S::DS_BYTES;
+}
+
+/* Goes on to the next tile, if there are MORE. */
+template <class S, bool MORE>
+GPU_DEVICE void wgmma_go_on(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                            wgmma_backward_walk<S> &walk, wgmma_visit next)
+{
+    walk.owes = true;
+    walk.tile = next.tile;
+    if constexpr (!S::IS_LEAN && MORE) {
+        if (next.head != walk.head) {
+            walk.head = next.head;
+            wgmma_head_begin<S>(g, b, walk, next.head);
+        }
     }
 }
 
@@ -295,7 +307,6 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
                                float x[S::OWN_QUERIES / 8][4])
 {
     if constexpr (MORE) {
-        /* A branch before this would delay it until after the additions to dQ. */
         wgmma_begin_scores<S>(b, walk, x);
         wgmma_pass_turn<S>(walk);
         if (S::KNOWN == FATTN_MASK) {
@@ -303,7 +314,6 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
         } else {
             wgmma_read_term<S>(g, b, walk, next.head, next.tile);
         }
-        wgmma_tell_added<S>(b, walk);
         wgmma_drop_late<S>(g, b, walk, next.head, next.tile);
         wgmma_await_dout<S>(b, walk, next.tile);
         if (S::KNOWN != FATTN_MASK) {
@@ -311,7 +321,6 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
         }
         wgmma_wait<1>();
     } else {
-        wgmma_tell_added<S>(b, walk);
         wgmma_wait<0>();
     }
     wgmma_release(&b.control->q_empty[walk.q_used.stage]);
@@ -320,16 +329,8 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
         wgmma_wait<0>(); /* the compiler does not follow products from one round to the next */
         wgmma_join_ahead<S>(g, b, walk);
     }
-    walk.ds_phase ^= walk.ds != 0;
-    walk.ds ^= S::DS_BYTES;
-    walk.owes = true;
-    walk.tile = next.tile;
-    if constexpr (!S::IS_LEAN && MORE) {
-        if (next.head != walk.head) {
-            walk.head = next.head;
-            wgmma_head_begin<S>(g, b, walk, next.head);
-        }
-    }
+    wgmma_step_ds<S>(walk);
+    wgmma_go_on<S, MORE>(g, b, walk, next);
 }
 
 /* One tile of queries. On entry its Q, dO, lse and delta are in shared memory, and x is its S^T,
@@ -436,12 +437,12 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     }
 }
 
-/* --- A tile of wide rows ---------------------------------------------------------------------- */
+/* --- A tile of an item that two blocks share -------------------------------------------------- */
 
 /* sums += X^T Y for the warpgroup's channels of Y; x, y: tiles of queries, by keys and by
  * channels. */
 template <class S>
-GPU_DEVICE void wgmma_wide_mix(uint32_t x, uint32_t y, int group,
+GPU_DEVICE void wgmma_pair_mix(uint32_t x, uint32_t y, int group,
                                float sums[S::OWN_CHANNELS / 8][4])
 {
     const uint32_t panel = S::QUERIES * 128;
@@ -456,120 +457,15 @@ GPU_DEVICE void wgmma_wide_mix(uint32_t x, uint32_t y, int group,
     wgmma_commit();
 }
 
-/* Begins the warpgroup's half of dQ^T: its channels, of all queries. */
-template <class S>
-GPU_DEVICE void wgmma_wide_dq(const wgmma_backward_block<S> &b, uint32_t ds, int group,
-                              float dq[S::PARTS][S::PART / 8][4])
-{
-    const uint64_t from = wgmma_descriptor(ds, 0);
-    wgmma_fence();
-    GPU_UNROLL
-    for (int n = 0; n < S::PARTS; n++) {
-        const uint32_t panel = b.k + (group * S::PARTS + n) * S::KEYS * 128;
-        const uint64_t a = wgmma_descriptor(panel, 0);
-        GPU_UNROLL
-        for (int i = 0; i < S::KEYS / 16; i++) {
-            const uint64_t k_step = a + i * WGMMA_ROWS, ds_step = from + i * WGMMA_CHANNELS;
-            if (i == 0) {
-                wgmma_product<typename S::type, S::PART>::new_transposed_a(dq[n], k_step, ds_step);
-            } else {
-                wgmma_product<typename S::type, S::PART>::transposed_a(dq[n], k_step, ds_step);
-            }
-        }
-    }
-    wgmma_commit();
-}
-
 /* A part of P^T or dS^T, rounded, as a tile of queries by keys. */
 template <class S>
-GPU_DEVICE void wgmma_wide_put(uint32_t to, const uint32_t pairs[S::OWN_QUERIES / 16][4])
+GPU_DEVICE void wgmma_pair_put(uint32_t to, const uint32_t pairs[S::OWN_QUERIES / 16][4])
 {
     GPU_UNROLL
     for (int n = 0; n < S::OWN_QUERIES / 16; n++) {
         wgmma_put_transposed(to + n * 16 * 128, pairs[n]);
     }
     wgmma_publish();
-}
-
-/* From S^T of a tile, complete, to dS in shared memory, with P and dV on the way, where warpgroups
- * share keys: each has S^T and dP^T of half of the queries, and the other's half of P for dV.
- * begun(): what is to be done when dP has begun; made(): when this warpgroup has made P. */
-template <class S, class Begun, class Made>
-GPU_DEVICE void wgmma_wide_ds(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, float unit,
-                              wgmma_backward_walk<S> &walk, const Begun &begun, const Made &made,
-                              float x[S::OWN_QUERIES / 8][4], float dv[S::OWN_CHANNELS / 8][4])
-{
-    typedef typename S::type T;
-    enum { FLOATS = 4 * S::QUERIES, COLUMNS = S::OWN_QUERIES / 8 };
-    const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
-    float dp[S::OWN_QUERIES / 8][4];
-    float lse[COLUMNS][2], delta[COLUMNS][2];
-    uint32_t pairs[S::OWN_QUERIES / 16][4];
-    wgmma_read_columns<S, 0, COLUMNS>(b.lse + walk.q_used.stage * FLOATS, lse);
-    wgmma_begin_dp<S>(b, walk, dp);
-    wgmma_wait<1>();
-    wgmma_settle<S::OWN_QUERIES / 8>(x);
-    begun();
-    if constexpr (S::IS_LEAN) {
-        wgmma_mask<S>(b, walk, x);
-        wgmma_exponentiate<S>(unit, lse, x);
-        wgmma_pack<T, S::OWN_QUERIES>(x, pairs);
-    } else {
-        wgmma_weigh_fully<S>(g, b, walk, lse, x, pairs);
-    }
-    wgmma_wide_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), pairs);
-    made();
-    wgmma_named_sync(WGMMA_P_MADE, 256);
-    wgmma_wide_mix<S>(b.p + walk.ds, dout, walk.group, dv);
-    wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
-    wgmma_wait<1>();
-    wgmma_settle<S::OWN_QUERIES / 8>(dp);
-    wgmma_differentiate_any<S>(g, b, walk, delta, x, dp);
-    wgmma_pack<T, S::OWN_QUERIES>(dp, pairs);
-    wgmma_wide_put<S>(walk.ds_put + walk.ds, pairs);
-}
-
-/* One tile, as above, where warpgroups share keys: each makes S^T and dP^T of half of the queries,
- * and meets the other twice. dq_to: where its sums of the head's first tile go. */
-template <class S, bool MORE>
-GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                float unit, wgmma_backward_walk<S> &walk, wgmma_visit next,
-                                float *dq_to, float x[S::OWN_QUERIES / 8][4],
-                                float dk[S::OWN_CHANNELS / 8][4], float dv[S::OWN_CHANNELS / 8][4])
-{
-    wgmma_backward_control<S> &control = *b.control;
-    const uint32_t q = b.q + walk.q_used.stage * S::QUERY_BYTES;
-    float dq[S::PARTS][S::PART / 8][4];
-    wgmma_wide_ds<S>(
-        g, b, unit, walk, [] {}, [] {}, x, dv);
-    wgmma_named_sync(WGMMA_DS_MADE, 256);
-    wgmma_wide_dq<S>(b, b.ds + walk.ds, walk.group, dq);
-    wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
-    if constexpr (MORE) {
-        next = wgmma_await_visit<S>(b, walk, next);
-        wgmma_drop_early<S>(g, walk, next.head, next.tile);
-        wgmma_await_queries<S>(b, walk, next.tile);
-        wgmma_await_term<S>(b, walk);
-        if (S::KNOWN == FATTN_MASK) { /* there are no registers for a bias yet */
-            wgmma_read_term<S>(g, b, walk, next.head, next.tile);
-        }
-    }
-    wgmma_wait<1>();
-    GPU_UNROLL
-    for (int n = 0; n < S::PARTS; n++) {
-        wgmma_settle<S::PART / 8>(dq[n]);
-    }
-    wgmma_release(&control.dout_empty[walk.dout.stage]);
-    wgmma_step(walk.dout);
-    float *const to = dq_to + (int64_t)walk.tile * (S::QUERIES * S::WIDTH);
-    if (b.ordered) {
-        wgmma_named_sync(WGMMA_MAY_ADD + (walk.ds != 0), WGMMA_ALL_WITH_ADDER);
-    }
-    GPU_UNROLL
-    for (int n = 0; n < S::PARTS * S::PART / 8; n++) {
-        mma_add_four(to + n * 512, dq[n / (S::PART / 8)][n % (S::PART / 8)]);
-    }
-    wgmma_end_tile<S, MORE>(g, b, walk, next, x);
 }
 
 /* Adds the sums of the tile before; in a deterministic run when it is their turn. */
@@ -593,11 +489,49 @@ GPU_DEVICE void wgmma_tell_owed_added(const wgmma_backward_block<S> &b,
     }
 }
 
+/* From S^T of a tile, complete, to dS in shared memory, with P and dV on the way. A warpgroup makes
+ * S^T and dP^T of half of the queries, and takes the other's half of P for dV of its channels.
+ * sums: of the tile before, which are added to dQ while dP is made. */
+template <class S>
+GPU_DEVICE void wgmma_pair_ds(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, float unit,
+                              wgmma_backward_walk<S> &walk, const wgmma_pair_sums<S> &sums,
+                              float x[S::OWN_QUERIES / 8][4], float dv[S::OWN_CHANNELS / 8][4])
+{
+    typedef typename S::type T;
+    enum { FLOATS = 4 * S::QUERIES, COLUMNS = S::OWN_QUERIES / 8 };
+    const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
+    float dp[S::OWN_QUERIES / 8][4];
+    float lse[COLUMNS][2], delta[COLUMNS][2];
+    uint32_t pairs[S::OWN_QUERIES / 16][4];
+    wgmma_read_columns<S, 0, COLUMNS>(b.lse + walk.q_used.stage * FLOATS, lse);
+    wgmma_begin_dp<S>(b, walk, dp);
+    wgmma_wait<1>();
+    wgmma_settle<S::OWN_QUERIES / 8>(x);
+    wgmma_add_owed<S>(b, walk, sums);
+    if constexpr (S::IS_LEAN) {
+        wgmma_mask<S>(b, walk, x);
+        wgmma_exponentiate<S>(unit, lse, x);
+        wgmma_pack<T, S::OWN_QUERIES>(x, pairs);
+    } else {
+        wgmma_weigh_fully<S>(g, b, walk, lse, x, pairs);
+    }
+    wgmma_pair_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), pairs);
+    wgmma_tell_owed_added<S>(b, walk);
+    wgmma_named_sync(WGMMA_P_MADE, 256);
+    wgmma_pair_mix<S>(b.p + walk.ds, dout, walk.group, dv);
+    wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
+    wgmma_wait<1>();
+    wgmma_settle<S::OWN_QUERIES / 8>(dp);
+    wgmma_differentiate_any<S>(g, b, walk, delta, x, dp);
+    wgmma_pack<T, S::OWN_QUERIES>(dp, pairs);
+    wgmma_pair_put<S>(walk.ds_put + walk.ds, pairs);
+}
+
 /* One tile, as above, of an item that two blocks share. The products that follow dV are in the
  * order dK, S^T of the next tile, dQ: while the first two are made, dS of the other block arrives,
- * and dO of the next tile comes to the place of this one's, as there is only one. What is added to
- * dQ is of the tile before: the additions are issued while dP is made.
- * sums: of the tile before, and then of this one. */
+ * and dO of the next tile comes to the place of this one's, as there is only one.
+ * sums: of the tile before, and then of this one; dq_to: where those of the head's first tile go.
+ */
 template <class S, bool MORE>
 GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                 float unit, wgmma_backward_walk<S> &walk, wgmma_visit next,
@@ -605,39 +539,45 @@ GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_bl
                                 float x[S::OWN_QUERIES / 8][4], float dk[S::OWN_CHANNELS / 8][4],
                                 float dv[S::OWN_CHANNELS / 8][4])
 {
-    static_assert(S::IS_LEAN, "nothing else is asked for");
+    static_assert(!S::IS_STAGED, "there is no room for a bias or mask");
     wgmma_backward_control<S> &control = *b.control;
     const uint32_t q = b.q + walk.q_used.stage * S::QUERY_BYTES;
     const int at = walk.ds != 0;
-    wgmma_wide_ds<S>(
-        g, b, unit, walk, [&] { wgmma_add_owed<S>(b, walk, sums); },
-        [&] { wgmma_tell_owed_added<S>(b, walk); }, x, dv);
+    wgmma_pair_ds<S>(g, b, unit, walk, sums, x, dv);
     __syncwarp();
     wgmma_release(&control.ds_full[at]);
     wgmma_named_sync(WGMMA_DS_MADE, 256);
-    wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
+    wgmma_pair_mix<S>(b.ds + walk.ds, q, walk.group, dk);
     wgmma_wait<1>();
     wgmma_release_in_both<S>(b, &control.dout_empty[walk.dout.stage]);
     wgmma_step(walk.dout);
     if constexpr (MORE) {
+        if constexpr (S::SKIPS) {
+            next = wgmma_await_visit<S>(b, walk, next);
+        }
         wgmma_await_queries<S>(b, walk, next.tile);
         wgmma_begin_scores<S>(b, walk, x);
+        wgmma_read_term<S>(g, b, walk, next.head, next.tile);
+        wgmma_drop_early<S>(g, walk, next.head, next.tile);
     }
     wgmma_await(&control.peer.ds_full[at], walk.ds_phase);
     wgmma_pair_dq<S>(b, walk.group, at, sums.dq);
+    wgmma_step_ds<S>(walk);
     wgmma_wait<MORE ? 2 : 1>();
     wgmma_release_in_both<S>(b, &control.q_empty[walk.q_used.stage]);
     wgmma_step(walk.q_used);
     if constexpr (MORE) {
+        wgmma_look_ahead<S>(g, b, walk, next.head, next.tile);
+        wgmma_drop_late<S>(g, b, walk, next.head, next.tile);
         wgmma_await_dout<S>(b, walk, next.tile);
     }
     wgmma_wait<0>(); /* as at the end of any tile */
     wgmma_settle<S::PART / 8>(sums.dq);
+    if constexpr (MORE) {
+        wgmma_join_ahead<S>(g, b, walk);
+    }
     sums.to = dq_to + (int64_t)walk.tile * (S::QUERIES * S::WIDTH);
-    walk.ds_phase ^= walk.ds != 0;
-    walk.ds ^= S::DS_BYTES;
-    walk.owes = true;
-    walk.tile = next.tile;
+    wgmma_go_on<S, MORE>(g, b, walk, next);
 }
 
 /* --- A warpgroup ------------------------------------------------------------------------------ */
@@ -671,8 +611,8 @@ GPU_DEVICE void wgmma_walk_set(const fattn_gpu_args &g, const wgmma_backward_blo
     walk.ds_phase = 0;
     /* Matrices of 8 keys by 8 queries: keys first. */
     const int query = lane % 8 + lane / 16 * 8, key = 16 * warp + lane / 8 % 2 * 8;
-    const int first_query = S::IS_WIDE ? group * S::OWN_QUERIES : 0;
-    const int first_key = S::IS_WIDE ? 0 : 64 * group;
+    const int first_query = S::IS_PAIR ? group * S::OWN_QUERIES : 0;
+    const int first_key = S::IS_PAIR ? 0 : 64 * group;
     walk.ds_put = b.ds + wgmma_offset(S::QUERIES, (uint32_t)(first_query + query),
                                       (uint32_t)(first_key + key));
     const int channel = wgmma_row(t, 0), row = group * S::PART % S::QUERIES + wgmma_column(t, 0);
@@ -796,7 +736,7 @@ GPU_DEVICE void wgmma_store_keys(const fattn_gpu_args &g, const wgmma_backward_i
                                  float factor, const float sums[S::OWN_CHANNELS / 8][4])
 {
     enum { N = S::OWN_CHANNELS };
-    const int first_key = S::IS_WIDE ? 0 : 64 * group, channel = S::IS_WIDE ? N * group : 0;
+    const int first_key = S::IS_PAIR ? 0 : 64 * group, channel = S::IS_PAIR ? N * group : 0;
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int key = first_key + wgmma_row((int)threadIdx.x % 128, 2 * h);
@@ -852,12 +792,12 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     const int tail = shared ? w.keys : S::KEYS;
     float x[S::OWN_QUERIES / 8][4];
     wgmma_own_dq own;
-    if (S::IS_WIDE) {
+    if (S::IS_PAIR) {
         own = wgmma_own_dq_of<S>(g, w, b.rank, walk.group);
     }
     wgmma_pair_sums<S>
         sums; /* of no tile: a test for the first would cost more than to add zeros */
-    if (S::BLOCKS > 1) {
+    if (S::IS_PAIR) {
         sums.to = own.to + (int64_t)w.start * (S::QUERIES * S::WIDTH);
         GPU_UNROLL
         for (int n = 0; n < S::PART / 2; n++) {
@@ -873,7 +813,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
         wgmma_clear<S::KEYS, S::PANELS>(b.k, tail, WGMMA_CLEARED + walk.group);
         wgmma_clear<S::KEYS, S::PANELS>(b.v, tail, WGMMA_CLEARED + walk.group);
     }
-    if (S::BLOCKS > 1) {
+    if (S::IS_PAIR) {
         wgmma_await_peer_keys<S>(b, w, walk.group, n, shared);
     }
     wgmma_await_visit<S>(b, walk, {w.start, 0, true});
@@ -891,22 +831,17 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
         const int tile = wgmma_next_tile(w, walk.tile), before = walk.head;
         const bool last = tile == w.start;
         const wgmma_visit next = {tile, before + last, true};
-        if constexpr (S::BLOCKS > 1) {
+        if constexpr (S::IS_PAIR) {
             wgmma_pair_tile<S, true>(g, b, unit, walk, next, own.to, sums, x, dk, dv);
-            own.to += last ? own.next : 0;
-        } else if constexpr (S::IS_WIDE) {
-            wgmma_wide_tile<S, true>(g, b, unit, walk, next, own.to, x, dk, dv);
             own.to += (S::SKIPS ? walk.head != before : last) ? own.next : 0;
         } else {
             wgmma_backward_tile<S, true>(g, b, unit, walk, next, x, dk, dv);
         }
     }
-    if constexpr (S::BLOCKS > 1) {
+    if constexpr (S::IS_PAIR) {
         wgmma_pair_tile<S, false>(g, b, unit, walk, {0, 0, 0}, own.to, sums, x, dk, dv);
         wgmma_add_owed<S>(b, walk, sums);
         wgmma_tell_owed_added<S>(b, walk);
-    } else if constexpr (S::IS_WIDE) {
-        wgmma_wide_tile<S, false>(g, b, unit, walk, {0, 0, 0}, own.to, x, dk, dv);
     } else {
         wgmma_backward_tile<S, false>(g, b, unit, walk, {0, 0, 0}, x, dk, dv);
     }
@@ -961,7 +896,7 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
         __syncwarp();
         wgmma_release(&control.item_empty[n % 2]);
     }
-    if (!S::IS_WIDE) {
+    if (!S::IS_PAIR) {
         wgmma_named_sync(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER); /* whom the last adder passed */
     }
 }
@@ -989,12 +924,12 @@ template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(ch
     return b;
 }
 
-/* adders: how many warps add to dQ, or wait for turns or send dS. */
-template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &control, int adders)
+template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &control)
 {
+    enum { ADDERS = 2 };
     for (int n = 0; n < 2; n++) {
         wgmma_barrier_make(&control.item_full[n], 1);
-        wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1 + adders);
+        wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1 + ADDERS);
     }
     wgmma_barrier_make(&control.item_wanted, 1);
     wgmma_barrier_make(&control.k_full, 1);
@@ -1009,7 +944,7 @@ template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &
         wgmma_barrier_make(&control.dout_empty[n], S::WARPS * S::BLOCKS);
         wgmma_barrier_make(&control.ds_full[n], S::WARPS);
         wgmma_barrier_make(&control.ds_empty[n], S::WARPS);
-        if (S::BLOCKS > 1) {
+        if (S::IS_PAIR) {
             wgmma_barrier_make(&control.peer.ds_full[n], 1);
         }
         if (S::IS_STAGED) {
@@ -1017,7 +952,7 @@ template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &
             wgmma_barrier_make(&control.term_empty[n], S::WARPS);
         }
     }
-    if (S::BLOCKS > 1) {
+    if (S::IS_PAIR) {
         wgmma_barrier_make(&control.peer.k_full, 1);
         wgmma_barrier_make(&control.peer.number_full, 1);
         wgmma_barrier_make(&control.peer.number_empty, 1);
@@ -1028,7 +963,7 @@ template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &
 /* Waits for all threads of an item's blocks. */
 template <class S> GPU_DEVICE void wgmma_sync_blocks(void)
 {
-    if (S::BLOCKS > 1) {
+    if (S::IS_PAIR) {
         wgmma_cluster_sync();
     } else {
         gpu_sync();
@@ -1041,14 +976,14 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
     static_assert(sizeof(wgmma_backward_control<S>) <= WGMMA_BACKWARD_CONTROL, "too small");
     extern __shared__ char shared[];
     wgmma_backward_block<S> b = wgmma_backward_block_of<S>(wgmma_own_memory(shared));
-    b.rank = S::BLOCKS > 1 ? wgmma_rank() : 0;
+    b.rank = S::IS_PAIR ? wgmma_rank() : 0;
     b.group = (int)fattn_quotient(g.problem.heads_q, g.problem.heads_k);
     b.waits = wgmma_is_staged<S>(g);
-    b.ordered = S::BLOCKS > 1 ? S::IS_ORDERED : wgmma_is_ordered(g.problem);
-    const int adders = !S::IS_WIDE || S::BLOCKS > 1 || b.ordered ? 2 : 0;
+    b.chunks = wgmma_has_chunks<S>(g);
+    b.ordered = S::IS_PAIR && S::IS_LEAN ? S::IS_ORDERED : wgmma_is_ordered(g.problem);
     gpu_admit_later();
     if (gpu_thread() == 0) {
-        wgmma_barriers_of<S>(*b.control, adders);
+        wgmma_barriers_of<S>(*b.control);
         if (S::SKIPS) {
             b.control->sight = wgmma_sight_of<S>(g);
         }
@@ -1066,8 +1001,8 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
             wgmma_copy_backward<S>(g, maps, b);
         } else if (warp == 3) {
             wgmma_take_items<S>(g, b);
-        } else if (warp > 0 && warp <= adders) {
-            if constexpr (S::IS_WIDE) {
+        } else if (warp > 0) {
+            if constexpr (S::IS_PAIR) {
                 wgmma_await_turns<S>(g, b, warp - 1);
             } else {
                 wgmma_add_all<S>(g, b, warp - 1);
@@ -1077,7 +1012,7 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
         wgmma_take_registers<S::OWN_REGISTERS>();
         wgmma_backward_work<S>(g, b, group - 1);
     }
-    if (S::BLOCKS > 1) {
+    if (S::IS_PAIR) {
         wgmma_sync_blocks<S>(); /* the other one may still arrive here */
     }
 }

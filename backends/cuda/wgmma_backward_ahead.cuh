@@ -43,7 +43,7 @@ template <class S> struct wgmma_backward_walk {
 /* The first query of a warpgroup's part of S^T. */
 template <class S> GPU_DEVICE int wgmma_own_query(int group)
 {
-    return S::IS_WIDE ? group * S::OWN_QUERIES : 0;
+    return S::IS_PAIR ? group * S::OWN_QUERIES : 0;
 }
 
 /* Where the thread's pairs are, of tile `tile` of the group's head `head`. */
@@ -53,7 +53,7 @@ GPU_DEVICE wgmma_patch wgmma_patch_of(const wgmma_backward_block<S> &b,
 {
     const wgmma_backward_item &w = b.control->item[walk.item];
     const int t = (int)threadIdx.x % 128;
-    const int key = (S::IS_WIDE ? 0 : 64 * walk.group) + wgmma_row(t, 0);
+    const int key = (S::IS_PAIR ? 0 : 64 * walk.group) + wgmma_row(t, 0);
     wgmma_patch at;
     at.b = w.batch;
     at.h = w.head * b.group + head;
@@ -104,6 +104,50 @@ GPU_DEVICE void wgmma_await_term(const wgmma_backward_block<S> &b,
     }
 }
 
+/* Where a warp has 32 queries and 16 keys: a lane begins to read a query's part of a bias or mask.
+ */
+template <class S>
+GPU_DEVICE void wgmma_read_row(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                               wgmma_backward_walk<S> &walk, int head, int tile)
+{
+    const fattn_problem &p = g.problem;
+    const wgmma_backward_item &w = b.control->item[walk.item];
+    const int64_t *const stride = wgmma_staged_stride<S>(p);
+    const int i = tile * S::QUERIES + wgmma_own_query<S>(walk.group) + mma_lane();
+    const int key = (int)threadIdx.x % 128 / 32 * 16;
+    const int64_t at = w.batch * stride[0] + (w.head * b.group + head) * stride[1] + i * stride[2] +
+                       (w.block * S::KEYS + key) * stride[3];
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        wgmma_read_sixteen<2>((const char *)g.buffers.bias + 2 * at, stride[3], b.chunks,
+                              i < w.queries, w.keys - key, walk.ahead.bias[0][0]);
+    } else {
+        wgmma_read_sixteen<1>((const char *)g.buffers.mask + at, stride[3], b.chunks, i < w.queries,
+                              w.keys - key, walk.ahead.mask);
+    }
+}
+
+/* Such rows of a bias become what the thread's own pairs have, by way of the warp's part of the
+ * tile's P, which is not made yet. */
+template <class S>
+GPU_DEVICE void wgmma_turn_bias(const wgmma_backward_block<S> &b,
+                                const wgmma_backward_walk<S> &walk,
+                                uint32_t bias[S::BIAS_STEPS][2][2])
+{
+    static_assert(S::BIAS_STEPS == 2, "32 queries");
+    const uint32_t lane = (uint32_t)mma_lane(), key = threadIdx.x % 128 / 32 * 16;
+    const uint32_t query = (uint32_t)wgmma_own_query<S>(walk.group), to = b.p + walk.ds;
+    GPU_UNROLL
+    for (uint32_t n = 0; n < 2; n++) { /* 8 keys */
+        wgmma_put_four(to + wgmma_offset(S::QUERIES, query + lane, key + 8 * n), bias[n][0]);
+    }
+    __syncwarp();
+    GPU_UNROLL
+    for (uint32_t n = 0; n < 2; n++) { /* 16 queries; matrices as in wgmma_term_offset() */
+        const uint32_t row = query + 16 * n + lane / 16 * 8 + lane % 8;
+        mma_load_transposed(bias[n][0], to + wgmma_offset(S::QUERIES, row, key + lane / 8 % 2 * 8));
+    }
+}
+
 /* Begins to read it, or a bias that is not staged: of tile `tile` of the group's head `head`. */
 template <class S>
 GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
@@ -115,7 +159,9 @@ GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_bl
     if (!wgmma_is_mixed<S>(ahead)) {
         return;
     }
-    if constexpr (S::KNOWN == FATTN_BIAS) {
+    if constexpr (S::READS_ROWS) {
+        wgmma_read_row<S>(g, b, walk, head, tile);
+    } else if constexpr (S::KNOWN == FATTN_BIAS) {
         if (S::IS_STAGED && b.waits) {
             GPU_UNROLL
             for (int n = 0; n < S::OWN_QUERIES / 16; n++) {
@@ -145,7 +191,14 @@ GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_b
         return;
     }
     if constexpr (S::KNOWN == FATTN_BIAS) {
+        if constexpr (S::READS_ROWS) {
+            wgmma_turn_bias<S>(b, walk, ahead.bias);
+        }
         ahead.large = wgmma_bias_large<S>(ahead.bias);
+    }
+    if constexpr (S::KNOWN == FATTN_MASK && S::READS_ROWS) {
+        ahead.keeps = wgmma_turn_bits(wgmma_bits_of_bytes(ahead.mask));
+        return;
     }
     uint32_t pairs = 0;
     if (waits) {
@@ -248,12 +301,14 @@ wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
         t.slope = walk.slope;
         t.distance = (float)(t.at.i + w.diagonal - t.at.j);
     }
-    if (walk.tile < walk.full || walk.tile >= walk.full_past ||
+    const bool hidden = S::KNOWS_HALVES && !walk.ahead.mixed;
+    if (hidden || walk.tile < walk.full || walk.tile >= walk.full_past ||
         (walk.tile + 1) * S::QUERIES > w.queries) {
         const int from = t.at.j - w.block * S::KEYS - t.at.i;
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
-            const int past = 8 * h < t.at.keys ? w.past_query + from + 8 * h : -WGMMA_UNBOUNDED;
+            const bool exists = 8 * h < t.at.keys && !hidden;
+            const int past = exists ? w.past_query + from + 8 * h : -WGMMA_UNBOUNDED;
             t.first[h] = w.first_query + from + 8 * h;
             t.past[h] = min(past, t.at.queries);
         }

@@ -11,7 +11,7 @@
 /* A tile of queries, of one of the group's heads. */
 typedef struct wgmma_visit {
     int tile, head;
-    int mixed; /* the mask, if there is one, is to be read */
+    int mixed; /* the mask, if there is one, is to be read; or a block mask leaves something */
 } wgmma_visit;
 
 /* Of items that two blocks share: barriers of the other's keys and its dS, and the number of the
@@ -30,10 +30,10 @@ template <class S> struct wgmma_backward_control {
     union {
         struct {
             uint64_t term_full[2], term_empty[2]; /* of a bias or mask in shared memory */
-            fattn_dropout dropout;
         };
-        wgmma_peer_control peer; /* of lean kernels alone */
+        wgmma_peer_control peer; /* where two blocks share an item */
     };
+    fattn_dropout dropout;
     wgmma_backward_item item[2];
     bool exists[2];                                 /* false: there are no more */
     wgmma_visit visit[S::SKIPS ? WGMMA_VISITS : 1]; /* of the tiles that are under way */
@@ -50,6 +50,7 @@ template <class S> struct wgmma_backward_block {
     int rank;                          /* of an item's blocks, from 0 */
     int group;                         /* query heads of a key/value head */
     bool waits;                        /* a bias or mask is copied to shared memory */
+    bool chunks;                       /* or its rows may be read 16 bytes at a time */
     bool ordered;                      /* blocks add to dQ in turn */
 };
 
@@ -104,7 +105,7 @@ enum {
     WGMMA_P_MADE = 8,   /* of all that multiply */
     WGMMA_NEXT_DUE = 9, /* .. 10: of both adders, by whose tile is next */
     WGMMA_TURN = 11,    /* .. 12: of both warpgroups, by whose turn it is */
-    /* In wide blocks, of all that multiply and the adder of even or of odd tiles: */
+    /* Where two blocks share an item, of all that multiply and the adder of even or odd tiles: */
     WGMMA_MAY_ADD = 2, /* .. 3 */
     WGMMA_ADDED = 4    /* .. 5 */
 };

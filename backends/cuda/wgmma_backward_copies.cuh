@@ -15,23 +15,24 @@
 /* Finds out which tiles of queries an item visits, and with which it begins. A warp asks, a lane
  * for each of 32 tiles. */
 template <class S>
-GPU_DEVICE void wgmma_find_visits(const fattn_gpu_args &g, const wgmma_backward_control<S> &control,
+GPU_DEVICE void wgmma_find_visits(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                   wgmma_backward_item &w)
 {
-    const wgmma_sight &sight = control.sight;
+    const wgmma_sight &sight = b.control->sight;
+    const int mixes = SEEN_MIXED << (S::KNOWS_HALVES ? b.rank : 0);
     const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
-    const int64_t first = w.batch * sight.batch + w.head * sight.head + w.block;
-    uint32_t *const visits = wgmma_visits_of(g, sight, w);
+    const int64_t first = w.batch * sight.batch + w.head * sight.head + w.block / S::BLOCKS;
+    uint32_t *const visits = wgmma_visits_of<S>(g, sight, w);
     int start = w.past, tiles = 0;
     GPU_ROLLED
     for (int n = 0; n < words; n++) {
         const int tile = 32 * n + mma_lane();
         int left = 0;
         if (w.first <= tile && tile < w.past) {
-            left = sight.seen ? sight.seen[first + tile * sight.tile] : SEEN_KEPT | SEEN_MIXED;
+            left = sight.seen ? sight.seen[first + tile * sight.tile] : SEEN_KEPT | mixes;
         }
         const uint32_t kept = __ballot_sync(0xffffffffu, left & SEEN_KEPT);
-        const uint32_t mixed = __ballot_sync(0xffffffffu, left & SEEN_MIXED);
+        const uint32_t mixed = __ballot_sync(0xffffffffu, left & mixes);
         start = kept && start == w.past ? 32 * n + __ffs((int)kept) - 1 : start;
         tiles += __popc(kept);
         if (mma_lane() == 0) {
@@ -78,9 +79,7 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const fattn_problem &p = g.problem;
     const int items = wgmma_items_of(g, saved);
-    const bool ordered =
-        S::BLOCKS > 1 ? b.ordered
-                      : wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
+    const bool ordered = b.ordered; /* all by the counter: earlier items have begun */
     int number = (int)gpu_block() / S::BLOCKS;
     int part = -1;
     if constexpr (!S::IS_LEAN) {
@@ -101,9 +100,8 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
         }
         if (n > 0 || ordered) {
             const int begun = ordered ? 0 : (int)gpu_blocks() / S::BLOCKS;
-            number = S::BLOCKS > 1
-                         ? wgmma_take_together<S>(b, saved.taken, begun, ordered ? n : n - 1)
-                         : wgmma_take(g, saved.taken);
+            number = S::IS_PAIR ? wgmma_take_together<S>(b, saved.taken, begun, ordered ? n : n - 1)
+                                : wgmma_take(g, saved.taken);
         }
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
@@ -123,7 +121,7 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
             }
             if constexpr (S::SKIPS) {
                 if (wgmma_skips(&p)) {
-                    wgmma_find_visits<S>(g, control, control.item[n % 2]);
+                    wgmma_find_visits<S>(g, b, control.item[n % 2]);
                 }
             }
         }
@@ -171,7 +169,7 @@ GPU_DEVICE void wgmma_copy_rows(uint32_t to, const wgmma_map *map, uint32_t floa
     wgmma_poison(to + rank * BYTES, BYTES);
     wgmma_poison(floats, FLOATS);
     wgmma_arrive_expect_tx(full, S::QUERY_BYTES + FLOATS);
-    if (S::BLOCKS > 1) {
+    if (S::IS_PAIR) {
         wgmma_copy_half<S::PANELS, S::QUERIES>(rank, to, map, full, w.q_row + tile * S::QUERIES,
                                                stride.head ? head : 0,
                                                stride.batch ? w.q_batch : 0);
@@ -189,6 +187,14 @@ template <class S> GPU_DEVICE bool wgmma_is_staged(const fattn_gpu_args &g)
     const void *const data =
         S::KNOWN == FATTN_BIAS ? (const void *)g.buffers.bias : (const void *)g.buffers.mask;
     return S::IS_STAGED && (uintptr_t)data % 16 == 0;
+}
+
+/* Whether its rows may be read 16 bytes at a time. */
+template <class S> GPU_DEVICE bool wgmma_has_chunks(const fattn_gpu_args &g)
+{
+    return S::READS_ROWS &&
+           (S::KNOWN == FATTN_BIAS ? mma_are_rows(g.buffers.bias, g.problem.bias_stride, 2)
+                                   : mma_are_rows(g.buffers.mask, g.problem.mask_stride, 1));
 }
 
 /* A tile of it, in rows of 128 bytes: one row where queries share theirs. */
@@ -228,7 +234,7 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
     const fattn_problem &p = g.problem;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const uint32_t *const visits =
-        S::SKIPS && wgmma_skips(&p) ? wgmma_visits_of(g, control.sight, w) : NULL;
+        S::SKIPS && wgmma_skips(&p) ? wgmma_visits_of<S>(g, control.sight, w) : NULL;
     const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
     int head = w.head * b.group, tile = w.start;
     int64_t row = (int64_t)w.saved * S::QUERIES; /* the head's first */
@@ -237,7 +243,8 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
     GPU_ROLLED
     for (int n = 0; n < w.tiles; n++) {
         wgmma_await(&control.q_empty[at.q.stage], at.q.phase ^ 1);
-        const bool mixed = !S::KNOWS_PLAIN || !visits || visits[words + tile / 32] >> tile % 32 & 1;
+        const bool mixed = !(S::KNOWS_PLAIN || S::KNOWS_HALVES) || !visits ||
+                           visits[words + tile / 32] >> tile % 32 & 1;
         if (S::SKIPS) {
             *wgmma_visit_at<S>(b, at.visits++) = {tile, head - w.head * b.group, mixed};
         }
@@ -246,7 +253,7 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
                            &control.q_full[at.q.stage], w, p.q, b.rank, head, tile);
         if (n == 0) {
             wgmma_copy_keys<S>(b.v, maps + 2, &control.v_full, w, p.v);
-            if (S::BLOCKS > 1) {
+            if (S::IS_PAIR) {
                 wgmma_copy_peer_keys<S>(b, maps + 1, w, p.k);
             }
         }
@@ -420,10 +427,10 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
     }
 }
 
-/* In wide blocks the threads that multiply add to dQ themselves. In a deterministic run adder 0
- * waits for the block's turn at each even tile, and adder 1 at each odd one. Then it lets the
- * threads add to the tile, and when all have, it gives the turn to the next block. Where two blocks
- * share an item it sends dS of the tile first, in all runs. */
+/* Where two blocks share an item: adder 0 sends dS of each even tile, and adder 1 of each odd one.
+ * The threads that multiply add to dQ themselves. In a deterministic run the adder then waits for
+ * the block's turn, lets the threads add to the tile, and when all have, it gives the turn to the
+ * next block. */
 template <class S>
 GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                   int number)
@@ -436,7 +443,7 @@ GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_
         GPU_ROLLED
         for (int left = w->tiles; left > 0; left--) {
             const int odd = tiles % 2;
-            if (S::BLOCKS > 1 && odd == number) {
+            if (odd == number) {
                 wgmma_send_ds<S>(b, tiles);
             }
             if (b.ordered && odd == number) {

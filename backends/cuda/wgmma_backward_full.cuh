@@ -13,19 +13,21 @@ typedef struct wgmma_backward_full_maps {
     wgmma_map map[5]; /* q, k, v, dO, and a bias or mask that is alone */
 } wgmma_backward_full_maps;
 
-#define WGMMA_BACKWARD_FULL_ENTRY(name, type, features, dbias, width, queries, keys, stages,  \
-                                  term_stages)                                                \
-    GPU_KERNEL(WGMMA_THREADS(2), 1)                                                           \
-    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_backward_full_maps maps)     \
-    {                                                                                         \
-        wgmma_backward_all<wgmma_backward_shape<type, width, queries, keys, stages, features, \
-                                                dbias, term_stages>>(g, maps.map);            \
+#define WGMMA_BACKWARD_FULL_ENTRY(cluster, name, type, features, dbias, width, queries, keys,     \
+                                  stages, term_stages)                                            \
+    GPU_KERNEL(WGMMA_THREADS(2), 1)                                                               \
+    cluster name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_backward_full_maps maps) \
+    {                                                                                             \
+        wgmma_backward_all<wgmma_backward_shape<type, width, queries, keys, stages, features,     \
+                                                dbias, term_stages>>(g, maps.map);                \
     }
-#define WGMMA_BACKWARD_FULL_ENTRIES(run, features, dbias, width, ...)                              \
-    WGMMA_BACKWARD_FULL_ENTRY(wgmma_backward_##run##_f16_##width, mma_f16, features, dbias, width, \
-                              __VA_ARGS__)                                                         \
-    WGMMA_BACKWARD_FULL_ENTRY(wgmma_backward_##run##_bf16_##width, mma_bf16, features, dbias,      \
-                              width, __VA_ARGS__)
+#define WGMMA_BACKWARD_FULL_BOTH(cluster, run, features, dbias, width, ...)                     \
+    WGMMA_BACKWARD_FULL_ENTRY(cluster, wgmma_backward_##run##_f16_##width, mma_f16, features,   \
+                              dbias, width, __VA_ARGS__)                                        \
+    WGMMA_BACKWARD_FULL_ENTRY(cluster, wgmma_backward_##run##_bf16_##width, mma_bf16, features, \
+                              dbias, width, __VA_ARGS__)
+#define WGMMA_BACKWARD_FULL_ENTRIES(...) WGMMA_BACKWARD_FULL_BOTH(, __VA_ARGS__)
+#define WGMMA_BACKWARD_FULL_PAIRS(...) WGMMA_BACKWARD_FULL_BOTH(GPU_CLUSTER(2), __VA_ARGS__)
 
 /* Of a width, whatever the run. */
 #define WGMMA_BACKWARD_FULL_ROWS(width, queries, keys, stages)                                    \

@@ -31,10 +31,10 @@ struct wgmma_backward_shape {
     static constexpr uint64_t KNOWN = FEATURES;
     static constexpr bool IS_ORDERED = ORDERED;
     enum {
-        BLOCKS = WGMMA_BACKWARD_BLOCKS(W, BN), /* of an item */
+        BLOCKS = WGMMA_BACKWARD_BLOCKS(W), /* of an item */
         ITEM_KEYS = BN,
         KEYS = BN / BLOCKS,
-        IS_WIDE = KEYS == 64, /* warpgroups share keys, and not channels */
+        IS_PAIR = BLOCKS > 1, /* then warpgroups share keys, and not channels */
         WIDTH = W,
         PANELS = W / 64,
         QUERIES = N,
@@ -42,25 +42,25 @@ struct wgmma_backward_shape {
         WARPS = 4 * WARPGROUPS,
         THREADS = WGMMA_THREADS(WARPGROUPS),
         STAGES = RING,
-        DOUT_STAGES = BLOCKS > 1 ? 1 : 2,
+        DOUT_STAGES = IS_PAIR ? 1 : 2,
         KEY_BYTES = 2 * W * KEYS,
         QUERY_BYTES = 2 * W * N,
         DS_BYTES = 2 * KEYS * N,
         /* Of the other block of an item: its keys in this one's channels of dQ, and two of dS. */
-        PEER_KEY_BYTES = BLOCKS > 1 ? KEY_BYTES / 2 : 0,
-        PEER_DS_BYTES = BLOCKS > 1 ? 2 * DS_BYTES : 0,
+        PEER_KEY_BYTES = IS_PAIR ? KEY_BYTES / 2 : 0,
+        PEER_DS_BYTES = IS_PAIR ? 2 * DS_BYTES : 0,
         /* Of S^T and dP^T a warpgroup has so many queries, and of dV and dK so many channels. */
-        OWN_QUERIES = IS_WIDE ? N / WARPGROUPS : N,
-        OWN_CHANNELS = IS_WIDE ? W / WARPGROUPS : W,
+        OWN_QUERIES = IS_PAIR ? N / WARPGROUPS : N,
+        OWN_CHANNELS = IS_PAIR ? W / WARPGROUPS : W,
         /* Of 8 queries each: whose lse and delta are read early, as registers allow. */
         LSE_EARLY = OWN_QUERIES <= 64 ? OWN_QUERIES / 8 : 4,
         DELTA_EARLY = OWN_QUERIES <= 64 ? 2 : 0,
         /* Of dQ a warpgroup makes 64 channels of so many queries, so many times. */
-        PART = IS_WIDE ? N : N * PANELS / WARPGROUPS,
+        PART = IS_PAIR ? N : N * PANELS / WARPGROUPS,
         PARTS = PANELS * N / (WARPGROUPS * PART * BLOCKS),
         PART_BYTES = 4 * 64 * PART,
-        DQ_BYTES = IS_WIDE ? 0 : WARPGROUPS * PART_BYTES,
-        P_BYTES = IS_WIDE ? 2 * DS_BYTES : 0,
+        DQ_BYTES = IS_PAIR ? 0 : WARPGROUPS * PART_BYTES,
+        P_BYTES = IS_PAIR ? 2 * DS_BYTES : 0,
         IS_LEAN = FEATURES == 0,
         HAS_DBIAS = DBIAS,
         /* Tiles may be left out of a head's (wgmma_skips). */
@@ -68,16 +68,20 @@ struct wgmma_backward_shape {
         /* Of others a mask need not be read. (The same of a bias made random ones 7 to 11 % slower,
          * and those of 0 and -inf 2 to 20 % faster.) */
         KNOWS_PLAIN = SKIPS && FEATURES == FATTN_MASK,
+        /* A block mask may hide tiles of one of an item's blocks and not of the other. */
+        KNOWS_HALVES = IS_PAIR && FEATURES == FATTN_BLOCK_MASK,
         /* The product that gives dQ of a tile needs dS of both warpgroups. It is issued while the
          * next tile is computed, so that neither waits for the other. Where that was measured to
          * be faster, the warpgroups also take turns in issuing their products. */
         DEFERS =
-            !IS_WIDE &&
+            !IS_PAIR &&
             (FEATURES == 0 || FEATURES == FATTN_BLOCK_MASK ? W == 64 : FEATURES == FATTN_SOFTCAP),
         TAKES_TURNS = DEFERS && IS_LEAN,
         TERM_RING = TERM_STAGES,
         TERM_PLACES = TERM_STAGES > 1 ? TERM_STAGES : 1,
         IS_STAGED = TERM_STAGES > 0,
+        /* A bias or mask that is alone is read row by row from memory, a row a lane. */
+        READS_ROWS = IS_PAIR && (FEATURES == FATTN_BIAS || FEATURES == FATTN_MASK),
         TERM_BYTES = WGMMA_TERM_TILE(FEATURES, N, BN),
         BIAS_STEPS = FEATURES == FATTN_BIAS ? OWN_QUERIES / 16 : 1, /* read ahead */
         MASK_WORDS = OWN_QUERIES / 8,
@@ -85,7 +89,7 @@ struct wgmma_backward_shape {
         /* Of wgmma_shift_apart(): tiles that have 16 MB of q, dO and dQ together, and the least
          * distance. */
         SPREAD = (16 << 20) / (QUERIES * WIDTH * (2 + 2 + 4)),
-        LEAST_APART = IS_WIDE ? 1 : 2,
+        LEAST_APART = IS_PAIR ? 1 : 2,
         EARLY_CALLS = W < 256 && FEATURES == FATTN_DROPOUT ? CALLS : CALLS / 2,
         OWN_REGISTERS = 240,
         COPY_REGISTERS = 24
@@ -155,7 +159,8 @@ template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g
     saved.items = (wgmma_backward_item *)(saved.taken + WGMMA_BACKWARD_TAKEN);
     const int64_t items = wgmma_items_alike(g);
     saved.visits = (uint32_t *)(saved.items + items * S::BLOCKS);
-    saved.seen = (uint8_t *)(saved.visits + items * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks));
+    saved.seen =
+        (uint8_t *)(saved.visits + items * S::BLOCKS * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks));
     saved.list = (wgmma_listed *)saved.visits;
     saved.tiles = (int)tiles;
     return saved;
@@ -322,13 +327,14 @@ template <class S> GPU_DEVICE wgmma_sight wgmma_sight_of(const fattn_gpu_args &g
 
 /* A bit for each of an item's tiles of queries, which all heads of the group share: whether it
  * visits the tile. As many words follow of whether that is mixed: some pair is hidden, or has a
- * bias. */
+ * bias; or whether a block mask leaves something of this block's keys. */
+template <class S>
 GPU_DEVICE uint32_t *wgmma_visits_of(const fattn_gpu_args &g, const wgmma_sight &sight,
                                      const wgmma_backward_item &w)
 {
     const int64_t head = (int64_t)w.batch * g.problem.heads_k + w.head;
-    return sight.visits +
-           (head * g.tiling.k_blocks + w.block) * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
+    const int64_t block = head * g.tiling.k_blocks * S::BLOCKS + w.block;
+    return sight.visits + block * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
 }
 
 /* Each by a thread, of as few blocks as can do it. */
@@ -438,7 +444,7 @@ GPU_DEVICE void wgmma_visit_rows(const fattn_gpu_args &g, int64_t rows, const Vi
 /* Channels c .. c + 3 of row r of a tile of dQ. */
 template <class S> GPU_DEVICE gpu_f4 wgmma_sums_of(const float *sums, int r, int c)
 {
-    if (!S::IS_WIDE) {
+    if (!S::IS_PAIR) {
         return *(const gpu_f4 *)(sums + wgmma_sum_offset(S::QUERIES, (uint32_t)r, (uint32_t)c));
     }
     const float *const first = sums + wgmma_own_sum_offset(S::QUERIES, (uint32_t)r, (uint32_t)c);
@@ -461,20 +467,25 @@ GPU_DEVICE void wgmma_finish_row(const fattn_gpu_args &g, const gpu_global_row &
     gpu_finish_sums<S::WIDTH>(g, row, [&](int c) { return wgmma_sums_of<S>(sums, r, c); });
 }
 
-/* What a block mask leaves of a tile, whose blocks are tiles or more: of a byte that all heads of a
- * group share. */
+/* What a block mask leaves of a tile of an item, in a byte that all heads of a group share: whether
+ * anything, and, SEEN_MIXED << n, whether something of the keys of the item's block n. Blocks of
+ * the mask are as large as these, or larger. */
 template <class S>
 GPU_DEVICE int wgmma_left_of_block(const fattn_gpu_args &g, const fattn_work &work, int64_t k_block)
 {
     const fattn_problem &p = g.problem;
-    const int64_t i0 = work.block * S::QUERIES, j0 = k_block * S::KEYS;
+    const int64_t i0 = work.block * S::QUERIES, head = work.head * g.group;
     gpu_pairs pairs;
-    gpu_mask_blocks found = {false, false};
+    int left = 0;
     pairs.b = work.batch;
-    if (i0 < p.seqlen_q && j0 < p.seqlen_k) {
-        found = gpu_mask_blocks_of(g, pairs, i0, i0 + 1, work.head * g.group, 1, j0, j0 + 1, 0, 1);
+    for (int n = 0; n < S::BLOCKS; n++) {
+        const int64_t j0 = k_block * S::ITEM_KEYS + n * S::KEYS;
+        if (i0 < p.seqlen_q && j0 < p.seqlen_k &&
+            gpu_mask_blocks_of(g, pairs, i0, i0 + 1, head, 1, j0, j0 + 1, 0, 1).kept) {
+            left |= SEEN_KEPT | SEEN_MIXED << n;
+        }
     }
-    return found.kept ? SEEN_KEPT : 0;
+    return left;
 }
 
 /* What a block mask, a bias, or else a mask does in each tile, in the workspace. */
@@ -487,7 +498,7 @@ template <class S> GPU_DEVICE void wgmma_backward_seen_all(const fattn_gpu_args 
     gpu_admit_later();
     gpu_await_earlier();
     if (!(p.features & FATTN_BLOCK_MASK)) {
-        seen_all<S::KEYS>(g, tiling, seen, [&](int64_t block) {
+        seen_all<S::ITEM_KEYS>(g, tiling, seen, [&](int64_t block) {
             fattn_range rows;
             rows.first = block * S::QUERIES;
             rows.past = fattn_min64(rows.first + S::QUERIES, p.seqlen_q);

@@ -172,6 +172,71 @@ GPU_DEVICE uint32_t wgmma_join_pairs(uint32_t lower, uint32_t upper)
     return (low & 0xff) | (low >> 16 & 0xff) << 8 | (high & 0xff) << 16 | (high >> 16 & 0xff) << 24;
 }
 
+/* Elements of SIZE bytes of a bias or mask, of 16 neighbouring keys of one query; 0 for keys from
+ * `keys` on, and where the query does not exist. Callers know whether 16 bytes may be read at once:
+ * chunks. */
+template <int SIZE>
+GPU_DEVICE void wgmma_read_sixteen(const char *from, int64_t stride, bool chunks, bool exists,
+                                   int keys, uint32_t words[4 * SIZE])
+{
+    if (chunks && keys >= 16) {
+        GPU_UNROLL
+        for (int n = 0; n < SIZE; n++) {
+            gpu_u4 four = {0, 0, 0, 0};
+            if (exists) {
+                four = ((const gpu_u4 *)from)[n];
+            }
+            words[4 * n] = four.x, words[4 * n + 1] = four.y;
+            words[4 * n + 2] = four.z, words[4 * n + 3] = four.w;
+        }
+        return;
+    }
+    GPU_UNROLL
+    for (int n = 0; n < 4 * SIZE; n++) {
+        words[n] = 0;
+        GPU_UNROLL
+        for (int e = 0; e < 4 / SIZE; e++) {
+            const int key = n * (4 / SIZE) + e;
+            const char *const element = from + SIZE * key * stride;
+            if (exists && key < keys) {
+                const uint32_t bits =
+                    SIZE == 2 ? *(const uint16_t *)element : *(const uint8_t *)element;
+                words[n] |= bits << 8 * SIZE * e;
+            }
+        }
+    }
+}
+
+/* Which of 16 bytes are not 0: bit c of byte c, and bit c + 8 of bytes from 8 on. */
+GPU_DEVICE uint32_t wgmma_bits_of_bytes(const uint32_t words[4])
+{
+    uint32_t bits = 0;
+    GPU_UNROLL
+    for (int n = 0; n < 4; n++) {
+        const uint32_t carried = (words[n] & 0x7f7f7f7fu) + 0x7f7f7f7fu; /* bit 7: not 0 */
+        const uint32_t four = ((carried | words[n]) & 0x80808080u) >> 7;
+        bits |= four * 0x01020408u >> 24 << (4 * n + n / 2 * 8);
+    }
+    return bits;
+}
+
+/* Lanes have such bits of a query each, for the warp's keys. Those of the thread's own pairs, in
+ * the order of wgmma_ahead.keeps. */
+GPU_DEVICE uint32_t wgmma_turn_bits(uint32_t row)
+{
+    uint32_t keeps = 0;
+    GPU_UNROLL
+    for (int n = 0; n < 4; n++) {
+        GPU_UNROLL
+        for (int e = 0; e < 2; e++) {
+            const int query = 8 * n + mma_lane() % 4 * 2 + e;
+            const uint32_t other = __shfl_sync(0xffffffffu, row, query);
+            keeps |= (other >> mma_lane() / 4 & 0x00010001u) << (8 * e + n);
+        }
+    }
+    return keeps;
+}
+
 /* --- Dropout ---------------------------------------------------------------------------------- */
 
 /* Where a word says whether dropout keeps element k of x[n]: queries e are in halves e, so that a

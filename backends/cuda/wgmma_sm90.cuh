@@ -301,6 +301,14 @@ GPU_DEVICE void wgmma_put(uint32_t to, float x)
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
 
+/* Four words, to a multiple of 16. */
+GPU_DEVICE void wgmma_put_four(uint32_t to, const uint32_t x[4])
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
 GPU_DEVICE uint32_t wgmma_get_half(uint32_t from)
 {
     uint32_t x;

@@ -44,8 +44,8 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 # multiply spill: forward's planner has 32 registers at 64 and 96 channels and 40 in short_128, and backward's other
 # warps have 24. Entries in FETCHES also spill some addresses and bounds of masks, and reload a few of them among products.
 SPILLS = {"64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144, "short_128": 56,
-          "backward_64": 216, "backward_128": 92, "backward_256": 64, "backward_pair_256": 64,
-          "backward_ordered_pair_256": 104}
+          "backward_64": 216, "backward_128": 92, "backward_256": 64,
+          "backward_ordered_256": 104}
 FETCHES = ("backward_64",)
 # Products that an item ends with: dQ of its last tile, of 128 keys, where dQ is made a tile later.
 DEFERRED = {"backward_64": 8, "backward_blocks_64": 8, "backward_softcap_64": 8, "backward_softcap_128": 8}
@@ -63,7 +63,9 @@ FULL_SPILLS.update({f"backward_{run}_{width}": 200 for width in (64, 128, 256)
                     for run in ("full", "bias", "mask", "blocks")})
 FULL_SPILLS.update({"backward_full_128": 1220, "backward_softcap_128": 196, "backward_dropout_128": 172,
                     "backward_dbias_128": 148, "backward_bias_128": 260, "backward_mask_128": 224,
-                    "backward_full_256": 232})
+                    "backward_softcap_256": 112, "backward_alibi_256": 112, "backward_dbias_256": 112,
+                    "backward_bias_256": 248, "backward_mask_256": 240, "backward_blocks_256": 252,
+                    "backward_full_256": 272})
 
 
 def compile_image(root, nvcc, folder, source, arch="90a", more=()):
@@ -110,7 +112,8 @@ def shapes(root, full):
     known.update({"onto_" + name: products for name, products in known.items()
                   if not name.startswith(("short_", "split_"))})
     for row in re.findall(r"X\((\w+), (\d+), (\d+), (\d+), \d+\)", text):
-        for kind in ("backward_", "backward_ordered_") if row[0].startswith("pair_") else ("backward_",):
+        # Where two blocks share an item, deterministic runs have a kernel of their own.
+        for kind in ("backward_", "backward_ordered_") if row[1] == "256" else ("backward_",):
             known[kind + row[0]] = of_backward(int(row[1]), int(row[2]))
     return known
 

@@ -836,6 +836,8 @@ static uint32_t wgmma_anew(uint32_t x) { return x; }
 
 static void wgmma_put(uint32_t to, float x) { memcpy(at_shared(to, 4), &x, 4); }
 
+static void wgmma_put_four(uint32_t to, const uint32_t x[4]) { memcpy(at_shared(to, 16), x, 16); }
+
 /* Lane 4 i + j has elements 2 j and 2 j + 1 of row i of each matrix, which become rows. */
 static void wgmma_put_transposed(uint32_t to, const uint32_t x[4])
 {
@@ -1056,10 +1058,11 @@ static void run_merging(void **with)
            *(const fattn_merge_job *)with[2]);
 }
 
-#define HOPPER_MAPPED(name, maps)       \
-    {                                   \
-#name, run_mapped < maps, name> \
+#define HOPPER_TOGETHER(name, maps, blocks)     \
+    {                                           \
+#name, run_mapped < maps, name>, blocks \
     }
+#define HOPPER_MAPPED(name, maps) HOPPER_TOGETHER(name, maps, 1)
 #define HOPPER_PLAIN(name)       \
     {                            \
 #name, run_plain < name> \
@@ -1082,13 +1085,12 @@ static void run_merging(void **with)
 #define HOPPER_ROWS(name)                                              \
     HOPPER_PLAIN(wgmma_order_##name), HOPPER_PLAIN(wgmma_rows_##name), \
         HOPPER_PLAIN(wgmma_dq_##name), HOPPER_PLAIN(wgmma_sink_##name),
-#define HOPPER_BACKWARD_FULL(run, features, dbias, width, ...)                   \
-    HOPPER_MAPPED(wgmma_backward_##run##_f16_##width, wgmma_backward_full_maps), \
-        HOPPER_MAPPED(wgmma_backward_##run##_bf16_##width, wgmma_backward_full_maps),
-#define HOPPER_PAIR_OF(name)                              \
-    {                                                     \
-#name, run_mapped < wgmma_backward_maps, name>, 2 \
-    }
+#define HOPPER_BACKWARD_FULL(run, features, dbias, width, ...)                         \
+    HOPPER_TOGETHER(wgmma_backward_##run##_f16_##width, wgmma_backward_full_maps,      \
+                    WGMMA_BACKWARD_BLOCKS(width)),                                     \
+        HOPPER_TOGETHER(wgmma_backward_##run##_bf16_##width, wgmma_backward_full_maps, \
+                        WGMMA_BACKWARD_BLOCKS(width)),
+#define HOPPER_PAIR_OF(name) HOPPER_TOGETHER(name, wgmma_backward_maps, 2)
 #define HOPPER_PAIR(name, ...)                                                             \
     HOPPER_PAIR_OF(wgmma_backward_f16_##name), HOPPER_PAIR_OF(wgmma_backward_bf16_##name), \
         HOPPER_PAIR_OF(wgmma_backward_f16_ordered_##name),                                 \

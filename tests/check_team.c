@@ -431,7 +431,8 @@ static void check_wrong_options(void)
         {{.cpus = "0-"}, FATTN_INVALID_ARGUMENT, "cpus"},
         {{.cpus = "3-1"}, FATTN_INVALID_ARGUMENT, "cpus"},
         {{.cpus = "0,,1"}, FATTN_INVALID_ARGUMENT, "cpus"},
-        {{.cpus = "8192"}, FATTN_INVALID_ARGUMENT, "cpus"},
+        {{.cpus = "8192"}, FATTN_INVALID_ARGUMENT, "below 8192"},
+        {{.cpus = "8190-8191"}, FATTN_INVALID_ARGUMENT, "none of them"},
         {{.isa = "nonsense"}, FATTN_UNSUPPORTED, "nonsense"},
     };
     bool right = true;
@@ -495,6 +496,14 @@ static void check_options(void)
     tap_check(info_with(&options, &info) && strcmp(info.isa, "scalar") == 0,
               "FATTN_CPU_ISA overrides it");
     set_environment("FATTN_CPU_ISA", NULL);
+    const char *const sets[] = {"scalar", "avx2", "avx512",  "avx512bf16",
+                                "amx",    "neon", "neonbf16"};
+    bool exact = true;
+    for (size_t n = 0; n < sizeof sets / sizeof *sets; n++) {
+        options.isa = sets[n];
+        exact = exact && (!info_with(&options, &info) || strcmp(info.isa, sets[n]) == 0);
+    }
+    tap_check(exact, "an instruction set that the machine lacks is refused");
     options = make_options();
     options.cpus = "0-2,5";
     tap_check(info_with(&options, &info) && info.units == 4, "as many threads as processors");

@@ -89,12 +89,13 @@ static void order_isas(cpu *device, bool asked)
     }
 }
 
-/* Whether `isa` is the one that is wanted, NULL for any, or its base. */
+/* Whether `isa` is the one that is wanted, NULL for any, or the base of that, which runs here. */
 static bool is_wanted(const fattn_cpu_isa *isa, const char *wanted)
 {
     bool found = !wanted || strcmp(wanted, isa->name) == 0;
     for (int i = 0; i < ISA_COUNT && !found; i++) {
-        found = strcmp(wanted, isas[i].isa->name) == 0 && base_of(isas[i].isa) == isa;
+        found = strcmp(wanted, isas[i].isa->name) == 0 && base_of(isas[i].isa) == isa &&
+                !isas[i].lacks();
     }
     return found;
 }

@@ -58,6 +58,26 @@ bool fattn_cpu_set_parse(fattn_cpu_set *set, const char *list)
     }
 }
 
+bool fattn_cpu_set_exists(const fattn_cpu_set *set)
+{
+    char list[4096];
+    fattn_cpu_set online = {{0}};
+    FILE *const file = fopen("/sys/devices/system/cpu/online", "r");
+    const bool known = file && fscanf(file, "%4095s", list) == 1;
+    if (file) {
+        fclose(file);
+    }
+    if (!known || !fattn_cpu_set_parse(&online, list)) {
+        return true;
+    }
+    for (int n = 0; n < FATTN_CPU_SET_SIZE / 64; n++) {
+        if (set->bits[n] & online.bits[n]) {
+            return true;
+        }
+    }
+    return false;
+}
+
 #ifdef __linux__
 /* Adds the processors of a thread; 0 is the calling one. */
 static void add_affinity(fattn_cpu_set *set, pid_t thread)

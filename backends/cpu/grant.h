@@ -20,6 +20,9 @@ int64_t fattn_cpu_set_count(const fattn_cpu_set *set);
 /* Adds what a list such as "0-3,8" names; false where it is none. */
 bool fattn_cpu_set_parse(fattn_cpu_set *set, const char *list);
 
+/* Whether the machine has one of them, as far as it can be asked. */
+bool fattn_cpu_set_exists(const fattn_cpu_set *set);
+
 /* Adds the processors that this thread may run on, or the process's first thread: either may be
  * bound to a few where the other is not. Adds none where the system does not say. */
 void fattn_cpu_set_allowed(fattn_cpu_set *set);

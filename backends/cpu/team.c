@@ -212,8 +212,12 @@ fattn_status fattn_cpu_team_open(fattn_cpu_team *team, const fattn_device_option
     }
     if (options->cpus && !fattn_cpu_set_parse(&cpus, options->cpus)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT,
-                          "cpus is \"%.64s\", not a list of processors such as 0-3,8",
-                          options->cpus);
+                          "cpus is \"%.64s\", not a list of processors such as 0-3,8, below %d",
+                          options->cpus, FATTN_CPU_SET_SIZE);
+    }
+    if (options->cpus && !fattn_cpu_set_exists(&cpus)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "cpus is \"%.64s\": this machine has none of them", options->cpus);
     }
     int64_t threads = env->threads       ? env->threads
                       : options->threads ? options->threads

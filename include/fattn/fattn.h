@@ -489,9 +489,10 @@ typedef struct fattn_device_options {
     int64_t threads;                 /* 1..1024; 0, the default, as said above */
     const char *isa;                 /* this instruction set, with its base; NULL: the best */
     const char *cpus;                /* processors that the library's own threads may run on, as in
-                                      * "0-15,32"; the calling thread stays where it is. NULL, the
-                                      * default: those of the program's first thread and of the one
-                                      * that opens the device, or OpenMP's places */
+                                      * "0-15,32", one of them at least in this machine; the
+                                      * calling thread stays where it is. NULL, the default: those
+                                      * of the program's first thread and of the one that opens the
+                                      * device, or OpenMP's places */
     fattn_engine engine;             /* default FATTN_ENGINE_DEFAULT */
     uint32_t reserved;               /* 0 */
     fattn_parallel_for parallel_for; /* whose threads work instead; default NULL. No other thread is

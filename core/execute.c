@@ -59,6 +59,27 @@ fattn_status fattn_plan_check(const fattn_plan *plan, const fattn_buffers *given
     return fattn_buffers_check_unused(plan->problem.op, plan->features, *checked);
 }
 
+/* The caller's workspace holds none of the tensors. */
+static fattn_status check_workspace(const fattn_plan *plan, const fattn_buffers *buffers,
+                                    const void *workspace)
+{
+    const int64_t bytes = plan->tiling.workspace;
+    if (!workspace || bytes == 0 ||
+        fattn_pointers_avoid(&plan->pointers, buffers, workspace, (size_t)bytes)) {
+        return FATTN_OK;
+    }
+    const fattn_region whole = {.base = (uintptr_t)workspace, .extent = {1, 1, 1, 1}, .run = bytes};
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    const int count = fattn_operands(&plan->problem, buffers, operands);
+    for (int i = 0; i < count; i++) {
+        if (fattn_operand_is_present(&operands[i]) &&
+            fattn_regions_overlap(&operands[i].region, &whole)) {
+            return fattn_fail(FATTN_OVERLAP, "%s lies in the workspace", operands[i].name);
+        }
+    }
+    return FATTN_OK;
+}
+
 fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                            fattn_stream stream)
 {
@@ -67,7 +88,8 @@ fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,
     }
     fattn_buffers copy;
     const fattn_buffers *checked = NULL;
-    const fattn_status status = fattn_plan_check(plan, buffers, &copy, &checked);
+    fattn_status status = fattn_plan_check(plan, buffers, &copy, &checked);
+    status = status ? status : check_workspace(plan, checked, workspace);
     return status ? status : fattn_plan_run(plan, checked, workspace, stream);
 }
 

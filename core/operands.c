@@ -281,3 +281,18 @@ bool fattn_pointers_hold(const fattn_pointers *pointers, const fattn_buffers *bu
     }
     return true;
 }
+
+bool fattn_pointers_avoid(const fattn_pointers *pointers, const fattn_buffers *buffers,
+                          const void *memory, size_t bytes)
+{
+    const uintptr_t first = (uintptr_t)memory;
+    for (int i = 0; i < pointers->count; i++) {
+        const void *pointer = NULL;
+        memcpy(&pointer, (const char *)buffers + pointers->of[i].offset, sizeof pointer);
+        const uintptr_t base = (uintptr_t)pointer;
+        if (base && base < first + bytes && first < base + pointers->of[i].bytes) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -65,4 +65,8 @@ void fattn_pointers_make(const fattn_problem *problem, fattn_pointers *pointers)
  * without sharing a byte. */
 bool fattn_pointers_hold(const fattn_pointers *pointers, const fattn_buffers *buffers);
 
+/* Whether they show that no operand shares a byte with some other memory. */
+bool fattn_pointers_avoid(const fattn_pointers *pointers, const fattn_buffers *buffers,
+                          const void *memory, size_t bytes);
+
 #endif

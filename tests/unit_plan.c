@@ -472,6 +472,34 @@ Test(plan, verbose_says_what_and_why)
     fattn_device_close(cpu);
 }
 
+/* A tensor in the caller's workspace is refused, at either end of it. */
+Test(plan, keeps_tensors_out_of_the_workspace)
+{
+    fattn_device *const device = open_device("cpu");
+    const fattn_problem p = small();
+    fattn_buffers b = small_buffers();
+    fattn_plan *plan = NULL;
+    fattn_plan_info info;
+    fattn_plan_info_init(&info);
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_OK);
+    ANSWERS(fattn_plan_get_info(plan, &info), FATTN_OK);
+    const size_t bytes = (size_t)info.workspace_bytes, last = (bytes - 1) / 256 * 256;
+    cr_assert_gt(bytes, 0);
+    char *const memory = aligned_alloc(256, last + 256 + sizeof arrays[0]);
+    b.q = memcpy(memory, arrays[0], sizeof arrays[0]);
+    ANSWERS(fattn_execute(plan, &b, memory, NULL), FATTN_OVERLAP);
+    REASON_HAS("q lies in the workspace");
+    b.q = arrays[0];
+    b.o = memory + last;
+    ANSWERS(fattn_execute(plan, &b, memory, NULL), FATTN_OVERLAP);
+    REASON_HAS("o lies in the workspace");
+    b.o = memory + last + 256;
+    ANSWERS(fattn_execute(plan, &b, memory, NULL), FATTN_OK);
+    free(memory);
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+}
+
 /* --- The one-shot call ------------------------------------------------------------------------ */
 
 Test(one_shot, plans_once_and_runs)

@@ -87,7 +87,8 @@ typedef enum fattn_status {
     FATTN_INVALID_STRIDE = 13, /* a stride that the problem cannot have */
     FATTN_NULL_POINTER = 14,   /* a required pointer is NULL */
     FATTN_MISALIGNED = 15,     /* a pointer is less aligned than promised */
-    FATTN_OVERLAP = 16,        /* an output overlaps itself or another buffer */
+    FATTN_OVERLAP = 16,        /* an output overlaps itself or another buffer, or a buffer the
+                                * workspace */
     FATTN_OVERFLOW = 17,       /* a size in bytes does not fit in 63 bits */
     FATTN_INVALID_DATA = 18,   /* lengths, cu_seqlens or a block table contradict the problem */
 

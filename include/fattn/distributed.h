@@ -241,8 +241,9 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
  *
  * Results do not depend on time: the same ranks give the same bits in every run, in backward on a
  * GPU with FATTN_DETERMINISTIC. On an error, also one of another rank, outputs are untouched,
- * except where a rank fails after others were done, and except dbias, which is written where it is,
- * too large to be held twice.
+ * except where a rank fails after others were done, where heads take turns
+ * (fattn_group_plan_create), and except dbias, which is written where it is, too large to be held
+ * twice.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 

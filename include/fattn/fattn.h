@@ -241,6 +241,7 @@ typedef struct fattn_problem {
     uint32_t outputs;       /* FATTN_OUT_*; 0, the default, means O, or DQ | DK | DV */
     uint32_t reserved;      /* 0 */
 
+    /* Sizes are 2^31 - 1 at most. */
     int64_t batch;    /* B, default 1 */
     int64_t heads_q;  /* Hq, a multiple of heads_k, default 1 */
     int64_t heads_k;  /* Hk, default 1 */
@@ -331,8 +332,10 @@ typedef struct fattn_buffers {
     const int32_t *block_table;  /* (B, max_pages): page of keys j * page_size .. of sequence b */
 
     /* FATTN_POSITIONS. The arrays, where not NULL, are per sequence (B) and replace the scalars. */
-    int64_t q_offset, k_offset; /* position of the first local row and key in the whole sequence */
-    int64_t whole_q, whole_k;   /* lengths of the whole sequence; -1: the local ones */
+    int64_t q_offset, k_offset; /* position of the first local row and key in the whole sequence,
+                                 * at most 2^40 either way; with dropout those of all rows and
+                                 * keys are 0..2^33 - 1 */
+    int64_t whole_q, whole_k; /* lengths of the whole sequence, at most 2^40; -1: the local ones */
     const int64_t *q_offsets, *k_offsets; /* (B), like q_offset and k_offset */
     const int64_t *wholes_q, *wholes_k;   /* (B), like whole_q and whole_k */
 

@@ -1133,7 +1133,9 @@ static void check_hopper_rows(void)
         {"wgmma_split_64", 64, 64, 8, 16, 512, 64, 0, 0},  /* many, but tiles have 192 rows */
         {"wgmma_short_128", 8, 32, 8, 8, 512, 128, 0, 0},  /* a block for every other unit */
         {"wgmma_split_128", 1, 32, 8, 8, 768, 128, 0, 0},  /* fewer */
-        {"wgmma_split_128", 64, 32, 8, 8, 256, 128, 0, 0}, /* more, of few rows */
+        {"wgmma_split_128", 64, 32, 8, 8, 512, 128, 0, 0}, /* more, of few rows */
+        {"wgmma_short_128", 64, 32, 8, 8, 256, 128, 0, 0}, /* and few keys */
+        {"wgmma_short_128", 512, 16, 16, 17, 17, 128, 0, 0},
         {"wgmma_split_128", 1, 32, 8, 256, 32768, 128, FATTN_CAUSAL, 0},
         {"wgmma_128", 1, 32, 8, 512, 32768, 128, FATTN_CAUSAL,
          0}, /* 128 blocks fill the units once, */
@@ -1149,6 +1151,11 @@ static void check_hopper_rows(void)
         {"wgmma_full_128", 32, 16, 16, 512, 512, 128, FATTN_BIAS, 128},
         {"wgmma_full_256", 8, 16, 16, 2048, 2048, 256, FATTN_MASK, 128},
         {"wgmma_full_256", 1, 8, 8, 512, 512, 256, FATTN_BIAS, 128}, /* 32 blocks, */
+        {"wgmma_full_256", 64, 8, 8, 17, 17, 256, FATTN_ALIBI, 128}, /* half of them empty, */
+        {"wgmma_full_128", 64, 32, 8, 16, 300, 128, FATTN_ALIBI, 128},
+        {"mma_full_128", 64, 32, 8, 16, 128, 128, FATTN_ALIBI, 0}, /* of few keys, */
+        {"mma_full_128", 8, 32, 8, 16, 300, 128, FATTN_ALIBI, 0},  /* and few of them */
+        {"wgmma_full_128", 256, 16, 16, 32, 32, 128, FATTN_MASK, 64},
         {"wgmma_full_64", 1, 4, 4, 2048, 2048, 64, FATTN_SOFTCAP, 128},
         {"mma_full_64", 1, 1, 1, 2048, 2048, 64, FATTN_SOFTCAP, 0}, /* 16 of many keys */
     };

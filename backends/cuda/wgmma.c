@@ -127,7 +127,7 @@ static bool are_short_in_mean(const fattn_problem *p)
 /* Whether items are so short that to begin and to end them takes most of the time: a row sees
  * keys_short keys at most. Longer ones pay where there are about as many blocks as multiprocessors,
  * so that keys need not be cut. Past 64 channels a multiprocessor has no more warpgroups of these
- * rows than of others, and only few blocks pay. */
+ * rows than of others, and only few blocks pay, or heads that fill no more than one block. */
 static bool are_short(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits,
                       int64_t keys_short)
 {
@@ -139,7 +139,7 @@ static bool are_short(const fattn_kernel *row, const fattn_problem *p, const fat
     const bool few = blocks <= 1.5 * units;
     return rows > MMA_DECODE_ROWS &&
            (are_short_in_mean(p) ||
-            (keys <= keys_short ? few || fattn_gpu_kernel_of(row)->width == 64
+            (keys <= keys_short ? few || rows <= 64 || fattn_gpu_kernel_of(row)->width == 64
                                 : keys <= KEYS_MAX && few && blocks >= 0.4 * units));
 }
 
@@ -468,6 +468,13 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
     return cannot(row, p);
 }
 
+/* Whether a row of half as many channels would be too narrow. */
+static bool needs_width(const fattn_kernel *row, const fattn_problem *p)
+{
+    const int half = fattn_gpu_kernel_of(row)->width / 2;
+    return p->dim > half || p->dim_v > half;
+}
+
 /* Whether these kernels take less time than those of mma.c although their blocks leave most
  * multiprocessors idle. Theirs is proportional to the keys; that of mma.c, which cuts keys into
  * parts and merges them, to keys times blocks, beside a constant. Where the two lines meet was
@@ -481,6 +488,16 @@ static bool few_pay(const fattn_kernel *row, const fattn_problem *p, const fattn
     return rows > 64 && (double)p->seqlen_k * (enough - blocks) <= (narrow ? 32e3 : 42e3);
 }
 
+/* The same where heads have so few rows that half of a block is empty. Up to 128 channels this pays
+ * where there are keys for more than one tile. */
+static bool few_rows_pay(const fattn_kernel *row, const fattn_problem *p)
+{
+    const int64_t rows = group_of(p) * p->seqlen_q;
+    return rows > MMA_DECODE_ROWS && rows <= 64 &&
+           (p->seqlen_k > 128 || (fattn_gpu_kernel_of(row)->width > 128 && needs_width(row, p))) &&
+           (double)p->batch * (double)p->heads_k >= BLOCKS_MIN;
+}
+
 /* Where blocks of a block mask are no multiples of a tile, most tiles are kept in part. These are
  * slow: 3 times the time of the rows of mma.c. */
 static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
@@ -492,8 +509,8 @@ static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fat
     const bool blocks = p->features & FATTN_BLOCK_MASK;
     const bool whole =
         !blocks || (p->block_m * group_of(p) % tile->br == 0 && p->block_n % tile->bc == 0);
-    return whole &&
-           (few_pay(row, p, limits) || pays(row, p, limits) || full_is_short(row, p, limits));
+    return whole && (few_pay(row, p, limits) || few_rows_pay(row, p) || pays(row, p, limits) ||
+                     full_is_short(row, p, limits));
 }
 
 /* The counter, and the order of sequences, or what a bias, a mask or a block mask leaves of each
@@ -765,13 +782,6 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     maps[2] = keys_map(p, offsetof(fattn_buffers, v), p->dim_v, &p->v, keys);
     maps[3] = rows_map(p, offsetof(fattn_buffers, dout), p->dim_v, &p->dout, (int)t->br);
     return 4;
-}
-
-/* Whether a row of half as many channels would be too narrow. */
-static bool needs_width(const fattn_kernel *row, const fattn_problem *p)
-{
-    const int half = fattn_gpu_kernel_of(row)->width / 2;
-    return p->dim > half || p->dim_v > half;
 }
 
 #define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)                      \

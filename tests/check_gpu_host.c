@@ -1246,6 +1246,44 @@ static void check_packed_rows(void)
     tap_check(wrong == 0, "rows of packed batches, and when their sequences are put in order");
 }
 
+/* Which tile lean backward has on an H100: that of 64 queries where a larger one would be empty for
+ * the most part, or sequences are short. */
+static void check_backward_rows(void)
+{
+    static const struct {
+        const char *row;
+        int64_t seqlen_q, seqlen_k, dim, mean; /* mean: of a packed batch, or 0 */
+        uint64_t features;
+    } cases[] = {
+        {"wgmma_backward_short_64", 17, 17, 64, 0, 0},
+        {"wgmma_backward_short_64", 320, 320, 64, 0, 0},
+        {"wgmma_backward_64", 321, 321, 64, 0, 0},
+        {"wgmma_backward_short_64", 512, 512, 64, 0, FATTN_CAUSAL},
+        {"wgmma_backward_64", 512, 512, 64, 0, 0},
+        {"wgmma_backward_64", 256, 2048, 64, 0, 0}, /* no row is empty, and keys are many */
+        {"wgmma_backward_short_64", 192, 2048, 64, 0, FATTN_DETERMINISTIC},
+        {"wgmma_backward_short_64", 2048, 512, 64, 100, FATTN_CU_SEQLENS_Q},
+        {"wgmma_backward_64", 2048, 512, 64, 500, FATTN_CU_SEQLENS_Q},
+        {"wgmma_backward_128", 17, 17, 72, 0, 0},
+        {"wgmma_backward_256", 17, 17, 136, 0, 0},
+    };
+    fattn_device *const device = open_h100("rows of backward");
+    EACH (n, cases) {
+        fattn_problem p = problem_of(BACKWARD);
+        p.features = cases[n].features;
+        p.batch = 64, p.heads_q = p.heads_k = 16;
+        p.seqlen_q = cases[n].seqlen_q, p.seqlen_k = cases[n].seqlen_k;
+        p.total_q = cases[n].mean * p.batch;
+        p.dim = p.dim_v = cases[n].dim;
+        const fattn_plan_info info = plan_info(device, &p, cases[n].row);
+        expect(strcmp(info.kernel, cases[n].row) == 0, "case %d: %s, expected %s", (int)n,
+               info.kernel, cases[n].row);
+    }
+    close_h100(device);
+    tap_check(wrong == 0, "rows of lean backward, in %d problems",
+              (int)(sizeof cases / sizeof *cases));
+}
+
 /* Which block masks Hopper's backward takes, and where the rest goes. */
 static void check_block_mask_rows(void)
 {
@@ -1331,6 +1369,7 @@ static bool check_maps(void)
         check_map_refusals();
         check_hopper_rows();
         check_packed_rows();
+        check_backward_rows();
         check_block_mask_rows();
         check_resident_clusters();
         check_f32_splits();

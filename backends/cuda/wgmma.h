@@ -153,6 +153,7 @@ FATTN_HD bool wgmma_orders(const fattn_problem *p, int64_t items)
  * reasons and the measurements.
  */
 #define WGMMA_BACKWARD_SHAPES(X) \
+    X(short_64, 64, 64, 128, 3)  \
     X(64, 64, 128, 128, 3)       \
     X(128, 128, 64, 128, 3)
 

@@ -44,11 +44,12 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 # multiply spill: forward's planner has 32 registers at 64 and 96 channels and 40 in short_128, and backward's other
 # warps have 24. Entries in FETCHES also spill some addresses and bounds of masks, and reload a few of them among products.
 SPILLS = {"64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144, "short_128": 56,
-          "backward_64": 216, "backward_128": 92, "backward_256": 64,
+          "backward_short_64": 100, "backward_64": 216, "backward_128": 92, "backward_256": 64,
           "backward_ordered_256": 104}
 FETCHES = ("backward_64",)
 # Products that an item ends with: dQ of its last tile, of 128 keys, where dQ is made a tile later.
-DEFERRED = {"backward_64": 8, "backward_blocks_64": 8, "backward_softcap_64": 8, "backward_softcap_128": 8}
+DEFERRED = {"backward_short_64": 8, "backward_64": 8, "backward_blocks_64": 8, "backward_softcap_64": 8,
+            "backward_softcap_128": 8}
 # Of the rows wgmma_full_*, where what makes scores needs registers between the products. Planners of three warpgroups
 # and of three blocks a multiprocessor have 32 registers.
 FULL_SPILLS = {"full_64": 200, "full_128": 680, "full_256": 228,

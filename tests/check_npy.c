@@ -460,6 +460,52 @@ static int has_old(const char *path)
     return get_file(path, text, sizeof text) == 3 && !memcmp(text, "old", 3);
 }
 
+/* A pipe has a path in /proc or /dev/fd, which leads to no file that could be replaced. */
+static void test_unnamed(void)
+{
+    int ends[2];
+    char path[32];
+    need(pipe(ends) == 0, "pipe");
+    snprintf(path, sizeof path, "/dev/fd/%d", ends[1]);
+    if (access(path, F_OK)) {
+        tap_skip("a pipe is not replaced", "there is no /dev/fd");
+    } else {
+        tap_check(write_refused(path, "is not a regular file with a name"),
+                  "a pipe is not replaced");
+    }
+    close(ends[0]);
+    close(ends[1]);
+}
+
+/* A file that may not be written to is not replaced, although its folder may be; nor does
+ * replacement_check() take its path. Root may write to all files, so a child becomes nobody. */
+static void test_permissions(void)
+{
+    const char *const mine = in_folder("mine.npy"), *const inside = in_folder("closed/o.npy");
+    put_file(mine, "old", 3);
+    need(!chmod(mine, 0444) && !chmod(folder, 0777) && !mkdir(in_folder("closed"), 0555), mine);
+    fflush(stdout);
+    const pid_t child = fork();
+    need(child >= 0, "fork");
+    if (child == 0) {
+        char why[2048] = "";
+        const complaint to[] = {{mine, why, sizeof why}, {inside, why, sizeof why}};
+        if (geteuid() == 0 && (setgid(65534) || setuid(65534))) _exit(3);
+        const int early = replacement_check(&to[0]) && strstr(why, "mine.npy: cannot be written");
+        const int place = replacement_check(&to[1]) && strstr(why, "Permission denied");
+        _exit(!(early && place && write_refused(mine, "cannot be written: Permission denied")));
+    }
+    int status;
+    need(waitpid(child, &status, 0) == child, "waitpid");
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 3) {
+        tap_skip("a file that may not be written to", "root cannot become another user");
+    } else {
+        tap_check(status == 0 && has_old(mine),
+                  "a file that may not be written to is not replaced");
+    }
+    need(!chmod(folder, 0700) && !remove(mine) && !rmdir(in_folder("closed")), "remove");
+}
+
 static void test_write_failures(void)
 {
     static char long_path[5000], long_name[400];
@@ -486,6 +532,8 @@ static void test_write_failures(void)
               "a directory is not replaced");
     tap_check(write_refused("/dev/full", "exists and is not a regular file"),
               "a device is not replaced");
+    test_unnamed();
+    test_permissions();
     tap_check(
         write_refused(in_folder("absent/o.npy"), "its directory cannot be used: No such file"),
         "an absent directory is named");

@@ -95,6 +95,7 @@ REFUSED = [
     (f"run {QKV} --seqused-k i4.npy", 2, "i4.npy: shape (3) is not (2) = (B)"),
     (f"run {QKV} --cu-seqlens-q i4.npy", 2, "q.npy: shape (2, 5, 4, 8) is not (any, any, any) = (total_q, Hq, D)"),
     (f"run {QKV.replace('out.npy', 'no/folder/out.npy')}", 2, "no/folder/out.npy"),
+    (f"run {QKV.replace('out.npy', '/dev/stdout')}", 2, "/dev/stdout: is not a regular file with a name"),
     (f"run {QKV} --lse no/folder/lse.npy", 2, "no/folder/lse.npy"),
     (f"run {QKV} --device quantum", 3, "fattn: FATTN_UNKNOWN_DEVICE: "),
     (f"run {QKV} --softcap -2", 3, "fattn: FATTN_INVALID_ARGUMENT: "),

@@ -149,7 +149,8 @@ static const char notes[] =
     "the type, arrays of u2 (or V2) are read as bf16 bit patterns, and outputs are written as u2.\n"
     "Rows of outputs that belong to no sequence are 0.\n"
     "\n"
-    "No output may be an input, under any name. Outputs keep the mode of the files they replace.\n"
+    "Outputs are regular files. They replace files that you may write to, and keep their mode. No\n"
+    "output may be an input, under any name.\n"
     "If a run is killed while it replaces several files, the next run that reads or writes in\n"
     "their folder completes the replacement. It also removes temporary files (.fattn-*) of runs\n"
     "that were killed earlier.";
@@ -363,11 +364,19 @@ static bool same_file(const char *a, const char *b)
            one.st_ino == other.st_ino;
 }
 
-/* Outputs replace files, so an output that is also an input would change the next run's inputs. */
+/* Refuses outputs that cannot be written, before anything is computed. Of ranks, only the first
+ * creates files. Outputs replace files, so an output that is also an input would change the next
+ * run's inputs. */
 static bool check_outputs(const job *j)
 {
+    const bool creates = !j->divided.wanted || j->divided.engine.transport->rank == 0;
     for (int out = 0; out < OUTPUTS; out++) {
         const char *const path = j->out_path[out];
+        char why[LINE];
+        const complaint to = {path, why, sizeof why};
+        if (path && creates && replacement_check(&to) != 0) {
+            return complain(why);
+        }
         for (int in = 0; path && in < INPUTS; in++) {
             if (j->in_path[in] && same_file(path, j->in_path[in])) {
                 tool_usage("run", "output %s is the file of an input, %s", path, j->in_path[in]);

@@ -48,14 +48,23 @@ static bool same_folder(const char *a, const char *b)
     return folder_size(a) == folder_size(b) && memcmp(a, b, folder_size(a)) == 0;
 }
 
-/* rename() replaces anything, as root even a device; only regular files may be replaced. */
+/* rename() replaces anything, as root even a device, and asks only for the folder's permission.
+ * Only regular files may be replaced, and only those that this user could write to. */
 static int check_replaceable(const char *target, const complaint *to)
 {
     struct stat status;
     if (lstat(target, &status) != 0) {
         return errno == ENOENT ? 0 : complaint_write(to, "cannot be written: %s", strerror(errno));
     }
-    return S_ISREG(status.st_mode) ? 0 : complaint_write(to, "exists and is not a regular file");
+    if (!S_ISREG(status.st_mode)) {
+        return complaint_write(to, "exists and is not a regular file");
+    }
+    const int file = open(target, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0) {
+        return complaint_write(to, "cannot be written: %s", strerror(errno));
+    }
+    close(file);
+    return 0;
 }
 
 /* The path without links, "." and "..", even if the file does not exist: equal for equal files. */
@@ -73,7 +82,10 @@ static int resolve(const complaint *to, char target[PATH_MAX])
         return complaint_write(to, "cannot be written: %s", strerror(errno));
     }
     if (lstat(to->path, &status) == 0) {
-        return complaint_write(to, "is a link to a file that does not exist");
+        /* /dev/stdout may lead to a pipe, or to a deleted file, which have no path. */
+        return complaint_write(to, stat(to->path, &status) == 0
+                                       ? "is not a regular file with a name"
+                                       : "is a link to a file that does not exist");
     }
 
     const char *const slash = strrchr(to->path, '/'), *const base = slash ? slash + 1 : to->path;
@@ -401,6 +413,18 @@ static void drop(replacement *one)
     close_files(one);
     fattn_memory_free(one->target);
     memset(one, 0, sizeof *one);
+}
+
+int replacement_check(const complaint *to)
+{
+    char target[PATH_MAX];
+    if (resolve(to, target) != 0) {
+        return -1;
+    }
+    target[folder_size(target)] = '\0';
+    return faccessat(AT_FDCWD, target, W_OK | X_OK, AT_EACCESS) == 0
+               ? 0
+               : complaint_write(to, "its directory cannot be used: %s", strerror(errno));
 }
 
 int replacement_open(replacement *one, const complaint *to)

@@ -30,9 +30,13 @@ typedef struct replacement {
     int note_file;   /* -1: none */
 } replacement;
 
-/* Opens a temporary file for the path, which names no file, a regular one, or a link to one. A file
- * that is replaced leaves its mode, and where this is allowed its owner, to the new one. Recovers
- * the folder first. Returns 0, or -1 with the reason in *to. */
+/* Whether replacement_open() would take this path, as far as that can be known without creating a
+ * file. Returns 0, or -1 with the reason in *to. */
+int replacement_check(const complaint *to);
+
+/* Opens a temporary file for the path, which names no file, or a regular one that this user may
+ * write to, or a link to one. A file that is replaced leaves its mode, and where this is allowed
+ * its owner, to the new one. Recovers the folder first. Returns 0, or -1 with the reason in *to. */
 int replacement_open(replacement *one, const complaint *to);
 
 /* Renames all. When one cannot be renamed, files replaced so far are put back. Afterwards all are

@@ -108,8 +108,7 @@ int fattn_tool_check(int argc, char **argv)
     status = status ? status : trials_open(&s, kernel);
     if (status) {
         fattn_device_close(s.device);
-        return status == FATTN_INVALID_ARGUMENT ? tool_usage("check", "%s", fattn_last_reason())
-                                                : tool_failure(status);
+        return tool_failure(status);
     }
     char command[128];
     snprintf(command, sizeof command, "fattn check --device %s", device ? device : info.backend);

@@ -40,8 +40,8 @@ static void print_help(FILE *out)
                  "Exit status:\n"
                  "  0  success\n"
                  "  1  a check or a benchmark found a failure\n"
-                 "  2  wrong options or input files\n"
-                 "  3  the device or the library failed\n");
+                 "  2  wrong options, FATTN_ variables or files\n"
+                 "  3  the device or the library failed, or does not support what was asked\n");
 }
 
 static int dispatch(int argc, char **argv)

@@ -286,8 +286,7 @@ static int report_row(const request *r, const setting *s, io_plot_row *point)
             code = TOOL_FAILED;
         }
     } else {
-        code = status == FATTN_OUT_OF_MEMORY ? tool_failure(status)
-                                             : tool_usage("io", "%s", fattn_last_reason());
+        code = tool_failure(status);
     }
     head_free(&a);
     return code;

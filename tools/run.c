@@ -1356,7 +1356,7 @@ static int report(const job *j, fattn_status status)
     }
     fprintf(stderr, "fattn: %s: %s (%s holds f64; --dtype f32 converts)\n",
             fattn_status_string(status), fattn_last_reason(), j->in_path[IN_Q]);
-    return TOOL_LIBRARY;
+    return tool_exit_code(status);
 }
 
 static bool prepare(job *j)

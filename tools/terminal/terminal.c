@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <sched.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -19,10 +20,18 @@ int tool_usage(const char *command, const char *format, ...)
     return TOOL_USAGE;
 }
 
+int tool_exit_code(fattn_status status)
+{
+    const bool request = status >= FATTN_INVALID_ARGUMENT && status < FATTN_UNSUPPORTED;
+    return status == FATTN_OK                           ? TOOL_OK
+           : request || status == FATTN_BAD_ENVIRONMENT ? TOOL_USAGE
+                                                        : TOOL_LIBRARY;
+}
+
 int tool_failure(fattn_status status)
 {
     fprintf(stderr, "fattn: %s: %s\n", fattn_status_string(status), fattn_last_reason());
-    return TOOL_LIBRARY;
+    return tool_exit_code(status);
 }
 
 int tool_processors(void)

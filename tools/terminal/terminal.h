@@ -12,14 +12,18 @@
 enum {
     TOOL_OK = 0,
     TOOL_FAILED = 1, /* a check or a benchmark found a failure */
-    TOOL_USAGE = 2,  /* wrong options or input files */
-    TOOL_LIBRARY = 3 /* the device or the library failed, or memory ran out */
+    TOOL_USAGE = 2,  /* wrong options, FATTN_ variables or files */
+    TOOL_LIBRARY = 3 /* the device or the library failed, is absent, or cannot do what was asked */
 };
 
 /* Prints "fattn <command>: " and the sentence as one line on stderr; returns TOOL_USAGE. */
 int tool_usage(const char *command, const char *format, ...) FATTN_PRINTF(2, 3);
 
-/* Prints "fattn: <status>: <fattn_last_reason()>" as one line on stderr; returns TOOL_LIBRARY. */
+/* The exit code that says the same as a status: TOOL_USAGE where the request is wrong on every
+ * device (the statuses below FATTN_UNSUPPORTED) or the environment is, else TOOL_LIBRARY. */
+int tool_exit_code(fattn_status status);
+
+/* Prints "fattn: <status>: <fattn_last_reason()>" as one line on stderr; returns its exit code. */
 int tool_failure(fattn_status status);
 
 /* Processors that this process may run on, by its affinity if the system has one. */

@@ -397,6 +397,19 @@ def test_matrices(tool):
        ["scores: 1 x 2 x 6 x 9"] * 2 + ["probabilities: 1 x 2 x 6 x 9"], "explain speaks of them")
 
 
+def test_all_kernels(tool):
+    """explain --kernel all: the plan of each kernel that takes the problem, and why others do not."""
+    about = json.loads(start(tool, None, "info --json").stdout)
+    rows = next(b for b in about["backends"] if b["name"] == "cpu")["devices"][0]["kernels"]
+    ran = start(tool, None, "explain --device cpu --sq 64 --kernel all")
+    planned = re.findall(r"^forward .* kernel (\w+)$", ran.stdout, re.M)
+    declined = re.findall(r"for the problem: (\w+) ", ran.stderr)
+    ok(ran.returncode == 0 and "scalar_forward" in planned and "scalar_decode" in declined and
+       sorted(planned + declined) == sorted(row["name"] for row in rows), f"explain --kernel all: {planned}, not {declined}")
+    ran = start(tool, None, "explain --device cpu --d 300 --kernel all")
+    ok(ran.returncode == 3 and ran.stdout == "", "explain --kernel all fails where no kernel takes the problem")
+
+
 def test_threads(tool, folder):
     """A plan's workspace is for as many threads as the device has."""
     rng = np.random.default_rng(1)
@@ -483,6 +496,7 @@ def main():
         test_features(tool, folder)
         test_places(tool)
         test_matrices(tool)
+        test_all_kernels(tool)
         test_threads(tool, folder)
         test_crowd(tool, folder)
         test_peer(tool, folder)

@@ -544,7 +544,7 @@ static fattn_status bench_case(bench *b, const sweep_case *c)
         }
         if (c->dir == SWEEP_PLAN) {
             status = bench_plan(b, device, word, c);
-        } else if (c->kernel && strcmp(c->kernel, "all") == 0) {
+        } else if (sweep_all_kernels(c)) {
             status = bench_all(b, device, &about, word, c);
         } else {
             status = bench_kernel(b, device, &about, word, c, c->kernel, false);

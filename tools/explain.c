@@ -50,17 +50,51 @@ static int print_matrices(fattn_device *device, const sweep_case *c)
     return TOOL_OK;
 }
 
+/* The plan of one kernel; NULL means the planner's choice. */
+static int explain_kernel(fattn_device *device, const sweep_case *c, const char *kernel)
+{
+    fattn_plan *plan = NULL;
+    const fattn_status status = fattn_plan_create_with(device, &c->problem, kernel, NULL, &plan);
+    const int code = status == FATTN_OK ? print_plan(plan) : tool_failure(status);
+    fattn_plan_destroy(plan);
+    return code;
+}
+
+/* The plan of each kernel that takes the problem, with an empty line between two; stderr has the
+ * reasons of the others. */
+static int explain_all(fattn_device *device, const sweep_case *c)
+{
+    const fattn_kernel *row;
+    const char *missing;
+    int plans = 0;
+    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
+        fattn_plan *plan = NULL;
+        const fattn_status status =
+            fattn_plan_create_with(device, &c->problem, row->name, NULL, &plan);
+        if (status == FATTN_UNSUPPORTED) {
+            fprintf(stderr, "fattn explain: %s\n", fattn_last_reason());
+            continue;
+        }
+        if (status == FATTN_OK && plans++ > 0) {
+            putchar('\n');
+        }
+        const int code = status == FATTN_OK ? print_plan(plan) : tool_failure(status);
+        fattn_plan_destroy(plan);
+        if (code != TOOL_OK) {
+            return code;
+        }
+    }
+    return plans > 0 ? TOOL_OK : TOOL_LIBRARY;
+}
+
 static int explain(const sweep_case *c)
 {
     fattn_device *device = NULL;
-    fattn_plan *plan = NULL;
-    fattn_status status = sweep_open(c, &device);
-    if (status == FATTN_OK) {
-        status = fattn_plan_create_with(device, &c->problem, c->kernel, NULL, &plan);
-    }
-    int code = status == FATTN_OK ? print_plan(plan) : tool_failure(status);
+    const fattn_status status = sweep_open(c, &device);
+    int code = status != FATTN_OK     ? tool_failure(status)
+               : sweep_all_kernels(c) ? explain_all(device, c)
+                                      : explain_kernel(device, c, c->kernel);
     code = code == TOOL_OK ? print_matrices(device, c) : code;
-    fattn_plan_destroy(plan);
     fattn_device_close(device);
     return code;
 }

@@ -399,6 +399,8 @@ void sweep_at(const sweep *s, int64_t n, sweep_case *c)
  * What a case holds
  * ---------------------------------------------------------------------------------------------- */
 
+bool sweep_all_kernels(const sweep_case *c) { return c->kernel && strcmp(c->kernel, "all") == 0; }
+
 fattn_status sweep_open(const sweep_case *c, fattn_device **device)
 {
     fattn_device_options options;

@@ -29,7 +29,7 @@ typedef struct sweep {
 
 typedef struct sweep_case {
     const char *device; /* NULL: the default device */
-    const char *kernel; /* NULL: the planner's choice */
+    const char *kernel; /* NULL: the planner's choice; "all" is every row that takes it */
     sweep_dir dir;
     const char *dir_word;
     int64_t threads;           /* 0: the device's default */
@@ -57,6 +57,9 @@ bool sweep_has(const sweep *s, sweep_dir dir);
 
 /* Whether scores or probabilities are wanted in some case. */
 bool sweep_inspects(const sweep *s);
+
+/* Whether the case is for every kernel of its device that takes the problem (--kernel all). */
+bool sweep_all_kernels(const sweep_case *c);
 
 /* Opens the case's device, with its number of threads. */
 fattn_status sweep_open(const sweep_case *c, fattn_device **device);

@@ -16,7 +16,7 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static fattn_env env;
 static char texts[2][VALUE_MAX]; /* copies: the process may change its environment later */
-static char complaint[256];      /* empty when all is well */
+static char complaint[320];      /* empty when all is well */
 static char strangers[256];      /* FATTN_ names that are no variable, cut at the end */
 static int warned;               /* atomic: the strangers were told */
 
@@ -159,8 +159,10 @@ static void read_own(void)
         const fattn_env_variable *const variable = fattn_backend_at(i)->variable;
         const char *const text = variable ? getenv(variable->name) : NULL;
         own[i].variable = variable;
-        if (text && !read_text(text, &own[i].value, own[i].text)) {
-            complain(variable->name, text, variable->expected);
+        char expected[128] = "a word";
+        if (text && (!read_text(text, &own[i].value, own[i].text) ||
+                     !variable->takes(text, expected, sizeof expected))) {
+            complain(variable->name, text, expected);
         }
     }
 }

@@ -21,9 +21,12 @@ typedef struct fattn_env {
  * of them is wrong. */
 fattn_status fattn_env_get(const fattn_env **env);
 
-/* A backend's own variable, whose value is a word that the backend checks. */
+/* A backend's own variable, whose value is a word. */
 typedef struct fattn_env_variable {
-    const char *name, *expected; /* as in "FATTN_X is "y", not the name of a z" */
+    const char *name;
+    /* Whether it may have this value. If not, writes what it may have, as in "FATTN_X is "y", not
+     * the name of a z". What this machine lacks is refused where a device is opened. */
+    bool (*takes)(const char *value, char *expected, size_t size);
 } fattn_env_variable;
 
 /* The value of a backend's variable (backend.h), after fattn_env_get(); NULL when unset. */

@@ -118,6 +118,8 @@ Test(env, bad_values_are_errors_that_name_them)
         {"FATTN_SPLITS", "0"},
         {"FATTN_SRAM", "99999999999999999999999"},
         {"FATTN_KERNEL", ""},
+        {"FATTN_CPU_ISA", ""},
+        {"FATTN_CPU_ISA", "nonsense"}, /* of a backend that is not opened */
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         set_environment(bad[i][0], bad[i][1]);

@@ -100,7 +100,19 @@ static bool is_wanted(const fattn_cpu_isa *isa, const char *wanted)
     return found;
 }
 
-static const fattn_env_variable isa_variable = {"FATTN_CPU_ISA", "the name of an instruction set"};
+static bool takes_isa(const char *value, char *expected, size_t size)
+{
+    char names[96];
+    snprintf(expected, size, "an instruction set of this build: this machine has %s",
+             list_isas(names, sizeof names));
+    bool found = false;
+    for (int i = 0; i < ISA_COUNT; i++) {
+        found = found || strcmp(value, isas[i].isa->name) == 0;
+    }
+    return found;
+}
+
+static const fattn_env_variable isa_variable = {"FATTN_CPU_ISA", takes_isa};
 
 /* FATTN_CPU_ISA, and the option, is an exact choice: the named instruction set, with its base, and
  * no other. */

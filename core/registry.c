@@ -93,7 +93,7 @@ fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend,
     if (!found || number < 0) {
         char names[128];
         return fattn_fail(FATTN_UNKNOWN_DEVICE,
-                          "%s is \"%.64s\": this build has auto, %s, each with an optional :number",
+                          "%s is \"%.64s\": this build has auto and, with or without :number, %s",
                           source, spec, list_names(names, sizeof names));
     }
     const int count = found->count();

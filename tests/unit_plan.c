@@ -175,6 +175,8 @@ Test(device, specs)
     REASON_HAS("reference");
     ANSWERS(fattn_device_open("reference:1", &device), FATTN_NO_DEVICE);
     ANSWERS(fattn_device_open("reference:x", &device), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_device_open("auto:0", &device), FATTN_UNKNOWN_DEVICE);
+    REASON_HAS("auto and, with or without :number, ");
     ANSWERS(fattn_device_open("reference:", &device), FATTN_UNKNOWN_DEVICE);
     ANSWERS(fattn_device_open("reference:99999999", &device), FATTN_UNKNOWN_DEVICE);
     ANSWERS(fattn_device_open("", &device), FATTN_UNKNOWN_DEVICE);

@@ -194,19 +194,20 @@ static fattn_status check_positions(const fattn_problem *p, const fattn_buffers 
         const char *name;
         const int64_t *values;
         int64_t value, low;
+        const char *range;
     } positions[] = {
-        {"q_offset", buf->q_offsets, buf->q_offset, -POSITION_LIMIT},
-        {"k_offset", buf->k_offsets, buf->k_offset, -POSITION_LIMIT},
-        {"whole_q", buf->wholes_q, buf->whole_q, -1},
-        {"whole_k", buf->wholes_k, buf->whole_k, -1},
+        {"q_offset", buf->q_offsets, buf->q_offset, -POSITION_LIMIT, "-2^40..2^40"},
+        {"k_offset", buf->k_offsets, buf->k_offset, -POSITION_LIMIT, "-2^40..2^40"},
+        {"whole_q", buf->wholes_q, buf->whole_q, -1, "-1..2^40"},
+        {"whole_k", buf->wholes_k, buf->whole_k, -1, "-1..2^40"},
     };
     for (size_t i = 0; i < sizeof positions / sizeof positions[0]; i++) {
         for (int64_t b = 0; b < p->batch; b++) {
             const int64_t value = positions[i].values ? positions[i].values[b] : positions[i].value;
             if (value < positions[i].low || value > POSITION_LIMIT) {
-                return fattn_fail(
-                    FATTN_INVALID_DATA, "%s of sequence %lld is %lld, not in %lld..2^40",
-                    positions[i].name, (long long)b, (long long)value, (long long)positions[i].low);
+                return fattn_fail(FATTN_INVALID_DATA, "%s of sequence %lld is %lld, not in %s",
+                                  positions[i].name, (long long)b, (long long)value,
+                                  positions[i].range);
             }
         }
     }
@@ -218,13 +219,19 @@ static fattn_status check_counters(const fattn_problem *p, const fattn_buffers *
 {
     for (int64_t b = 0; b < p->batch; b++) {
         const fattn_sequence s = fattn_sequence_of(p, buf, b);
-        if (s.q_position < 0 || s.q_position + s.sq > FATTN_DROPOUT_QUERIES || s.k_position < 0 ||
-            s.k_position + s.sk > FATTN_DROPOUT_QUERIES) {
-            return fattn_fail(
-                FATTN_INVALID_DATA,
-                "q_offset, k_offset of sequence %lld are %lld, %lld: dropout takes positions in "
-                "0..2^33",
-                (long long)b, (long long)s.q_position, (long long)s.k_position);
+        const struct {
+            const char *name, *rows;
+            int64_t first, count;
+        } sides[] = {{"q_offset", "rows", s.q_position, s.sq},
+                     {"k_offset", "keys", s.k_position, s.sk}};
+        for (int n = 0; n < 2; n++) {
+            if (sides[n].first < 0 || sides[n].first + sides[n].count > FATTN_DROPOUT_QUERIES) {
+                return fattn_fail(FATTN_INVALID_DATA,
+                                  "%s puts the %lld %s of sequence %lld at positions from %lld on: "
+                                  "dropout takes 0..2^33 - 1",
+                                  sides[n].name, (long long)sides[n].count, sides[n].rows,
+                                  (long long)b, (long long)sides[n].first);
+            }
         }
     }
     return FATTN_OK;

@@ -678,7 +678,8 @@ Test(buffers, positions)
     w = sound_world(FATTN_POSITIONS);
     const int64_t offsets[2] = {3, -(INT64_C(1) << 41)};
     w.b.k_offsets = offsets;
-    refused_buffers(&w, FATTN_INVALID_DATA, "k_offset of sequence 1");
+    refused_buffers(&w, FATTN_INVALID_DATA,
+                    "k_offset of sequence 1 is -2199023255552, not in -2^40..2^40");
 
     w = sound_world(FATTN_POSITIONS | FATTN_DROPOUT);
     w.p.features |= FATTN_DROPOUT;
@@ -688,7 +689,11 @@ Test(buffers, positions)
     w.b.q_offset = (INT64_C(1) << 33) - 5;
     refused_buffers(&w, FATTN_OK, "");
     w.b.q_offset++;
-    refused_buffers(&w, FATTN_INVALID_DATA, "dropout");
+    refused_buffers(&w, FATTN_INVALID_DATA,
+                    "q_offset puts the 5 rows of sequence 0 at positions from 8589934588 on: "
+                    "dropout takes 0..2^33 - 1");
+    w.b.q_offset = 0, w.b.k_offset = -1;
+    refused_buffers(&w, FATTN_INVALID_DATA, "k_offset puts");
 }
 
 Test(buffers, sequences)

@@ -49,11 +49,13 @@ static fattn_region lse_region_of(const fattn_merge_args *a, const state *s)
 
 static fattn_status check_state(const fattn_merge_args *a, const state *s)
 {
+    static const char *const axes[] = {"batch", "seq", "head"};
     const int64_t strides[] = {s->strides->batch, s->strides->seq, s->strides->head};
     for (int i = 0; i < 3; i++) {
         if (strides[i] < 0 || strides[i] > INT64_MAX / 8) {
-            return fattn_fail(FATTN_INVALID_STRIDE, "%s_stride has %lld", s->name,
-                              (long long)strides[i]);
+            return fattn_fail(FATTN_INVALID_STRIDE, "%s_stride.%s is %lld, %s", s->name, axes[i],
+                              (long long)strides[i],
+                              strides[i] < 0 ? "negative" : "so that bytes overflow 63 bits");
         }
     }
     const fattn_region regions[] = {region_of(a, s), lse_region_of(a, s)};
@@ -88,14 +90,20 @@ static fattn_status check_overlap(const fattn_merge_args *a, const state *in, co
     const bool in_place =
         in->o == out->o && in->lse == out->lse && same_strides(in->strides, out->strides);
     for (int i = 0; !in_place && i < 2; i++) {
-        if (fattn_regions_overlap(&o, &inputs[i]) || fattn_regions_overlap(&lse, &inputs[i])) {
-            return fattn_fail(FATTN_OVERLAP, "o or lse overlaps %s", i ? in->lse_name : in->name);
+        const bool by_o = fattn_regions_overlap(&o, &inputs[i]);
+        if (by_o || fattn_regions_overlap(&lse, &inputs[i])) {
+            return fattn_fail(FATTN_OVERLAP,
+                              "%s overlaps %s: o and lse may only be %s and %s themselves, with "
+                              "the same strides",
+                              by_o ? out->name : out->lse_name, i ? in->lse_name : in->name,
+                              in->name, in->lse_name);
         }
     }
-    if (fattn_region_overlaps_itself(&o) || fattn_regions_overlap(&o, &lse)) {
-        return fattn_fail(FATTN_OVERLAP, "o overlaps itself or lse");
+    if (fattn_region_overlaps_itself(&o)) {
+        return fattn_fail(FATTN_OVERLAP,
+                          "o overlaps itself: its strides let two elements share an address");
     }
-    return FATTN_OK;
+    return fattn_regions_overlap(&o, &lse) ? fattn_fail(FATTN_OVERLAP, "o overlaps lse") : FATTN_OK;
 }
 
 void fattn_merge_args_init(fattn_merge_args *args)

@@ -44,6 +44,7 @@ struct fattn_plan {
     fattn_device *device;
     fattn_problem problem; /* normalised */
     uint64_t features;     /* as the caller gave them */
+    int64_t batch;         /* likewise; problem.batch is 0 where there is nothing to compute */
     const fattn_kernel *kernel;
     fattn_tiling tiling;
     fattn_pointers pointers; /* of a run */

@@ -139,6 +139,7 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
         return status;
     }
     plan->features = problem->features;
+    plan->batch = plan->problem.batch;
     drop_empty_batch(&plan->problem);
     const fattn_wish chosen = {
         .tile = wish && wish->tile.br ? wish->tile : env->tile,
@@ -162,7 +163,7 @@ static void log_plan(const fattn_plan *plan)
     fattn_log("plan %s %s B%lld H%lld/%lld S%lldx%lld D%lld/%lld: %s, tile %lldx%lld, %lld splits, "
               "%lld bytes of workspace",
               p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype),
-              (long long)p->batch, (long long)p->heads_q, (long long)p->heads_k,
+              (long long)plan->batch, (long long)p->heads_q, (long long)p->heads_k,
               (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->dim,
               (long long)p->dim_v, plan->kernel->name, (long long)t->br, (long long)t->bc,
               (long long)t->splits, (long long)t->workspace);
@@ -328,7 +329,7 @@ size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size)
     append(text, size, &used, " on %s: kernel %s\n", plan->device->backend->name, info.kernel);
     append(text, size, &used,
            "  problem    B %lld, Hq %lld, Hk %lld, Sq %lld, Sk %lld, D %lld, Dv %lld\n",
-           (long long)p->batch, (long long)p->heads_q, (long long)p->heads_k,
+           (long long)plan->batch, (long long)p->heads_q, (long long)p->heads_k,
            (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->dim, (long long)p->dim_v);
     append(text, size, &used, "  features  ");
     for (int bit = 0; fattn_feature_name(bit); bit++) {

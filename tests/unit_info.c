@@ -170,6 +170,13 @@ Test(info, words_of_a_plan)
     cr_assert_not_null(strstr(text, expected), "%s in:\n%s", expected, text);
     cr_assert_not_null(strstr(text, "features   causal dropout(0.25)\n"), "in:\n%s", text);
     fattn_plan_destroy(plan);
+
+    p.seqlen_q = 0; /* a batch without queries is still the caller's batch */
+    info_of(device, &p, &plan);
+    fattn_plan_describe(plan, text, sizeof text);
+    cr_assert_eq(number_after(text, "problem    B "), 2, "in:\n%s", text);
+    cr_assert_eq(number_after(text, ", Sk "), 700, "in:\n%s", text);
+    fattn_plan_destroy(plan);
     fattn_device_close(device);
 }
 

@@ -397,6 +397,12 @@ def test_matrices(tool):
        ["scores: 1 x 2 x 6 x 9"] * 2 + ["probabilities: 1 x 2 x 6 x 9"], "explain speaks of them")
 
 
+def test_density(tool):
+    ran = start(tool, None, "explain --device reference --sq 64 --hq 1 --d 4 --block-mask --density 0,0.25,1")
+    flops = [float(n) for n in re.findall(r"^  density .* ([\d.e+]+) flops$", ran.stdout, re.M)]
+    ok(len(flops) == 3 and flops[0] == 0 and abs(flops[1] / flops[2] - 0.25) < 1e-3, f"explain --density: {flops}")
+
+
 def test_all_kernels(tool):
     """explain --kernel all: the plan of each kernel that takes the problem, and why others do not."""
     about = json.loads(start(tool, None, "info --json").stdout)
@@ -496,6 +502,7 @@ def main():
         test_features(tool, folder)
         test_places(tool)
         test_matrices(tool)
+        test_density(tool)
         test_all_kernels(tool)
         test_threads(tool, folder)
         test_crowd(tool, folder)

@@ -12,7 +12,17 @@
 #include "tools/ranks/ranks.h"
 #include "tools/terminal/terminal.h"
 
-static int print_plan(const fattn_plan *plan)
+/* The work that a block mask leaves: no part of a plan, which does not know the mask. */
+static void print_density(const fattn_plan *plan, const sweep_case *c)
+{
+    fattn_plan_info info;
+    fattn_plan_info_init(&info);
+    if (c->problem.features & FATTN_BLOCK_MASK && fattn_plan_get_info(plan, &info) == FATTN_OK) {
+        printf("  density    %g of the blocks: %.4g flops\n", c->density, info.flops * c->density);
+    }
+}
+
+static int print_plan(const fattn_plan *plan, const sweep_case *c)
 {
     char none[1];
     const size_t size = fattn_plan_describe(plan, none, sizeof none) + 1;
@@ -26,6 +36,7 @@ static int print_plan(const fattn_plan *plan)
         putchar('\n');
     }
     fattn_memory_free(text);
+    print_density(plan, c);
     return TOOL_OK;
 }
 
@@ -55,7 +66,7 @@ static int explain_kernel(fattn_device *device, const sweep_case *c, const char 
 {
     fattn_plan *plan = NULL;
     const fattn_status status = fattn_plan_create_with(device, &c->problem, kernel, NULL, &plan);
-    const int code = status == FATTN_OK ? print_plan(plan) : tool_failure(status);
+    const int code = status == FATTN_OK ? print_plan(plan, c) : tool_failure(status);
     fattn_plan_destroy(plan);
     return code;
 }
@@ -78,7 +89,7 @@ static int explain_all(fattn_device *device, const sweep_case *c)
         if (status == FATTN_OK && plans++ > 0) {
             putchar('\n');
         }
-        const int code = status == FATTN_OK ? print_plan(plan) : tool_failure(status);
+        const int code = status == FATTN_OK ? print_plan(plan, c) : tool_failure(status);
         fattn_plan_destroy(plan);
         if (code != TOOL_OK) {
             return code;

@@ -171,6 +171,8 @@ REFUSED = [
     ("explain --ranks 4 --link 4e9 --rate 1 --causal --whole-q 9", 3, "not divided over ranks"),
     ("explain --anchor top-left", 2, "--anchor needs --causal, --window"),
     ("explain --seqused-k -1", 2, '--seqused-k: "-1" is not between 0'),
+    ("explain --seqused-k 2000 --sq 1024", 2, "seqused_k is 2000, not in 0..1024"),
+    ("bench --seqused-q 2000 --sk 3000 --cu-seqlens-q", 2, "seqused_q is 2000, not in 0..1024"),
     ("explain --pointer-alignment 24", 2, "pointer_alignment is 24, not a power of two"),
     ("bench --pointer-alignment 24", 2, "pointer_alignment is 24, not a power of two"),
     ("bench --reps 0", 2, '--reps: "0" is not between 1'),

@@ -403,6 +403,13 @@ bool sweep_all_kernels(const sweep_case *c) { return c->kernel && strcmp(c->kern
 
 fattn_status sweep_open(const sweep_case *c, fattn_device **device)
 {
+    const fattn_problem *const p = &c->problem;
+    if (c->used_q > p->seqlen_q || c->used_k > p->seqlen_k) {
+        const bool keys = c->used_q <= p->seqlen_q;
+        return fattn_fail(FATTN_INVALID_DATA, "seqused_%c is %" PRId64 ", not in 0..%" PRId64,
+                          keys ? 'k' : 'q', keys ? c->used_k : c->used_q,
+                          keys ? p->seqlen_k : p->seqlen_q);
+    }
     fattn_device_options options;
     fattn_device_options_init(&options);
     if (c->threads) {

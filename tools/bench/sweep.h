@@ -61,7 +61,8 @@ bool sweep_inspects(const sweep *s);
 /* Whether the case is for every kernel of its device that takes the problem (--kernel all). */
 bool sweep_all_kernels(const sweep_case *c);
 
-/* Opens the case's device, with its number of threads. */
+/* Opens the case's device, with its number of threads. Refuses used lengths beyond the rows and
+ * keys that there are: where lengths are in a GPU's memory, the library does not look. */
 fattn_status sweep_open(const sweep_case *c, fattn_device **device);
 
 /* One of the positions of sequence b. */

@@ -280,7 +280,7 @@ class Case:
         if name == "dsink":
             return sum(parts)
         if name in ("dbias", "scores", "probabilities"):
-            keys = -(-self.sk // self.page) * self.page if self.page else self.sk
+            keys = -(-self.sk // self.page) * self.page if self.page and not self.packed_k else self.sk
             full = np.zeros((self.b, self.hq, self.sq, keys))
             for b, part in enumerate(parts):
                 start = self.features["seqstart_k"][b] if "seqstart_k" in self.features else 0
@@ -418,7 +418,9 @@ def cases():
     for name, settings in plain:
         yield Case(name, **settings)
         yield Case(name + ", backward", backward=True, **settings)
-    for name, settings in [("paged", dict(page=16, used_k=[53, 20])), ("paged, bhsd", dict(page=7, layout="bhsd", hk=2, sk=49))]:
+    for name, settings in [("paged", dict(page=16, used_k=[53, 20])), ("paged, bhsd", dict(page=7, layout="bhsd", hk=2, sk=49)),
+                           ("paged, lengths of varlen", dict(page=16, lengths_q=[5, 17], lengths_k=[9, 40], causal=True,
+                                                             mask=some(2, 1, 17, 40)))]:
         yield Case(name, **settings)
     bias = bf16_bits(real(37, 53))
     mixed = [("f32 with a bf16 cache", dict(dtype_kv="bf16", hk=2, causal=True)),

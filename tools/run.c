@@ -184,8 +184,9 @@ static int parse(int argc, char **argv, job *j)
         {"cu-seqlens-q FILE.npy",
          "(B + 1): q and o are packed as (total, Hq, ...),\nlse as (Hq, total)", OPTION_TEXT,
          .value = &in[IN_CU_Q]},
-        {"cu-seqlens-k FILE.npy", "(B + 1): k and v are packed in the same way", OPTION_TEXT,
-         .value = &in[IN_CU_K]},
+        {"cu-seqlens-k FILE.npy",
+         "(B + 1): k and v are packed in the same way; with\n--block-table the lengths alone",
+         OPTION_TEXT, .value = &in[IN_CU_K]},
         {"seqused-q FILE.npy", "(B): used rows of each sequence", OPTION_TEXT,
          .value = &in[IN_USED_Q]},
         {"seqused-k FILE.npy", "(B): used keys of each sequence", OPTION_TEXT,
@@ -296,8 +297,6 @@ static bool consistent(const job *j)
          !j->in_path[IN_BIAS] && !j->in_path[IN_MASK], "no bias or mask beside --cu-seqlens-q"},
         {j->divided.any, "--split, --scheme or --timeout", j->divided.wanted, "--ranks"},
         {j->has_offset, "--offset", given(j, PROBLEM_OF(FATTN_DROPOUT)), "--dropout"},
-        {j->in_path[IN_CU_K], "--cu-seqlens-k", !j->in_path[IN_TABLE],
-         "keys without --block-table"},
         {j->in_path[IN_Q_OFFSETS], "--q-offsets", !given(j, PROBLEM_Q_OFFSET), "no --q-offset"},
         {j->in_path[IN_K_OFFSETS], "--k-offsets", !given(j, PROBLEM_K_OFFSET), "no --k-offset"},
         {j->in_path[IN_WHOLES_Q], "--wholes-q", !given(j, PROBLEM_WHOLE_Q), "no --whole-q"},
@@ -758,8 +757,11 @@ static bool shape_keys(job *j)
         p->num_pages = batch;
         p->page_size = p->seqlen_k;
         p->max_pages = j->in[IN_TABLE].shape[1];
-        /* The capacity of the table. If the product wraps, the library refuses max_pages. */
-        p->seqlen_k = (int64_t)((uint64_t)p->max_pages * (uint64_t)p->page_size);
+        /* The capacity of the table, unless lengths are given. If the product wraps, the library
+         * refuses max_pages. */
+        p->seqlen_k = j->in_path[IN_CU_K]
+                          ? longest(&j->in[IN_CU_K])
+                          : (int64_t)((uint64_t)p->max_pages * (uint64_t)p->page_size);
     }
     return true;
 }

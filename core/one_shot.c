@@ -53,6 +53,7 @@ static fattn_status attend(fattn_device *device, const fattn_problem *problem,
     fattn_problem wanted;
     fattn_buffers given;
     fattn_status status = fattn_problem_read(&wanted, problem);
+    status = status ? status : fattn_problem_check_alignment(&wanted);
     status = status ? status : fattn_buffers_read(&given, buffers);
     if (status) {
         return status;

@@ -207,6 +207,17 @@ static bool finite_in(const fattn_problem *p, double value)
     return p->dtype == FATTN_F64 ? isfinite(value) : fabs(value) <= (double)FLT_MAX;
 }
 
+fattn_status fattn_problem_check_alignment(const fattn_problem *p)
+{
+    if (p->pointer_alignment < 1 || p->pointer_alignment > ALIGNMENT_LIMIT ||
+        p->pointer_alignment & (p->pointer_alignment - 1)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "pointer_alignment is %lld, not a power of two in 1..%d",
+                          (long long)p->pointer_alignment, ALIGNMENT_LIMIT);
+    }
+    return FATTN_OK;
+}
+
 static fattn_status check_options(const fattn_problem *p)
 {
     if (p->features & FATTN_SCALE && !finite_in(p, p->scale)) {
@@ -249,13 +260,7 @@ static fattn_status check_options(const fattn_problem *p)
             return status;
         }
     }
-    if (p->pointer_alignment < 1 || p->pointer_alignment > ALIGNMENT_LIMIT ||
-        p->pointer_alignment & (p->pointer_alignment - 1)) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT,
-                          "pointer_alignment is %lld, not a power of two in 1..%d",
-                          (long long)p->pointer_alignment, ALIGNMENT_LIMIT);
-    }
-    return FATTN_OK;
+    return fattn_problem_check_alignment(p);
 }
 
 static fattn_status check_outputs(const fattn_problem *p)

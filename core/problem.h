@@ -27,6 +27,10 @@
 fattn_status fattn_problem_read(fattn_problem *to, const fattn_problem *from);
 fattn_status fattn_buffers_read(fattn_buffers *to, const fattn_buffers *from);
 
+/* Whether pointer_alignment is legal. Normalising includes it; fattn_attention(), which goes by the
+ * pointers, asks for it alone. */
+fattn_status fattn_problem_check_alignment(const fattn_problem *problem);
+
 /* Validates *in and writes its normal form; in == out is allowed. On failure *out is untouched. */
 fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out);
 

@@ -528,6 +528,10 @@ Test(one_shot, plans_once_and_runs)
     cr_assert_leq(fattn_memory_alive(), 2 * 32 + 2, "the cache is bounded");
     ANSWERS(fattn_attention(NULL, NULL, &b, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_attention(NULL, &p, NULL, NULL), FATTN_NULL_POINTER);
+    fattn_problem promising = p;
+    promising.pointer_alignment = 3;
+    ANSWERS(fattn_attention(NULL, &promising, &b, NULL), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("pointer_alignment is 3");
     b.q = arrays[0] + 1; /* aligned only to a float, which is all that the call requires */
     ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
     b.q = (char *)arrays[0] + 1;

@@ -649,8 +649,8 @@ FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers
 
 /*
  * One shot: plans through a cache of recent plans and executes. The pointer alignment is taken from
- * the pointers, and the workspace is allocated where one is needed, and kept. With a GPU device and
- * host pointers it copies to the device and back and waits.
+ * the pointers, whatever the problem promises, and the workspace is allocated where one is needed,
+ * and kept. With a GPU device and host pointers it copies to the device and back and waits.
  *
  * Calls may come from any threads and on any streams, one after another or at once: a plan has a
  * workspace for each of up to four streams, and streams beyond them wait, on the GPU, for the

@@ -307,7 +307,8 @@ typedef struct fattn_buffers {
     const void *q; /* (B, Sq, Hq, D) in the problem's layout */
     const void *k; /* (B, Sk, Hk, D) */
     const void *v; /* (B, Sk, Hk, Dv) */
-    void *o;       /* (B, Sq, Hq, Dv); output of forward, input of backward */
+    void *o;       /* (B, Sq, Hq, Dv); output of forward; input of every backward, also of dv alone,
+                    * whose formula lacks it */
     void *lse;     /* f32 (B, Hq, Sq), with cu_seqlens_q (Hq, total_q); output, then input */
 
     const void *dout; /* like o, in o's dtype */

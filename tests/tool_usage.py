@@ -228,6 +228,9 @@ def test_help(tool, folder):
                  "check --help", "io --help"):
         ran = start(tool, folder, line)
         ok(ran.returncode == 0 and ran.stderr == "" and "Usage: fattn" in ran.stdout, "fattn " + line)
+    for line, arrays in (("run", True), ("bench", False), ("explain", False)):
+        ok(("that of q's array" in start(tool, folder, line + " --help").stdout) == arrays,
+           f"the help of {line} speaks of arrays if it reads some")
     codes = start(tool, folder, "--help").stdout
     ok(all(re.search(rf"^  {n}  ", codes, re.M) for n in range(4)), "--help documents the exit statuses")
     ran = start(tool, folder, "--version")

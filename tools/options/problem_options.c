@@ -28,14 +28,15 @@ typedef struct problem_option {
     bool zero_none;   /* 0 means none */
     target target;    /* of numbers: struct and offset of the field */
     size_t offset;
+    const char *without_arrays; /* help of commands that read none, where it differs */
 } problem_option;
 
 /* Those that are no feature's. */
 static const problem_option table[PROBLEM_OPTIONS] = {
 #define FIELD(name) .offset = offsetof(fattn_problem, name)
 #define SCALAR(name) .target = TO_BUFFERS, .offset = offsetof(fattn_buffers, name)
-    [PROBLEM_DTYPE] = {"dtype", "of q, k and v; default: that of q's array, else f32",
-                       OPTION_CHOICES, .words = dtype_words},
+    [PROBLEM_DTYPE] = {"dtype", "of q, k and v; default: that of q's array", OPTION_CHOICES,
+                       .words = dtype_words, .without_arrays = "of q, k and v; default f32"},
     [PROBLEM_DTYPE_KV] = {"dtype-kv", "of k, v and their gradients; default dtype", OPTION_CHOICES,
                           .words = dtype_words},
     [PROBLEM_DTYPE_V] = {"dtype-v", "of v and its gradient; default dtype-kv", OPTION_CHOICES,
@@ -44,7 +45,8 @@ static const problem_option table[PROBLEM_OPTIONS] = {
                          OPTION_CHOICES, .words = dtype_words},
     [PROBLEM_DTYPE_BIAS] = {"dtype-bias",
                             "of the bias; default: dtype if its array has that,\nelse f32",
-                            OPTION_CHOICES, .words = dtype_words, .needs = FATTN_BIAS},
+                            OPTION_CHOICES, .words = dtype_words, .needs = FATTN_BIAS,
+                            .without_arrays = "of the bias; default f32"},
     [PROBLEM_LAYOUT] = {"layout", "order of the axes of all tensors; default bshd", OPTION_CHOICES,
                         .words = layout_words},
     [PROBLEM_ANCHOR] = {"anchor",
@@ -121,7 +123,7 @@ void problem_options_rows(problem_options *values, bool single, option *rows)
         const bool pair = o.kind == OPTION_PAIRS;
         rows[i] = (option){
             .name = o.name,
-            .help = o.help,
+            .help = !single && o.without_arrays ? o.without_arrays : o.help,
             .kind = o.kind,
             .value = &values->list[i],
             .words = o.words,

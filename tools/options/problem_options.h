@@ -53,7 +53,7 @@ typedef struct problem_options {
 } problem_options;
 
 /* Writes PROBLEM_OPTIONS rows for the parser, some of them empty; their values go into *values.
- * single: each takes one value. */
+ * single: each takes one value, for arrays that the command reads. */
 void problem_options_rows(problem_options *values, bool single, option *rows);
 
 /* The number of values given for an option; a pair counts as one. */

@@ -47,6 +47,9 @@ struct fattn_plan {
     int64_t batch;         /* likewise; problem.batch is 0 where there is nothing to compute */
     const fattn_kernel *kernel;
     fattn_tiling tiling;
+    const fattn_kernel *few; /* computes the sequences that `kernel` leaves, or NULL: */
+    int64_t few_rows;        /* those with at most so many rows of a key/value head */
+    fattn_tiling few_tiling;
     fattn_pointers pointers; /* of a run */
     fattn_unused unused;     /* likewise */
     bool logs_tensors;       /* of each run */

@@ -310,6 +310,23 @@ int64_t fattn_longest_keys(const fattn_problem *p, const fattn_buffers *buf)
     return longest;
 }
 
+void fattn_query_lengths(const fattn_problem *p, const fattn_buffers *buf, int64_t *fewest,
+                         int64_t *most)
+{
+    *fewest = *most = p->seqlen_q;
+    if (!(p->features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q))) {
+        return;
+    }
+    *most = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        const int64_t queries = p->features & FATTN_SEQUSED_Q
+                                    ? buf->seqused_q[b]
+                                    : buf->cu_seqlens_q[b + 1] - buf->cu_seqlens_q[b];
+        *fewest = queries > 0 && queries < *fewest ? queries : *fewest;
+        *most = queries > *most ? queries : *most;
+    }
+}
+
 int64_t fattn_lse_index(const fattn_problem *p, const fattn_sequence *sequence, int64_t b,
                         int64_t h)
 {

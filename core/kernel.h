@@ -78,6 +78,8 @@ struct fattn_kernel {
     bool packs_groups;  /* the G query heads of a kv head form the rows of one block */
     bool must_fit;      /* runs with no tile but one that fits fast memory */
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
+    int64_t leaves_few; /* sequences of at most so many rows G * Sq are left to a row with rows_max
+                         * where lengths differ and that pays; 0: none are */
     const fattn_tile *tiles;
 
     /* Functions of a row are pure. Each is given the row, so that rows of a family share it. */

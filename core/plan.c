@@ -11,6 +11,7 @@
 #include "core/dtype.h"
 #include "core/env.h"
 #include "core/feature.h"
+#include "core/integer.h"
 #include "core/io_model.h"
 #include "core/log.h"
 #include "core/memory.h"
@@ -105,6 +106,49 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
                       backend->name, reason);
 }
 
+/* The row that a plan for the problem would have, or NULL. */
+static const fattn_kernel *first_row(const fattn_device *device, const fattn_problem *problem,
+                                     const fattn_limits *limits)
+{
+    const fattn_kernel *row = NULL;
+    const char *missing = NULL;
+    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
+        char text[256];
+        if (!declines(row, problem, missing, false, 0, limits, text, sizeof text)) {
+            return row;
+        }
+    }
+    return NULL;
+}
+
+/* Among sequences of different lengths, those of few queries have the row that a plan for them
+ * alone would have, if that is one for few rows: prompts and single tokens come in one batch. Their
+ * keys may be few or many, so it is a row that pays for FEW_KEYS. */
+static fattn_status leave_few(fattn_plan *plan, const fattn_limits *limits)
+{
+    enum { FEW_KEYS = 64 };
+    const fattn_problem *const p = &plan->problem;
+    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const bool differ = p->features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
+    if (!differ || group == 0 || p->batch == 0) {
+        return FATTN_OK;
+    }
+    fattn_problem few = *p;
+    few.seqlen_q = fattn_min64(p->seqlen_q, plan->kernel->leaves_few / group);
+    few.seqlen_k = fattn_min64(p->seqlen_k, FEW_KEYS);
+    for (; few.seqlen_q > 0; few.seqlen_q--) {
+        const fattn_kernel *const row = first_row(plan->device, &few, limits);
+        if (row && row->rows_max) {
+            const fattn_wish wish = {.workers = plan->tiling.workers};
+            few.seqlen_k = p->seqlen_k;
+            plan->few = row;
+            plan->few_rows = group * few.seqlen_q;
+            return fattn_tiling_choose(&few, limits, row, &wish, &plan->few_tiling);
+        }
+    }
+    return FATTN_OK;
+}
+
 static fattn_limits device_limits(const fattn_device *device, const fattn_env *env)
 {
     fattn_limits limits;
@@ -153,7 +197,8 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
     if (status) {
         return status;
     }
-    return fattn_tiling_choose(&plan->problem, &limits, plan->kernel, &chosen, &plan->tiling);
+    status = fattn_tiling_choose(&plan->problem, &limits, plan->kernel, &chosen, &plan->tiling);
+    return status || chosen.tile.br || chosen.splits ? status : leave_few(plan, &limits);
 }
 
 static void log_plan(const fattn_plan *plan)
@@ -345,6 +390,10 @@ size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size)
     append(text, size, &used, "  work       %lld items, keys in %lld split%s of %lld blocks\n",
            (long long)t->items, (long long)t->splits, t->splits == 1 ? "" : "s",
            (long long)t->split_blocks);
+    if (plan->few) {
+        append(text, size, &used, "  few rows   %s for sequences of at most %lld queries\n",
+               plan->few->name, (long long)(plan->few_rows / (p->heads_q / p->heads_k)));
+    }
     append(text, size, &used, "  workspace  %lld bytes\n", (long long)t->workspace);
     append(text, size, &used,
            "  traffic    %.4g bytes; standard attention %.4g, lower bound %.4g\n",

@@ -95,6 +95,10 @@ fattn_sequence fattn_sequence_of(const fattn_problem *problem, const fattn_buffe
 /* The most keys that a sequence of the run has. */
 int64_t fattn_longest_keys(const fattn_problem *problem, const fattn_buffers *buffers);
 
+/* The fewest queries that a sequence of the run has, apart from those without any, and the most. */
+void fattn_query_lengths(const fattn_problem *problem, const fattn_buffers *buffers,
+                         int64_t *fewest, int64_t *most);
+
 /* Index in lse and dlse of row 0 of (sequence b, query head h); rows follow one another. */
 int64_t fattn_lse_index(const fattn_problem *problem, const fattn_sequence *sequence, int64_t b,
                         int64_t h);

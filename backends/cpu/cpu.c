@@ -4,6 +4,7 @@
  * among threads. Results do not depend on the number of threads: they take items from a counter,
  * and what an item computes depends on its number alone.
  */
+#include <assert.h>
 #include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -16,6 +17,7 @@
 #include "core/backend.h"
 #include "core/env.h"
 #include "core/host.h"
+#include "core/integer.h"
 #include "core/io_model.h"
 #include "core/memory.h"
 #include "core/problem.h"
@@ -194,9 +196,10 @@ int64_t fattn_cpu_workspace_of_one(int64_t shared, int64_t scratch)
     return shared < 0 || own < 0 ? -1 : shared + own;
 }
 
-/* How a plan runs: its workspace is so many bytes of all workers together, and of each. */
+/* How a plan runs: its workspace is so many bytes of all workers together, and of each. What its
+ * row for few rows shares comes first. */
 typedef struct layout {
-    int64_t shared, scratch;
+    int64_t few_shared, shared, scratch;
     bool is_brief;
     fattn_cpu_brief brief;
 } layout;
@@ -249,8 +252,17 @@ static fattn_status plan(fattn_plan *made)
                 .scratch = kernel->scratch(&made->problem, t)};
     l.is_brief =
         t->workers == 1 && kernel->brief_plan && kernel->brief_plan(&made->problem, t, &l.brief);
+    if (made->few) {
+        const fattn_cpu_kernel *const few = (const fattn_cpu_kernel *)made->few;
+        made->few_tiling.workers = t->workers;
+        l.few_shared = few->shared(&made->problem, &made->few_tiling);
+        l.scratch = fattn_max64(l.scratch, few->scratch(&made->problem, &made->few_tiling));
+        l.shared = l.shared < 0 || l.few_shared < 0 ? -1 : l.shared + l.few_shared;
+        t->workspace = fattn_cpu_workspace_of_one(l.shared, l.scratch);
+    }
     const int64_t others = fattn_cpu_bytes(t->workers - 1, l.scratch, 1);
-    if (others < 0 || __builtin_add_overflow(t->workspace, others, &t->workspace)) {
+    if (t->workspace < 0 || others < 0 ||
+        __builtin_add_overflow(t->workspace, others, &t->workspace)) {
         return fattn_fail(FATTN_OVERFLOW, "the workspace of %s overflows 63 bits",
                           made->kernel->name);
     }
@@ -274,9 +286,9 @@ typedef struct step {
 } step;
 
 typedef struct steps {
-    step step[FATTN_CPU_PHASES];
-    char *scratch; /* of worker 0; the others' follow */
-    int64_t size;  /* of each; 0: there is none */
+    step step[FATTN_CPU_PHASES]; /* of both kernels, where one has the sequences of few rows */
+    char *scratch;               /* of worker 0; the others' follow */
+    int64_t size;                /* of each; 0: there is none */
 } steps;
 
 /* Kernels count on rounding to nearest and on subnormal numbers, whatever the thread has set; it
@@ -319,46 +331,72 @@ static void work_phase(const void *phase, const fattn_cpu_run *run, void *scratc
     ((const fattn_cpu_phase *)phase)->work(run, scratch);
 }
 
-/* The plan's tiling without the parts that no sequence of the run has: lengths may be far below
- * those that were planned for. */
-static fattn_tiling tiling_of_run(const fattn_plan *plan, const fattn_buffers *buffers)
+/* A forward's tiling without the blocks of rows and the parts that no sequence of the run has:
+ * lengths may be far below those that were planned for. */
+static fattn_tiling tiling_of_run(const fattn_tiling *planned, const fattn_problem *p,
+                                  const fattn_buffers *buffers, int64_t rows)
 {
-    fattn_tiling tiling = plan->tiling;
+    fattn_tiling tiling = *planned;
     if (tiling.splits > 1) {
-        const int64_t keys = fattn_longest_keys(&plan->problem, buffers);
-        const int64_t most = fattn_schedule_most(&tiling, (keys + tiling.bc - 1) / tiling.bc);
-        tiling.items = tiling.items / tiling.splits * most;
-        tiling.splits = most;
+        const int64_t keys = fattn_longest_keys(p, buffers);
+        tiling.splits = fattn_schedule_most(&tiling, (keys + tiling.bc - 1) / tiling.bc);
     }
+    tiling.q_blocks = fattn_min64(tiling.q_blocks, (rows + tiling.br - 1) / tiling.br);
+    tiling.items = tiling.heads * tiling.q_blocks * tiling.splits;
     return tiling;
+}
+
+/* Appends the phases of a kernel that have items. */
+static void add_steps(steps *all, int *count, const fattn_cpu_kernel *kernel,
+                      const fattn_cpu_run *run)
+{
+    if (kernel->begin) {
+        kernel->begin(run);
+    }
+    for (int i = 0; i < FATTN_CPU_PHASES && kernel->phases[i].work; i++) {
+        assert(*count < FATTN_CPU_PHASES);
+        step *const s = &all->step[*count];
+        s->work = work_phase;
+        s->of = &kernel->phases[i];
+        s->run = *run;
+        s->count = kernel->phases[i].count(&s->run);
+        s->share = kernel->phases[i].share;
+        *count += s->count > 0; /* a step costs rendezvous at its end */
+    }
 }
 
 static void run_items(const fattn_plan *plan, const fattn_buffers *buffers,
                       const fattn_merge_job *onto, void *workspace)
 {
-    const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)plan->kernel;
+    const fattn_problem *const p = &plan->problem;
     const layout *const l = plan->impl;
-    const fattn_tiling tiling = tiling_of_run(plan, buffers);
-    const fattn_cpu_run run = {.problem = &plan->problem,
-                               .buffers = buffers,
-                               .tiling = &tiling,
-                               .onto = onto,
-                               .shared = workspace};
+    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    int64_t fewest, most;
+    fattn_query_lengths(p, buffers, &fewest, &most);
+    fattn_tiling tiling = plan->tiling, few_tiling;
+    if (p->op == FATTN_FORWARD) {
+        tiling = tiling_of_run(&plan->tiling, p, buffers, group * most);
+    }
+    fattn_cpu_run run = {.problem = p,
+                         .buffers = buffers,
+                         .tiling = &tiling,
+                         .onto = onto,
+                         .shared = (char *)workspace + l->few_shared};
     steps all;
     all.scratch = (char *)workspace + l->shared;
     all.size = l->scratch;
     int count = 0;
-    if (kernel->begin) {
-        kernel->begin(&run);
+    if (plan->few && !onto && group * fewest <= plan->few_rows) {
+        few_tiling = tiling_of_run(&plan->few_tiling, p, buffers, group * fewest);
+        run.few_rows = plan->few_rows;
+        fattn_cpu_run few = run;
+        few.tiling = &few_tiling;
+        few.takes_few = true;
+        few.shared = workspace;
+        add_steps(&all, &count, (const fattn_cpu_kernel *)plan->few, &few);
     }
-    for (int i = 0; i < FATTN_CPU_PHASES && kernel->phases[i].work; i++) {
-        step *const s = &all.step[count];
-        s->work = work_phase;
-        s->of = &kernel->phases[i];
-        s->run = run;
-        s->count = kernel->phases[i].count(&s->run);
-        s->share = kernel->phases[i].share;
-        count += s->count > 0; /* a step costs rendezvous at its end */
+    if (run.few_rows == 0 || group * most > run.few_rows) {
+        add_steps(&all, &count, (const fattn_cpu_kernel *)plan->kernel, &run);
     }
     run_steps(plan->device->impl, &all, count, plan->tiling.workers);
 }

@@ -18,7 +18,9 @@ typedef struct fattn_cpu_run {
     const fattn_buffers *buffers;
     const fattn_tiling *tiling;
     const fattn_merge_job *onto; /* what results are merged with, or NULL (store.h) */
-    char *shared; /* of the workspace, what all workers see; contents are arbitrary at first */
+    int64_t few_rows; /* sequences of at most so many rows of a key/value head are another row's; */
+    bool takes_few;   /* or this row's, which has those alone. 0: all are */
+    char *shared;     /* of the workspace, what all workers see; contents are arbitrary at first */
     fattn_cpu_items *items; /* of this phase; NULL while they are counted */
 } fattn_cpu_run;
 
@@ -31,7 +33,7 @@ typedef struct fattn_cpu_phase {
     fattn_cpu_share share; /* how its items are dealt */
 } fattn_cpu_phase;
 
-#define FATTN_CPU_PHASES 4
+#define FATTN_CPU_PHASES 3
 
 /* What kernels honour, but for what a row takes out. */
 #define FATTN_CPU_FEATURES (FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS)

@@ -157,9 +157,6 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
                       const forward_kind *kind)
 {
     const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
-    if (work.split > 0 && !has_part(run, item, work.split)) {
-        return;
-    }
     const int64_t count = forward_open(strips, room, run, work);
     if (count == 0) {
         return;
@@ -230,8 +227,10 @@ INLINE void attend(const fattn_cpu_run *run, void *scratch, const forward_kind *
     laid->cache = &cache;
     kind->prepare(&laid->panel);
     for (int64_t item; fattn_cpu_take(run->items, &item);) {
-        memcpy(strips, laid, (size_t)room * sizeof *laid);
-        attention(run, item, strips, room, kind);
+        if (exists(run, item)) {
+            memcpy(strips, laid, (size_t)room * sizeof *laid);
+            attention(run, item, strips, room, kind);
+        }
     }
 }
 

@@ -48,6 +48,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .features = FATTN_CPU_FEATURES,
                 .dim_max = 256,
                 .packs_groups = true,
+                .leaves_few = DECODE_ROWS,
                 .tiles = forward_tiles,
                 .cost = forward_cost,
                 .split = fattn_cpu_forward_split,

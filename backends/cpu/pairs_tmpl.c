@@ -20,6 +20,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .features = FATTN_CPU_FEATURES,
                 .dim_max = 256,
                 .packs_groups = true,
+                .leaves_few = DECODE_ROWS,
                 .pays = forward_pairs_pay,
                 .tiles = forward_tiles,
                 .cost = forward_pairs_cost,

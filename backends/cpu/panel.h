@@ -267,8 +267,8 @@ static void panel_enter(panel *pn, const fattn_cpu_run *run, int64_t b)
 }
 
 /* Places the panel, after its layout, on the rows of (sequence b, key/value head hk) from number
- * `first` on. dense: its tiles are, as those of decoding. Returns false when there are no rows.
- * Writes no scratch. */
+ * `first` on. dense: its tiles are, as those of decoding. Returns false when the run has no such
+ * rows. Writes no scratch. */
 static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
                         bool dense)
 {
@@ -277,8 +277,9 @@ static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t 
     pn->group = p->heads_q / p->heads_k;
     panel_enter(pn, run, b);
     pn->first = first;
-    pn->rows = fattn_min64(pn->br, pn->seq.sq * pn->group - pn->first);
-    if (pn->rows <= 0) {
+    const int64_t rows = pn->seq.sq * pn->group;
+    pn->rows = fattn_min64(pn->br, rows - pn->first);
+    if (pn->rows <= 0 || (run->few_rows && (rows <= run->few_rows) != run->takes_few)) {
         return false;
     }
 

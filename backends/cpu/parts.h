@@ -27,15 +27,22 @@ static fattn_parts parts_of(const fattn_tiling *tiling, const panel *first, cons
                                 (fattn_max64(0, keys.past) + tiling->bc - 1) / tiling->bc);
 }
 
-/* Whether the rows of an item have part `split` of their keys. */
-static bool has_part(const fattn_cpu_run *run, int64_t item, int64_t split)
+/* Whether an item has rows, and these its part of their keys, or true where most have. Apart,
+ * or the panel would be on the stack during the item. */
+APART bool exists(const fattn_cpu_run *run, int64_t item)
 {
+    const bool differ = run->problem->features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
+    const bool blocks_differ = differ && (run->tiling->q_blocks > 1 || run->few_rows);
     panel all;
     int64_t first, past;
+    if (run->tiling->splits == 1 && !blocks_differ) {
+        return true;
+    }
     if (!place_item(&all, run, item)) {
         return false;
     }
     const fattn_parts parts = parts_of(run->tiling, &all, &all);
+    const int64_t split = run->tiling->splits == 1 ? 0 : item % run->tiling->splits;
     return fattn_schedule_keys(&parts, split, &first, &past);
 }
 

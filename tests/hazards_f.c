@@ -51,7 +51,7 @@ static void f2(void)
  * Merging
  * ---------------------------------------------------------------------------------------------- */
 
-enum { ROWS = 40, CHANNELS = 8 };
+enum { ROWS = 40, CHANNELS = 8, BATCHES = 2, MANY_HEADS = 20, POSITIONS = 70 };
 
 typedef struct state {
     _Alignas(16) float o[ROWS][CHANNELS]; /* with the alignment that problems promise */
@@ -183,14 +183,93 @@ static void check_merge_laws(fattn_device *device, uint64_t seed)
     }
 }
 
+/* The same rows as BSHD and as BHSD. */
+typedef struct layouts {
+    _Alignas(16) float o[2][BATCHES * MANY_HEADS * POSITIONS * CHANNELS];
+    float lse[BATCHES * MANY_HEADS * POSITIONS];
+} layouts;
+
+static fattn_strides layout_strides(int bhsd, int64_t heads, int64_t seqlen)
+{
+    return bhsd ? (fattn_strides){heads * seqlen * CHANNELS, CHANNELS, seqlen * CHANNELS}
+                : (fattn_strides){heads * seqlen * CHANNELS, heads * CHANNELS, CHANNELS};
+}
+
+static void draw_layouts(layouts *to, uint64_t seed, int64_t heads, int64_t seqlen)
+{
+    draw_rng rng = draw_stream(seed, 3, 0);
+    for (int64_t n = 0; n < BATCHES * heads * seqlen; n++) {
+        const int64_t b = n / heads / seqlen, h = n / seqlen % heads, i = n % seqlen;
+        to->lse[n] = draw_chance(&rng, 5) ? -INFINITY : (float)(3 * draw_normal(&rng));
+        for (int64_t c = 0; c < CHANNELS; c++) {
+            const float x = (float)draw_normal(&rng);
+            for (int bhsd = 0; bhsd < 2; bhsd++) {
+                const fattn_strides s = layout_strides(bhsd, heads, seqlen);
+                to->o[bhsd][b * s.batch + h * s.head + i * s.seq + c] = x;
+            }
+        }
+    }
+}
+
+/* Merges in both layouts; rows have the same bits. */
+static void check_merge_layouts(fattn_device *device, int64_t heads, int64_t seqlen)
+{
+    static layouts on_host[3];
+    void *memory = NULL;
+    draw_layouts(&on_host[0], 11, heads, seqlen);
+    draw_layouts(&on_host[1], 12, heads, seqlen);
+    memset(&on_host[2], 0xff, sizeof on_host[2]);
+    fattn_status status = fattn_device_malloc(device, sizeof on_host, &memory);
+    layouts *const on = memory;
+    for (int bhsd = 0; bhsd < 2; bhsd++) {
+        const fattn_strides strides = layout_strides(bhsd, heads, seqlen);
+        const fattn_merge_args args = {.struct_size = sizeof args,
+                                       .batch = BATCHES,
+                                       .heads = heads,
+                                       .seqlen = seqlen,
+                                       .dim_v = CHANNELS,
+                                       .o1 = on[0].o[bhsd],
+                                       .lse1 = on[0].lse,
+                                       .o2 = on[1].o[bhsd],
+                                       .lse2 = on[1].lse,
+                                       .o = on[2].o[bhsd],
+                                       .lse = on[2].lse,
+                                       .o1_stride = strides,
+                                       .o2_stride = strides,
+                                       .o_stride = strides};
+        status = status ? status : fattn_device_copy(device, on, on_host, sizeof on_host, NULL);
+        status = status ? status : fattn_merge(device, &args, NULL);
+        const size_t bytes = sizeof on->o[bhsd];
+        status = status ? status
+                        : fattn_device_copy(device, on_host[2].o[bhsd], on[2].o[bhsd], bytes, NULL);
+        status = status ? status : fattn_stream_synchronize(device, NULL);
+    }
+    fattn_device_free(device, memory);
+    bool same = hazard_check(status == FATTN_OK, "%s", fattn_last_reason());
+    for (int64_t n = 0; n < BATCHES * heads * seqlen && same; n++) {
+        const int64_t b = n / heads / seqlen, h = n / seqlen % heads, i = n % seqlen;
+        const fattn_strides s = layout_strides(0, heads, seqlen);
+        const fattn_strides t = layout_strides(1, heads, seqlen);
+        const float *const o = &on_host[2].o[0][b * s.batch + h * s.head + i * s.seq];
+        same = !isnan(*o) && memcmp(o, &on_host[2].o[1][b * t.batch + h * t.head + i * t.seq],
+                                    CHANNELS * sizeof(float)) == 0;
+    }
+    hazard_check(same, "%lld heads of %lld rows: layouts differ", (long long)heads,
+                 (long long)seqlen);
+}
+
 static void f3(void)
 {
+    static const int64_t shapes[][2] = {{1, 70}, {2, 33}, {3, 70}, {17, 5}, {20, 1}, {20, 70}};
     for (int n = 0; n < hazard_place_count; n++) {
         if (n > 0 && hazard_places[n].device == hazard_places[n - 1].device) {
             continue;
         }
         for (uint64_t seed = 0; seed < 30; seed++) {
             check_merge_laws(hazard_places[n].device, seed);
+        }
+        for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
+            check_merge_layouts(hazard_places[n].device, shapes[shape][0], shapes[shape][1]);
         }
     }
 }

@@ -449,7 +449,7 @@ static void work_merge(const void *job, const fattn_cpu_run *run, void *scratch)
 {
     (void)scratch;
     for (int64_t item; fattn_cpu_take(run->items, &item);) {
-        fattn_cpu_merge_rows(job, item);
+        fattn_cpu_merge_item(job, item);
     }
 }
 
@@ -479,7 +479,7 @@ run_verb(const cpu *device, void (*work)(const void *args, const fattn_cpu_run *
 /* Three states are read and written. */
 static fattn_status merge(void *impl, const fattn_merge_job *job, fattn_stream stream)
 {
-    const int64_t items = verb_items(job->batch, job->heads, job->seqlen);
+    const int64_t items = fattn_cpu_merge_items(job);
     const double rows = (double)job->batch * (double)job->heads * (double)job->seqlen;
     return run_verb(impl, work_merge, job, items, 12 * rows * (double)(job->dim_v + 1), stream);
 }

@@ -102,9 +102,12 @@ typedef struct fattn_cpu_progress {
 void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done);
 void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done);
 
-/* The rows of an item of fattn_merge() and of fattn_dropout_mask(). */
+/* The items of fattn_merge(), and what one of them does. The doors keep rows below 2^62. */
+int64_t fattn_cpu_merge_items(const fattn_merge_job *job);
+void fattn_cpu_merge_item(const fattn_merge_job *job, int64_t item);
+
+/* The rows of an item of fattn_dropout_mask(). */
 #define FATTN_CPU_VERB_ROWS 64
-void fattn_cpu_merge_rows(const fattn_merge_job *job, int64_t item);
 void fattn_cpu_dropout_rows(const fattn_dropout_args *args, int64_t item);
 
 #endif

@@ -4,9 +4,12 @@
 
 #include "backends/cpu/cpu.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 
 #define LOG2E 1.44269504088896340736f
 #define LN2 0.693147180559945309417f
+#define ITEM_ROWS 64 /* least of an item, but at the end of a sequence */
+#define ITEM_POSITIONS 4
 
 /* Weight of a state relative to the larger lse: exactly 1 for the larger, 0 for an empty one. */
 static float weight(float lse, float max)
@@ -47,32 +50,87 @@ static void copy_row(void *o, fattn_dtype dtype, const float *from, int64_t dim)
     }
 }
 
-void fattn_cpu_merge_rows(const fattn_merge_job *job, int64_t item)
+/* A row of a state, and how far the next one is. */
+typedef struct cursor {
+    char *o;
+    float *lse;
+    int64_t o_step, lse_step; /* in bytes; in floats */
+} cursor;
+
+static cursor cursor_at(const fattn_state *s, int64_t size, int64_t b, int64_t h, int64_t i,
+                        bool by_heads)
 {
-    const int64_t blocks = (job->seqlen + FATTN_CPU_VERB_ROWS - 1) / FATTN_CPU_VERB_ROWS;
-    const int64_t h = item / blocks % job->heads, b = item / blocks / job->heads;
-    const int64_t first = item % blocks * FATTN_CPU_VERB_ROWS;
+    return (cursor){.o = (char *)s->o + fattn_state_row(s, b, h, i) * size,
+                    .lse = fattn_state_lse(s, b, h, i),
+                    .o_step = (by_heads ? s->strides.head : s->strides.seq) * size,
+                    .lse_step = by_heads ? s->lse_head : 1};
+}
+
+static void advance(cursor *c)
+{
+    c->o += c->o_step;
+    c->lse += c->lse_step;
+}
+
+/* Merges `count` rows from that of (b, h, i) on: of the heads that follow, or of the positions. */
+static void merge_rows(const fattn_merge_job *job, int64_t b, int64_t h, int64_t i, int64_t count,
+                       bool by_heads)
+{
     const int64_t dim = job->dim_v, size = fattn_dtype_size(job->dtype);
-
-    for (int64_t i = first; i < job->seqlen && i < first + FATTN_CPU_VERB_ROWS; i++) {
-        const float *const o1 = (float *)job->first.o + fattn_state_row(&job->first, b, h, i);
-        const float *const o2 = (float *)job->second.o + fattn_state_row(&job->second, b, h, i);
-        void *const o = (char *)job->result.o + fattn_state_row(&job->result, b, h, i) * size;
-        const float lse1 = *fattn_state_lse(&job->first, b, h, i);
-        const float lse2 = *fattn_state_lse(&job->second, b, h, i);
-        float *const lse = fattn_state_lse(&job->result, b, h, i);
-
+    cursor first = cursor_at(&job->first, sizeof(float), b, h, i, by_heads);
+    cursor second = cursor_at(&job->second, sizeof(float), b, h, i, by_heads);
+    cursor result = cursor_at(&job->result, size, b, h, i, by_heads);
+    for (; count > 0; count--, advance(&first), advance(&second), advance(&result)) {
+        const float *const o1 = (const void *)first.o, *const o2 = (const void *)second.o;
+        const float lse1 = *first.lse, lse2 = *second.lse;
         if (lse1 == -INFINITY && lse2 == -INFINITY) {
-            copy_row(o, job->dtype, NULL, dim);
-            *lse = -INFINITY;
+            copy_row(result.o, job->dtype, NULL, dim);
+            *result.lse = -INFINITY;
         } else if (lse1 == -INFINITY || lse2 == -INFINITY) {
-            copy_row(o, job->dtype, lse1 == -INFINITY ? o2 : o1, dim);
-            *lse = lse1 == -INFINITY ? lse2 : lse1;
+            copy_row(result.o, job->dtype, lse1 == -INFINITY ? o2 : o1, dim);
+            *result.lse = lse1 == -INFINITY ? lse2 : lse1;
         } else {
             const float max = lse1 > lse2 ? lse1 : lse2; /* a NaN comes back through its weight */
             const float w1 = weight(lse1, max), w2 = weight(lse2, max);
-            merge_row(o, job->dtype, o1, w1, o2, w2, dim);
-            *lse = max + log2f(w1 + w2) * LN2;
+            merge_row(result.o, job->dtype, o1, w1, o2, w2, dim);
+            *result.lse = max + log2f(w1 + w2) * LN2;
         }
+    }
+}
+
+/* Positions and heads of an item. */
+typedef struct extent {
+    int64_t positions, heads;
+} extent;
+
+/* Items follow memory. Where the heads of a position lie side by side, as in BSHD, an item has all
+ * of them; but several positions, because those share lines of lse. */
+static extent extent_of(const fattn_merge_job *job)
+{
+    const fattn_strides *const s = &job->first.strides;
+    const bool interleaved = job->heads > 1 && s->head < s->seq;
+    const int64_t heads = interleaved ? job->heads : 1;
+    return (extent){.positions = fattn_max64(ITEM_ROWS / heads, ITEM_POSITIONS), .heads = heads};
+}
+
+int64_t fattn_cpu_merge_items(const fattn_merge_job *job)
+{
+    const extent e = extent_of(job);
+    return job->batch * (job->heads / e.heads) * fattn_ceil_div(job->seqlen, e.positions);
+}
+
+void fattn_cpu_merge_item(const fattn_merge_job *job, int64_t item)
+{
+    const extent e = extent_of(job);
+    const int64_t blocks = fattn_ceil_div(job->seqlen, e.positions), groups = job->heads / e.heads;
+    const int64_t b = item / blocks / groups, h0 = item / blocks % groups * e.heads;
+    const int64_t i0 = item % blocks * e.positions;
+    const int64_t positions = fattn_min64(e.positions, job->seqlen - i0);
+    if (e.heads == 1) {
+        merge_rows(job, b, h0, i0, positions, false);
+        return;
+    }
+    for (int64_t i = i0; i < i0 + positions; i++) {
+        merge_rows(job, b, h0, i, e.heads, true);
     }
 }

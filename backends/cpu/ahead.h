@@ -4,7 +4,9 @@
  * register tiles (product.h), and here is decided which. Otherwise a worker would wait for memory
  * at the end of an item, at the beginning of the next, and, where keys and values are copied,
  * before each tile of them. Those are fetched first, and copied a few at a time between products
- * (panel.h) into the tile that is not in use.
+ * (panel.h) into the tile that is not in use. Keys and values that are read in place, or copied
+ * when it is their turn, are fetched a tile ahead if no other block of rows has brought them into a
+ * cache.
  */
 #ifndef FATTN_CPU_AHEAD_H
 #define FATTN_CPU_AHEAD_H
@@ -20,14 +22,24 @@ typedef struct prefetch_plan {
     int64_t first, last; /* blocks first .. last - 1 share the prefetches; last: the item's last */
     key_copies copies;   /* of the next block */
     bool listed;         /* whose rows are known */
+    bool once;           /* the item alone reads its keys, so that they are not in cache */
 } prefetch_plan;
 
-/* The last block fetches nothing: a diagonal may leave little of it. */
+/* Whether the block of rows is the only one of its head, and no copies of tiles are cached. */
+static bool reads_keys_once(const fattn_cpu_run *run, const panel *pn)
+{
+    return pn->seq.sq * pn->group <= run->tiling->br && !caches_tiles(pn->p, pn->bc);
+}
+
+/* The last block fetches nothing: a diagonal may leave little of it. Results of a part stay in the
+ * workspace. */
 static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, int64_t item,
                                const panel *pn, int64_t begin, int64_t end)
 {
     plan->last = end - 1;
-    plan->first = fattn_max64(begin, plan->last - PREFETCH_BLOCKS);
+    plan->first =
+        run->tiling->splits > 1 ? plan->last : fattn_max64(begin, plan->last - PREFETCH_BLOCKS);
+    plan->once = reads_keys_once(run, pn);
     plan->here = *pn;
     (void)place_item(&plan->here, run, item);
     plan->copies.count = plan->copies.done = 0;
@@ -90,6 +102,23 @@ static int64_t list_keys(prefetch_plan *plan, const panel *pn, span next, const 
     return c->count;
 }
 
+/* Lists the rows of k or v of a tile of keys, where they lie. Returns how many. */
+static int64_t list_tile(const panel *pn, span s, const void *tensor, fattn_dtype dtype,
+                         const fattn_strides *strides, int64_t dim, prefetch_row *rows)
+{
+    const bool paged = pn->p->features & FATTN_PAGED;
+    const int64_t bytes = dim * fattn_dtype_size(dtype);
+    const int64_t step = strides->seq * fattn_dtype_size(dtype);
+    const char *from = element(tensor, dtype, key_index(pn, strides, s.first));
+    for (int64_t j = 0; j < s.live; j++, from += step) {
+        if (paged) {
+            from = element(tensor, dtype, key_index(pn, strides, s.first + j));
+        }
+        rows[j] = (prefetch_row){.from = from, .bytes = bytes};
+    }
+    return s.live;
+}
+
 /* Gives the strips the tile of a block. Returns whether its keys are in it. */
 static bool take_tile(prefetch_plan *plan, forward *strips, int64_t count, int64_t block)
 {
@@ -109,11 +138,19 @@ static bool begin_block(prefetch_plan *plan, forward *strips, int64_t count,
     const int64_t n = block - plan->first, shares = plan->last - plan->first;
     const int64_t tiles = count * pn->bc / FV_NK;
     prefetch_row *const rows = strips->later;
-    span spans[STRIPS], next = {.live = 0};
-    if (block < plan->last && copies_meanwhile(pn->p, pn->bc) && !keys_in_place(pn->p)) {
+    const bool copies = copies_meanwhile(pn->p, pn->bc) && !keys_in_place(pn->p);
+    span spans[STRIPS], next = {.live = 0}, none = {.live = 0};
+    if (block < plan->last && (copies || plan->once)) {
         next = spans_of(strips, count, block + 1, spans);
     }
-    int64_t total = list_keys(plan, pn, next, &strips->tiles[(block + 1) % 2], rows);
+    int64_t total =
+        list_keys(plan, pn, copies ? next : none, &strips->tiles[(block + 1) % 2], rows);
+    if (next.live > 0 && !copies) {
+        const fattn_problem *const p = pn->p;
+        const fattn_buffers *const buf = pn->run->buffers;
+        total = list_tile(pn, next, buf->k, p->dtype_kv, &p->k, p->dim, rows);
+        total += list_tile(pn, next, buf->v, p->dtype_v, &p->v, p->dim_v, rows + total);
+    }
     if (0 <= n && n < shares) {
         total += list_share(plan, run, n, shares, rows + total);
     }

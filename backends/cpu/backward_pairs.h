@@ -274,7 +274,7 @@ static void add_keys_pairs(backward *g, span s, seen_rows seen, const bf16_pair 
     }
     pairs_rows(s.padded, g->weights, pn->br / 2, (seen.past - seen.first) / 2,
                rows + seen.first / 2 * stride, stride, g->sum_rows,
-               fattn_max64(pn->d_pad, pn->dv_pad), stride);
+               fattn_max64(pn->d_pad, pn->dv_pad), stride, NO_PREFETCH);
     wait_for(g, s, before);
     const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.live; j++) {
@@ -307,10 +307,10 @@ static void backward_tile_pairs(backward *g, span s, span next, const fattn_cpu_
     for (int64_t r = seen.first; r < seen.past; r += TILE_GROUP) {
         const int64_t columns = fattn_min64(TILE_GROUP, seen.past - r);
         pairs_rows(s.padded, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r,
-                   pn->br, pn->x_rows, TILE_GROUP, columns);
+                   pn->br, pn->x_rows, TILE_GROUP, columns, NO_PREFETCH);
         if (needs_ds) {
             pairs_rows(s.padded, g->v_rows, pairs_stride(p->dim_v), pairs_of(p->dim_v),
-                       g->dout_t + r, pn->br, g->dpt_rows, TILE_GROUP, columns);
+                       g->dout_t + r, pn->br, g->dpt_rows, TILE_GROUP, columns, NO_PREFETCH);
         } else {
             fill(g->dpt, s.padded * TILE_GROUP, 0);
         }

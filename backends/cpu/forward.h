@@ -30,7 +30,8 @@ typedef struct forward_kind {
     int64_t step;   /* of keys, whole ones of which products work on */
     bool pairs;     /* values may be pairs */
     bool sink_last; /* a sink joins at the end */
-    bool fetches;   /* products fetch rows for later (ahead.h) */
+    bool fetches;   /* products of keys fetch rows for later (ahead.h); those of pairs do where
+                     * keys are read once */
     int64_t (*layout)(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
                       arena *from);   /* returns how many strips there are */
     void (*prepare)(const panel *pn); /* scratch of all strips that no item changes */
@@ -184,8 +185,8 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
         }
     }
     prefetch_plan ahead;
-    const bool fetches = kind->fetches && end - begin > 1 && run->tiling->splits == 1 &&
-                         run->problem->outputs & FATTN_OUT_O;
+    const bool fetches = kind->fetches && end - begin > 1 && run->problem->outputs & FATTN_OUT_O &&
+                         (!kind->pairs || reads_keys_once(run, &strips->panel));
     if (fetches) {
         prefetch_plan_open(&ahead, run, item, &strips->panel, begin, end);
     }

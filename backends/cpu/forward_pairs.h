@@ -91,6 +91,7 @@ static const forward_kind forward_pairs = {
     .step = PAIRS_STEP,
     .pairs = true,
     .sink_last = true,
+    .fetches = !PAIRS_COPIED,
     .layout = layout_pairs,
     .prepare = prepare_pairs,
     .choose_form = choose_pairs_form,

@@ -44,8 +44,9 @@ static void tiles_product(int add, int64_t rows, const void *a, int64_t a_stride
  * b: [depth][columns], columns whole vectors; c: [rows][columns], likewise. */
 static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride, int64_t depth,
                        const float *b, int64_t b_stride, float *const *c, int64_t c_stride,
-                       int64_t columns)
+                       int64_t columns, prefetch_list later)
 {
+    (void)later;
     tiles_product(0, rows, a[0], a_stride, vectors_of(depth) * FV_LANES, b, b_stride, c[0],
                   c_stride, columns);
 }

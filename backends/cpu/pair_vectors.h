@@ -20,12 +20,12 @@ static void pairs_close(void) {}
 
 static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride, int64_t depth,
                        const float *b, int64_t b_stride, float *const *c, int64_t c_stride,
-                       int64_t columns)
+                       int64_t columns, prefetch_list later)
 {
     (void)a_stride, (void)c_stride;
     const product_of_pairs ab = {
         .a = a, .b = (const void *)b, .b_stride = b_stride, .depth = depth};
-    product_rows_pairs(0, rows, ab, c, 0, columns, NO_PREFETCH);
+    product_rows_pairs(0, rows, ab, c, 0, columns, later);
 }
 
 /* to[r] = row r of a . column r of b, for FV_LANES rows of pairs. t: room for their transpose,

@@ -190,7 +190,7 @@ static void pairs_scores(const panel *pn, span s)
 {
     const int64_t dim = pn->p->dim;
     pairs_rows(s.padded, pn->k_pairs, pairs_stride(dim), pairs_of(dim), pn->qt, pn->br, pn->x_rows,
-               pn->br, pn->width);
+               pn->br, pn->width, pn->later);
 }
 
 #endif

@@ -75,6 +75,10 @@ class Kind:
         """A hashable value; arrays with equal keys have the same layout."""
         raise NotImplementedError
 
+    def output_key(self, a: Any) -> Any:
+        """key() of an array to write to: equal only if both may be written."""
+        return self.key(a)
+
     def view(self, a: Any, name: str) -> View:
         raise NotImplementedError
 
@@ -133,6 +137,9 @@ class _Numpy(Kind):
 
     def key(self, a: Any) -> Any:
         return a.shape, a.strides, a.dtype
+
+    def output_key(self, a: Any) -> Any:
+        return a.shape, a.strides, a.dtype, a.flags.writeable
 
     def view(self, a: Any, name: str) -> View:
         dtype = _float_name(a.dtype.name, name)
@@ -284,7 +291,7 @@ class _DLPack(Kind):
 
     def key(self, a: Any) -> Any:
         tensor = _dlpack.describe(a)
-        return tensor.shape, tensor.strides, tensor.dtype, tensor.device
+        return tensor.shape, tensor.strides, tensor.dtype, tensor.device, tensor.writable
 
     def view(self, a: Any, name: str) -> View:
         tensor = _dlpack.describe(a)

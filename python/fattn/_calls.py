@@ -81,7 +81,7 @@ def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any,
     else:
         _same_kind(kind, k, v, *extras, out, lse)
         key = (of(q), of(k), of(v), options, tuple([None if e is None else of(e) for e in extras]),
-               None if out is None else of(out), None if lse is None else of(lse))
+               None if out is None else kind.output_key(out), None if lse is None else kind.output_key(lse))
     prepared = _cache.get(key)
     if prepared is None:
         arrays = {"q": q, "k": k, "v": v}
@@ -127,7 +127,7 @@ def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, opt
     _same_kind(kind, k, v, dout, o, lse, dlse, *extras, *given.values())
     key = (of(q), of(k), of(v), of(o), of(dout), of(lse), None if dlse is None else of(dlse), options,
            tuple([None if e is None else of(e) for e in extras]),
-           tuple([(name, of(a)) for name, a in given.items()]))
+           tuple([(name, kind.output_key(a)) for name, a in given.items()]))
     prepared = _cache.get(key)
     if prepared is None:
         arrays = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse}

@@ -113,6 +113,36 @@ def test_outputs(outputs, exception, words):
         fattn.attention(q, k, v, **{name: make(q) for name, make in outputs.items()})
 
 
+def test_read_only_outputs(tmp_path):
+    """Also of a layout for which an array that may be written has left a plan behind."""
+    q, k, v = arrays()
+    out, lse = fattn.attention(q, k, v, return_lse=True)
+    fattn.attention(q, k, v, out=out, lse=lse)
+    gradients = {name: np.empty_like(a) for name, a in zip(("dq", "dk", "dv"), (q, k, v))}
+    fattn.attention_backward(out, q, k, v, out, lse, **gradients)
+
+    def immutable(a):
+        return np.frombuffer(bytes(a.nbytes), np.float32).reshape(a.shape)
+
+    def mapped(a):
+        path = tmp_path / "zeros"
+        path.write_bytes(bytes(a.nbytes))
+        return np.memmap(path, np.float32, "r", shape=a.shape)
+
+    for made in (immutable, mapped):
+        for name, array in {"o": out, "lse": lse}.items():
+            a = made(array)
+            given = {"out": out, "lse": lse} | {name if name == "lse" else "out": a}
+            with pytest.raises(fattn.InvalidArgument, match=f"{name} is read-only"):
+                fattn.attention(q, k, v, **given)
+            assert not a.any()
+        for name, array in gradients.items():
+            a = made(array)
+            with pytest.raises(fattn.InvalidArgument, match=f"{name} is read-only"):
+                fattn.attention_backward(out, q, k, v, out, lse, **gradients | {name: a})
+            assert not a.any()
+
+
 def test_backward():
     q, k, v = arrays()
     o, lse = fattn.attention(q, k, v, return_lse=True)

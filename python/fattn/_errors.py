@@ -9,6 +9,10 @@ class Error(Exception):
 
     status = 0
 
+    def renamed(self, name: str, to: str) -> Error:
+        """The same error, with another name of an argument in its sentence."""
+        return type(self)(str(self).replace(name, to))
+
 
 class InvalidArgument(Error, ValueError):
     """An option, a dtype or a number is wrong, or arrays do not fit together."""

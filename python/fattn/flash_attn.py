@@ -10,13 +10,19 @@ result of return_attn_probs, which is None.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fattn._errors import InvalidArgument, InvalidData, Unsupported
+from fattn._arrays import kind_of
+from fattn._calls import window_of
+from fattn._errors import Error, InvalidArgument, InvalidData, InvalidShape, Unsupported
+from fattn._plans import _cache, prepare
+from fattn._problem import Options
 from fattn.torch import attention, attention_varlen, attention_with_kvcache
+from fattn.torch._functions import is_watched
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
            "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
@@ -123,50 +129,133 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     Returns out, with return_softmax_lse also lse (B, Hq, Sq). Gradients are not recorded.
     """
     with torch.no_grad():
-        batch = q.shape[0]
         if cache_batch_idx is not None and block_table is not None:
             raise InvalidArgument("cache_batch_idx and block_table together")
         if (k is None) != (v is None):
             raise InvalidArgument("of k and v one is given")
-        lengths: Tensor | None = (
-            torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
-            if isinstance(cache_seqlens, int) else cache_seqlens)
+        if (rotary_cos is None) != (rotary_sin is None):
+            raise InvalidArgument("of rotary_cos and rotary_sin one is given")
+        if rotary_cos is not None and k is None:
+            raise InvalidArgument("rotary_cos is given without k and v")
+        if rotary_cos is not None and cache_leftpad is not None:
+            raise Unsupported("cache_leftpad together with rotary embedding")
+        lengths = _lengths(cache_seqlens, q)
         if cache_batch_idx is not None:  # an entry of the cache is a page of its own
             block_table = cache_batch_idx.to(torch.int32)[:, None].contiguous()
-        if k is not None and v is not None:
-            if lengths is None:
-                raise InvalidArgument("cache_seqlens is needed where k and v are given")
-            at = lengths.to(torch.int64)[:, None] + torch.arange(k.shape[1], device=q.device)
-            capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-            if q.device.type == "cpu" and (at.numel() and (at.min() < 0 or at.max() >= capacity)):
-                raise InvalidData(f"cache_seqlens and {k.shape[1]} new keys pass the cache's {capacity}")
-            if rotary_cos is not None and rotary_sin is not None:
-                if cache_leftpad is not None:
-                    raise Unsupported("cache_leftpad together with rotary embedding")
-                moving = causal or tuple(window_size) != (-1, -1)
-                q_at = (lengths.to(torch.int64)[:, None] +
-                        torch.arange(q.shape[1], device=q.device) * int(moving))
-                q = _rotate(q, q_at, rotary_cos, rotary_sin, rotary_interleaved)
-                k = _rotate(k, at, rotary_cos, rotary_sin, rotary_interleaved)
-            if block_table is None:
-                page = torch.arange(batch, device=q.device)[:, None]
-            else:
-                page = block_table.to(torch.int64).gather(1, at // k_cache.shape[1])
-            slot = at if block_table is None else at % k_cache.shape[1]
-            k_cache[page, slot] = k.to(k_cache.dtype)
-            v_cache[page, slot] = v.to(v_cache.dtype)
-            lengths = (lengths + k.shape[1]).to(torch.int32)
-        elif rotary_cos is not None:
-            raise InvalidArgument("rotary_cos is given without k and v")
         mask = None
         if cache_leftpad is not None:
             keys = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
             mask = (torch.arange(keys, device=q.device) >= cache_leftpad[:, None])[:, None, None]
-        result = attention_with_kvcache(
-            q, k_cache, v_cache, cache_seqlens=lengths, block_table=block_table, causal=causal,
-            window=window_size, scale=softmax_scale, softcap=softcap or None, mask=mask,
-            alibi_slopes=alibi_slopes, return_lse=True)
+        options: dict[str, Any] = dict(causal=causal, window=window_size, scale=softmax_scale, softcap=softcap or None)
+        if k is not None and v is not None:
+            if lengths is None:
+                raise InvalidArgument("cache_seqlens is needed where k and v are given")
+            _check_plan(options, q=q, k=k_cache, v=v_cache, seqused_k=lengths, block_table=block_table, mask=mask,
+                        alibi_slopes=alibi_slopes)
+            _check_new(k, v, k_cache, v_cache, lengths, block_table)
+            at = lengths.to(torch.int64)[:, None] + torch.arange(k.shape[1], device=q.device)
+            if rotary_cos is not None and rotary_sin is not None:
+                moving = causal or tuple(window_size) != (-1, -1)
+                q_at = (lengths.to(torch.int64)[:, None] +
+                        torch.arange(q.shape[1], device=q.device) * int(moving))
+                _check_rotary(rotary_cos, rotary_sin, q, q_at, at)
+                q = _rotate(q, q_at, rotary_cos, rotary_sin, rotary_interleaved)
+                k = _rotate(k, at, rotary_cos, rotary_sin, rotary_interleaved)
+            if block_table is None:
+                page, slot = torch.arange(q.shape[0], device=q.device)[:, None], at
+            else:
+                page, slot = block_table.to(torch.int64).gather(1, at // k_cache.shape[1]), at % k_cache.shape[1]
+            k_cache[page, slot] = k.to(k_cache.dtype)
+            v_cache[page, slot] = v.to(v_cache.dtype)
+            lengths = (lengths + k.shape[1]).to(torch.int32)
+        try:
+            result = attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=block_table,
+                                            mask=mask, alibi_slopes=alibi_slopes, return_lse=True, **options)
+        except Error as error:
+            raise error.renamed("seqused_k", "cache_seqlens") from None
         return result if return_softmax_lse else result[0]
+
+
+# --- What is checked before anything is written ---------------------------------------------------
+
+
+def _lengths(cache_seqlens: Any, q: Tensor) -> Tensor | None:
+    """cache_seqlens as int32 (B)."""
+    if cache_seqlens is None:
+        return None
+    if not isinstance(cache_seqlens, Tensor):
+        return torch.full((q.shape[0],), operator.index(cache_seqlens), dtype=torch.int32, device=q.device)
+    if cache_seqlens.dtype != torch.int32:
+        raise InvalidArgument(f"cache_seqlens has dtype {cache_seqlens.dtype}, not torch.int32")
+    return cache_seqlens
+
+
+def _check_plan(options: dict[str, Any], **arrays: Tensor | None) -> None:
+    """Raises what attention_with_kvcache() would say of shapes, types and options. What is right is remembered."""
+    given = {name: a for name, a in arrays.items() if a is not None}
+    if is_watched(*given.values()):
+        return
+    kind = given["q"].device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        given.update((name, torch.empty_like(given[name], dtype=dtype)) for name in "qkv")
+    reader = kind_of(given["q"])
+    key = "flash_attn", tuple(options.items()), tuple([(name, reader.key(a)) for name, a in given.items()])
+    try:
+        if key not in _cache:
+            described = Options(**options | {"window": window_of(options["window"])}, return_lse=True)
+            prepare(reader, described, given, key)
+        reader.check_memory(given.values(), _cache[key].reaches)
+    except Error as error:
+        raise error.renamed("seqused_k", "cache_seqlens") from None
+
+
+def _check_new(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor,
+               block_table: Tensor | None) -> None:
+    """That new keys and values have places in the cache."""
+    new = k.shape[1]
+    for name, a, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        wanted = (lengths.shape[0], new, *cache.shape[2:])
+        if tuple(a.shape) != wanted:
+            raise InvalidShape(f"{name} has shape {tuple(a.shape)}, not {wanted}")
+        if a.device != cache.device:
+            raise InvalidArgument(f"{name} is on device {a.device}, the cache on {cache.device}")
+    pages, page_size = k_cache.shape[:2]
+    capacity = page_size * (1 if block_table is None else block_table.shape[1])
+    if not _within(lengths, 0, capacity - new):
+        _check_data((lengths >= 0) & (lengths <= capacity - new),
+                    f"cache_seqlens and {new} new keys pass the cache's {capacity}")
+    if block_table is not None and not _within(block_table, 0, pages - 1):
+        used = torch.arange(block_table.shape[1], device=k.device) * page_size < lengths[:, None] + new
+        _check_data(~used | (block_table >= 0) & (block_table < pages),
+                    f"an entry of block_table or cache_batch_idx is not in 0..{pages - 1}")
+
+
+def _check_rotary(cos: Tensor, sin: Tensor, q: Tensor, *positions: Tensor) -> None:
+    if cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[3]:
+        raise InvalidShape(f"rotary_cos has shape {tuple(cos.shape)}, rotary_sin {tuple(sin.shape)}: both must be "
+                           f"(positions, at most {q.shape[3] // 2})")
+    for at in positions:
+        if not _within(at, 0, cos.shape[0] - 1):
+            _check_data(at < cos.shape[0], f"rotary_cos has {cos.shape[0]} positions, and more are needed")
+
+
+def _within(numbers: Tensor, low: int, high: int) -> bool:
+    """Whether all are in low..high: quickly, for this is nearly always so. False while compiling."""
+    if numbers.device.type != "cpu":
+        return True
+    if torch.compiler.is_compiling() or numbers.numel() == 0:
+        return False
+    least, greatest = numbers.aminmax()
+    return low <= int(least) and int(greatest) <= high
+
+
+def _check_data(right: Tensor, message: str) -> None:
+    """Raises InvalidData unless all of `right` is true; compiled programs raise PyTorch's RuntimeError."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(right.all(), message)
+    elif not right.all():
+        raise InvalidData(message)
 
 
 def _rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -188,6 +188,9 @@ def test_pages():
     table, used = np.array([[0, 1], [2, 7]], np.int32), np.array([4, 8], np.int32)
     with pytest.raises(fattn.InvalidData, match="block_table"):
         fattn.attention_with_kvcache(q, pages, pages, cache_seqlens=used, block_table=table)
+    for wrong, exception in ((used + 9, fattn.InvalidData), (used.astype(np.int64), fattn.InvalidArgument)):
+        with pytest.raises(exception, match="cache_seqlens"):
+            fattn.attention_with_kvcache(q, pages, pages, cache_seqlens=wrong, block_table=table)
     with pytest.raises(fattn.InvalidShape, match="block_table has shape"):
         fattn.attention_with_kvcache(q, pages, pages, cache_seqlens=used, block_table=table[0])
     with pytest.raises(fattn.InvalidShape, match="v has pages"):

@@ -163,17 +163,89 @@ def test_kvcache_entries_and_padding():
 
 
 def test_kvcache_errors():
-    q, cache = draw(2, 1, 2, 8), draw(2, 4, 2, 8)
-    k = draw(2, 1, 2, 8)
-    before = cache.clone()
-    for given, exception in (
-            (dict(k=k, v=k, cache_seqlens=4), fattn.InvalidData),
-            (dict(k=k, cache_seqlens=1), fattn.InvalidArgument),
-            (dict(k=k, v=k), fattn.InvalidArgument),
-            (dict(cache_seqlens=9), fattn.InvalidData),
-            (dict(rotary_cos=k), fattn.InvalidArgument),
-            (dict(cache_batch_idx=torch.zeros(2, dtype=torch.int32),
-                  block_table=torch.zeros(2, 1, dtype=torch.int32)), fattn.InvalidArgument)):
-        with pytest.raises(exception):
-            fa.flash_attn_with_kvcache(q, cache, cache, **given)
-    assert torch.equal(cache, before)
+    """After an error nothing has been written."""
+    q, caches = draw(2, 1, 2, 8), (draw(4, 4, 2, 8), draw(4, 4, 2, 8))
+    k, table = draw(2, 1, 2, 8), torch.tensor([[0], [1]], dtype=torch.int32)
+    before = [cache.clone() for cache in caches]
+    new = dict(k=k, v=k, cache_seqlens=0, block_table=table)
+    turn = torch.ones(4, 4)
+    for given, exception, words in (
+            (new | dict(cache_seqlens=4), fattn.InvalidData, "1 new keys pass the cache's 4"),
+            (new | dict(cache_seqlens=-1), fattn.InvalidData, "1 new keys pass the cache's 4"),
+            (new | dict(block_table=-table), fattn.InvalidData, r"not in 0\.\.3"),
+            (new | dict(block_table=4 * table), fattn.InvalidData, r"not in 0\.\.3"),
+            (new | dict(block_table=None, cache_batch_idx=4 * table[:, 0]), fattn.InvalidData, r"not in 0\.\.3"),
+            (new | dict(block_table=table.long()), fattn.InvalidArgument, "block_table has dtype int64"),
+            (new | dict(v=k[..., :4]), fattn.InvalidShape, "v has shape"),
+            (new | dict(k=k[:, :, :1]), fattn.InvalidShape, "k has shape"),
+            (new | dict(k=k[:1], v=k[:1]), fattn.InvalidShape, "k has shape"),
+            (new | dict(softmax_scale=float("nan")), fattn.InvalidArgument, "scale is nan"),
+            (new | dict(alibi_slopes=torch.ones(3)), fattn.InvalidShape, "alibi_slopes has shape"),
+            (new | dict(rotary_cos=turn), fattn.InvalidArgument, "of rotary_cos and rotary_sin one"),
+            (new | dict(rotary_sin=turn), fattn.InvalidArgument, "of rotary_cos and rotary_sin one"),
+            (new | dict(rotary_cos=turn, rotary_sin=turn[:, :3]), fattn.InvalidShape, "rotary_cos has shape"),
+            (new | dict(rotary_cos=turn[:2], rotary_sin=turn[:2], cache_seqlens=2), fattn.InvalidData, "2 positions"),
+            (new | dict(cache_seqlens=torch.zeros(2, dtype=torch.int64)), fattn.InvalidArgument,
+             "cache_seqlens has dtype torch.int64"),
+            (new | dict(cache_seqlens=torch.zeros(3, dtype=torch.int32)), fattn.InvalidShape, "cache_seqlens has shape"),
+            (new | dict(cache_seqlens="one"), TypeError, "str"),
+            (dict(k=k, cache_seqlens=1), fattn.InvalidArgument, "of k and v one"),
+            (dict(k=k, v=k), fattn.InvalidArgument, "cache_seqlens is needed"),
+            (dict(block_table=table, cache_seqlens=9), fattn.InvalidData, r"cache_seqlens\[0\] is 9"),
+            (dict(rotary_cos=turn, rotary_sin=turn), fattn.InvalidArgument, "without k and v"),
+            (dict(cache_batch_idx=table[:, 0], block_table=table), fattn.InvalidArgument, "together")):
+        with pytest.raises(exception, match=words):
+            fa.flash_attn_with_kvcache(q, *caches, **given)
+        assert all(torch.equal(a, b) for a, b in zip(caches, before)), given
+
+
+def test_kvcache_pages_that_are_not_used():
+    """Entries of the table past the keys of a sequence are not looked at; those of the new keys are."""
+    q, k, caches = draw(1, 1, 2, 8), draw(1, 1, 2, 8), (draw(4, 4, 2, 8), draw(4, 4, 2, 8))
+    for length, table, right in ((3, [[1, -1]], True), (4, [[1, -1]], False), (4, [[1, 2]], True)):
+        def attend():
+            return fa.flash_attn_with_kvcache(q, *caches, k, k, cache_seqlens=length,
+                                              block_table=torch.tensor(table, dtype=torch.int32))
+        if right:
+            attend()
+            assert torch.equal(caches[0][table[0][length // 4], length % 4], k[0, 0])
+        else:
+            with pytest.raises(fattn.InvalidData):
+                attend()
+
+
+def test_kvcache_number_of_keys():
+    """Any integer will do."""
+    q, caches = draw(2, 1, 2, 8), (draw(2, 12, 2, 8), draw(2, 12, 2, 8))
+    wanted = fa.flash_attn_with_kvcache(q, *caches, cache_seqlens=torch.full((2,), 9, dtype=torch.int32))
+    for length in (9, np.int64(9), np.int32(9)):
+        assert torch.equal(fa.flash_attn_with_kvcache(q, *caches, cache_seqlens=length), wanted)
+
+
+def test_kvcache_under_autocast():
+    q, k, caches = draw(2, 1, 2, 8), draw(2, 1, 2, 8), (draw(2, 12, 2, 8), draw(2, 12, 2, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = fa.flash_attn_with_kvcache(q.bfloat16(), *caches, k, k, cache_seqlens=9)
+    assert out.dtype == torch.bfloat16 and torch.equal(caches[0][:, 9], k[:, 0])
+
+
+def test_kvcache_compiles():
+    """In one graph, with new keys, rotation and pages, and with checks before anything is written."""
+    q, k, caches = draw(2, 1, 2, 8), draw(2, 1, 2, 8), (draw(4, 4, 2, 8), draw(4, 4, 2, 8))
+    table, turn = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32), torch.rand(9, 4)
+
+    def attend(lengths, table, *caches):
+        return fa.flash_attn_with_kvcache(q, *caches, k, k, rotary_cos=turn, rotary_sin=turn, cache_seqlens=lengths,
+                                          block_table=table, causal=True)
+    try:
+        compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+        lengths = torch.tensor([0, 5], dtype=torch.int32)
+        others = [cache.clone() for cache in caches]
+        torch.testing.assert_close(compiled(lengths, table, *caches), attend(lengths, table, *others))
+        assert all(torch.equal(a, b) for a, b in zip(caches, others))
+        for wrong in ((lengths + 7, table), (lengths, -table)):
+            with pytest.raises(RuntimeError):
+                compiled(*wrong, *caches)
+            assert all(torch.equal(a, b) for a, b in zip(caches, others))
+    finally:
+        torch.compiler.reset()

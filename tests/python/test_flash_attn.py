@@ -249,3 +249,15 @@ def test_kvcache_compiles():
             assert all(torch.equal(a, b) for a, b in zip(caches, others))
     finally:
         torch.compiler.reset()
+
+
+def test_channels_apart():
+    """Copied, as flash-attn does; caches are not."""
+    q, k, v = (draw(2, 5, 2, 16)[..., ::2] for _ in range(3))
+    wanted = fa.flash_attn_func(q.contiguous(), k.contiguous(), v.contiguous())
+    assert torch.equal(fa.flash_attn_func(q, k, v), wanted)
+    cu = torch.tensor([0, 5], dtype=torch.int32)
+    assert torch.equal(fa.flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 5, 5), wanted[0])
+    assert torch.equal(fa.flash_attn_with_kvcache(q, k.contiguous(), v.contiguous()), wanted)
+    with pytest.raises(fattn.InvalidStride, match="k has channels 2"):
+        fa.flash_attn_with_kvcache(q, k, v)

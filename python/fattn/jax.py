@@ -54,6 +54,7 @@ def _view(name: str, a: Any) -> View:
 
 def _call(options: Options, arrays: dict[str, Any], backward: bool) -> dict[str, Any]:
     """One run: the problem goes into the program, arrays become arguments. Results by their names."""
+    arrays = dict(zip(arrays, _alike(*arrays.values())))
     views = {name: _view(name, a) for name, a in arrays.items()}
     description = Description(options, views, False)
     made = description.backward() if backward else description.forward()
@@ -72,18 +73,28 @@ def _call(options: Options, arrays: dict[str, Any], backward: bool) -> dict[str,
         outputs = on(options.device)(*args)
     else:
         outputs = jax.lax.platform_dependent(*args, cpu=on("cpu"), cuda=on("cuda"), rocm=on("hip"))
-    return {m.name: _varying(a, arrays["q"]) for m, a in zip(made, outputs)}
+    return {m.name: _varying(a, _axes_of(arrays["q"])) for m, a in zip(made, outputs)}
 
 
-def _varying(a: Any, like: Any) -> Any:
-    """Says that `a` differs between the devices of a shard_map as `like` does, which ffi_call cannot say of its
-    results. Versions of JAX have different words for that, and older ones none."""
-    kind = jax.typeof(like) if hasattr(jax, "typeof") else None
-    axes = tuple(getattr(getattr(kind, "manual_axis_type", None), "varying", None) or
-                 getattr(kind, "vma", None) or ())
-    if not axes:
+def _axes_of(a: Any) -> tuple[str, ...]:
+    """The axes of a shard_map along which `a` differs. Versions of JAX have different words for that, and older
+    ones none."""
+    kind = jax.typeof(a) if hasattr(jax, "typeof") else None
+    return tuple(getattr(getattr(kind, "manual_axis_type", None), "varying", None) or getattr(kind, "vma", None) or ())
+
+
+def _varying(a: Any, axes: Sequence[str]) -> Any:
+    """Says that `a` differs along these axes, too, which ffi_call cannot say of its results."""
+    new = tuple(axis for axis in axes if axis not in _axes_of(a))
+    if not new:
         return a
-    return jax.lax.pcast(a, axes, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(a, axes)
+    return jax.lax.pcast(a, new, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(a, new)
+
+
+def _alike(*arrays: Any) -> tuple[Any, ...]:
+    """The arrays, all differing along the axes of each. JAX adds up the gradients of those that did not."""
+    axes = sorted({axis for a in arrays if a is not None for axis in _axes_of(a)})
+    return tuple([None if a is None else _varying(a, axes) for a in arrays]) if axes else arrays
 
 
 def _named(arrays: tuple[Any, ...]) -> dict[str, Any]:
@@ -153,8 +164,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         Options(_c.FORWARD, causal, window_of(window), None if scale is None else float(scale), softcap,
                 float(dropout_p), anchor, layout, out_dtype, return_lse, device=device, chunk=chunk),
         return_lse)
-    return _attention(static, q, k, v, bias, mask, alibi_slopes, sink, seqused_q, seqused_k, seqstart_k,
-                      seed)
+    return _attention(static, *_alike(q, k, v, bias, mask, alibi_slopes, sink, seqused_q, seqused_k, seqstart_k,
+                                      seed))
 
 
 def dot_product_attention(

@@ -152,6 +152,17 @@ np.testing.assert_array_equal(o, attend(*whole))
 for a, b in zip(*(jax.jit(jax.grad(lambda *a: f(*a).sum(), argnums=(0, 1, 2)))(*x)
                   for f, x in ((sharded, parts), (attend, whole)))):
     np.testing.assert_array_equal(a, b)
+
+# Gradients of what all devices have, in a map over batches.
+more = {"bias": jax.random.normal(jax.random.key(4), (1, 4, 7, 7)), "sink": jax.numpy.arange(4.0)}
+x, specs = (whole[0], whole[1][:1], whole[2], more), (P("h"), P(), P("h"), P())
+mesh = jax.sharding.Mesh(jax.devices(), ("h",))
+def local(q, k, v, more):
+    return fattn.jax.attention(q, jax.numpy.broadcast_to(k, q.shape), v, **more)
+sharded = shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0])
+for f in (jax.jit, lambda f: f):
+    got, wanted = (f(jax.grad(lambda *a: (g(*a) ** 2).sum(), argnums=(0, 1, 2, 3)))(*x) for g in (sharded, local))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, wanted)
 """
     import sys
     subprocess.run([sys.executable, "-c", code], check=True)

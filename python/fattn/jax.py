@@ -52,19 +52,41 @@ def _view(name: str, a: Any) -> View:
     return View(shape, contiguous_strides(shape), a.dtype.name, "cpu")
 
 
-def _call(options: Options, arrays: dict[str, Any], backward: bool) -> dict[str, Any]:
-    """One run: the problem goes into the program, arrays become arguments. Results by their names."""
+def _call(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
+    """One run. Results by their names."""
     arrays = dict(zip(arrays, _alike(*arrays.values())))
+    made: dict[str, Any] = _runner(options, tuple(arrays))(*arrays.values())
+    return made
+
+
+@functools.lru_cache(maxsize=512)
+def _runner(options: Options, names: tuple[str, ...]) -> Any:
+    """A run as a function of the arrays with these names. It is made once, so that JAX finds what it has compiled
+    for it."""
+    @jax.custom_batching.custom_vmap  # type: ignore[untyped-decorator]
+    def run(*arrays: Any) -> dict[str, Any]:
+        return _run(options, dict(zip(names, arrays)))
+
+    @run.def_vmap  # type: ignore[untyped-decorator]
+    def run_each(n: int, mapped: Sequence[bool], *arrays: Any) -> tuple[dict[str, Any], dict[str, bool]]:
+        made = _run_each(options, n, dict(zip(names, arrays)), {a for a, is_mapped in zip(names, mapped) if is_mapped})
+        return made, dict.fromkeys(made, True)
+
+    return jax.jit(run)
+
+
+def _run(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
+    """The problem goes into the program, arrays become arguments."""
     views = {name: _view(name, a) for name, a in arrays.items()}
     description = Description(options, views, False)
-    made = description.backward() if backward else description.forward()
+    made = description.backward() if options.op == _c.BACKWARD else description.forward()
     problem = np.frombuffer(description.memory, np.uint8)[:ctypes.sizeof(_c.Problem)].copy()
     fields = [getattr(_c.Buffers, name).offset for name in (*arrays, *(m.name for m in made))]
     results = [jax.ShapeDtypeStruct(m.shape, jnp.dtype(m.dtype)) for m in made]
 
     def on(backend: str) -> Any:
         def run(*args: Any) -> Any:
-            return jax.ffi.ffi_call("fattn_attention", results, vmap_method="sequential")(
+            return jax.ffi.ffi_call("fattn_attention", results)(
                 *args, problem=problem, fields=np.array(fields, np.int64), backend=backend)
         return run
 
@@ -74,6 +96,54 @@ def _call(options: Options, arrays: dict[str, Any], backward: bool) -> dict[str,
     else:
         outputs = jax.lax.platform_dependent(*args, cpu=on("cpu"), cuda=on("cuda"), rocm=on("hip"))
     return {m.name: _varying(a, _axes_of(arrays["q"])) for m, a in zip(made, outputs)}
+
+
+# --- Batching -------------------------------------------------------------------------------------
+
+
+def _run_each(options: Options, n: int, arrays: dict[str, Any], mapped: set[str]) -> dict[str, Any]:
+    """n runs; the arrays in `mapped` have a first axis of n values.
+
+    That axis becomes part of the batch. There is a run for each value where that would change the meaning: the
+    pattern of dropout follows from the place in the batch, there is one sink for a batch, and gradients of sink
+    and bias are sums over a batch.
+    """
+    run = _runner(options, tuple(arrays))
+    q = arrays["q"]
+    batch = q.shape[1 if "q" in mapped else 0]
+    sums = {name for bit, name in ((_c.OUT_DBIAS, "bias"), (_c.OUT_DSINK, "sink")) if options.outputs & bit}
+    bias = arrays.get("bias")
+    if bias is not None:
+        bias_shape = bias.shape[1 if "bias" in mapped else 0:]
+        if len(bias_shape) == 4 and bias_shape[0] == batch or batch == 1:
+            sums.discard("bias")
+    if "seed_ptr" in arrays or "sink" in mapped or sums:
+        made: dict[str, Any] = jax.lax.map(lambda each: run(*(arrays | each).values()),
+                                           {name: arrays[name] for name in arrays if name in mapped})
+        return made
+
+    def folded(name: str, a: Any) -> Any:
+        shape = a.shape[1:] if name in mapped else a.shape
+        if name == "sink" or name == "alibi_slopes" and name not in mapped and len(shape) == 1:
+            return a
+        own = shape  # of one value, with its batch
+        if name in ("bias", "mask"):
+            own = (1,) * (4 - len(shape)) + shape
+            if name not in mapped and own[0] == 1 and not (name == "bias" and options.outputs & _c.OUT_DBIAS):
+                return a
+            own = (batch, *own[1:])
+        elif name == "alibi_slopes":
+            own = (batch, shape[-1])
+        lead = n if name in mapped else 1
+        a = a.reshape(lead, *(1,) * (len(own) - len(shape)), *shape)
+        return jnp.broadcast_to(a, (n, *own)).reshape(n * own[0], *own[1:])
+
+    made = run(*[folded(name, a) for name, a in arrays.items()])
+    return {name: a.reshape(n, *bias_shape) if name == "dbias" else a.reshape(n, batch, *a.shape[1:])
+            for name, a in made.items()}
+
+
+# --- The axes of a shard_map ----------------------------------------------------------------------
 
 
 def _axes_of(a: Any) -> tuple[str, ...]:
@@ -97,18 +167,21 @@ def _alike(*arrays: Any) -> tuple[Any, ...]:
     return tuple([None if a is None else _varying(a, axes) for a in arrays]) if axes else arrays
 
 
+# --- Gradients ------------------------------------------------------------------------------------
+
+
 def _named(arrays: tuple[Any, ...]) -> dict[str, Any]:
     return {name: a for name, a in zip(_INPUTS, arrays) if a is not None}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(static: _Static, *arrays: Any) -> Any:
-    made = _call(static.options, _named(arrays), False)
+    made = _call(static.options, _named(arrays))
     return (made["o"], made["lse"]) if static.return_lse else made["o"]
 
 
 def _forward(static: _Static, *arrays: Any) -> tuple[Any, Any]:
-    made = _call(static.options._replace(return_lse=True), _named(arrays), False)
+    made = _call(static.options._replace(return_lse=True), _named(arrays))
     o, lse = made["o"], made["lse"]
     return ((o, lse) if static.return_lse else o), (arrays, o, lse)
 
@@ -122,7 +195,7 @@ def _backward(static: _Static, kept: Any, cotangents: Any) -> tuple[Any, ...]:
     outputs |= _c.OUT_DSINK if "sink" in named else 0
     given = named | {"o": o, "lse": lse, "dout": dout} | ({} if dlse is None else {"dlse": dlse})
     made = _call(static.options._replace(op=_c.BACKWARD, outputs=outputs, return_lse=False,
-                                         out_dtype=None), given, True)
+                                         out_dtype=None), given)
     gradients = {"q": made["dq"], "k": made["dk"], "v": made["dv"]}
     for name in ("bias", "sink"):
         if name in named:
@@ -149,7 +222,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         key: a key of jax.random, for dropout.
         device: "reference" for double precision; where the program runs when None.
 
-    Other arguments: fattn.attention(). vmap makes a run for each of its values. Raises fattn.Error while a
+    Other arguments: fattn.attention(). Under vmap the mapped axis joins the batch, in one run; with dropout, with a
+    mapped sink, and for gradients of sink or of a bias without a batch, there is a run for each value. Raises fattn.Error while a
     program is traced; what only a run can see, such as lengths, is jax's error with the library's sentence.
     """
     seed = None
@@ -166,6 +240,9 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         return_lse)
     return _attention(static, *_alike(q, k, v, bias, mask, alibi_slopes, sink, seqused_q, seqused_k, seqstart_k,
                                       seed))
+
+
+# --- The function of jax.nn -----------------------------------------------------------------------
 
 
 def dot_product_attention(

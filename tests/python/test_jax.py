@@ -133,6 +133,83 @@ def test_vmap():
     close(gradients[1], jax.grad(lambda q: fj.attention(q, k[1], v[1]).sum())(q[1]), 1e-6)
 
 
+# The axes that are mapped, and what has a run for each value.
+NOTHING, SUMS_OVER_BATCHES, GRADIENTS, ALL = range(4)
+MAPS = [({"q": 0}, NOTHING), ({"q": 1, "k": 2, "v": -1}, NOTHING), ({"k": 0, "bias": 0}, SUMS_OVER_BATCHES),
+        ({"q": 0, "bias": None}, SUMS_OVER_BATCHES), ({"bias": 1}, SUMS_OVER_BATCHES),
+        ({"q": 0, "batch_bias": None}, NOTHING), ({"batch_bias": 2}, NOTHING), ({"q": 0, "mask": None}, NOTHING),
+        ({"mask": 0}, NOTHING), ({"q": 0, "alibi_slopes": None}, NOTHING), ({"alibi_slopes": 0}, NOTHING),
+        ({"q": 0, "batch_slopes": None}, NOTHING), ({"q": 0, "sink": None}, GRADIENTS), ({"sink": 0}, ALL),
+        ({"q": 0, "seqused_k": None}, NOTHING), ({"seqused_k": 0, "seqstart_k": None}, NOTHING),
+        ({"q": 0, "key": None}, ALL), ({"key": 0}, ALL)]
+
+
+@pytest.mark.parametrize("axes, loops, batch", [
+    (*case, batch) for case in MAPS for batch in (1, 2) if batch == 2 or case[1] == SUMS_OVER_BATCHES], ids=str)
+def test_vmap_is_one_run(axes, loops, batch):
+    """Values and gradients are those of a loop, which is in the program only where it is needed."""
+    q, k, v = arrays(b=batch)
+    makers = {"bias": lambda key: jax.random.normal(key, (4, 7, 9)),
+              "batch_bias": lambda key: jax.random.normal(key, (batch, 1, 7, 9)),
+              "mask": lambda key: jax.random.uniform(key, (9,)) < 0.7,
+              "alibi_slopes": lambda key: jax.random.normal(key, (4,)),
+              "batch_slopes": lambda key: jax.random.normal(key, (batch, 4)),
+              "sink": lambda key: jax.random.normal(key, (4,)),
+              "seqused_k": lambda key: jax.random.randint(key, (batch,), 5, 9, jnp.int32),
+              "seqstart_k": lambda key: jax.random.randint(key, (batch,), 0, 5, jnp.int32),
+              "key": lambda key: key}
+    given = {"q": q, "k": k, "v": v}
+    for name, axis in axes.items():
+        make = makers.get(name, lambda key, name=name: given[name] * jax.random.uniform(key))
+        each = [make(key) for key in jax.random.split(jax.random.key(5), 3)]
+        given[name] = each[0] if axis is None else jnp.stack(each, axis)
+    mapped = {name: axes.get(name) for name in given}
+
+    def attend(given):
+        options = {{"batch_bias": "bias", "batch_slopes": "alibi_slopes"}.get(n, n): a for n, a in given.items()}
+        return fj.attention(**options, causal=True, return_lse=True, dropout_p=0.3 if "key" in given else 0.0)
+
+    def gradients(given):
+        def loss(learnt):
+            o, lse = attend(given | learnt)
+            return (o * jnp.cos(jnp.arange(o.size).reshape(o.shape))).sum() + jnp.where(jnp.isfinite(lse), lse, 0).sum()
+        return jax.grad(loss)({n: a for n, a in given.items() if n in ("q", "k", "v", "sink", "bias", "batch_bias")})
+
+    for function, has_loop in ((attend, loops == ALL), (gradients, loops > SUMS_OVER_BATCHES or loops and batch > 1)):
+        together = jax.jit(jax.vmap(function, (mapped,)))
+        assert ("while" in together.lower(given).as_text()) == has_loop, function
+        got = together(given)
+        for i in range(3):
+            wanted = function({n: a if mapped[n] is None else jnp.moveaxis(a, mapped[n], 0)[i] if a.ndim > 1 else a[i]
+                               for n, a in given.items()})
+            jax.tree.map(lambda a, b: close(a[i], b), got, wanted)
+
+
+def test_vmap_of_vmap():
+    q, k, v = (jnp.stack([jnp.stack([a, -a]), jnp.stack([2 * a, 3 * a])]) for a in arrays())
+    k = k[:, 1]
+    got = jax.vmap(jax.vmap(fj.attention, (0, None, 0)), (0, 0, 0))(q, k, v)
+    for i in range(2):
+        for j in range(2):
+            close(got[i, j], fj.attention(q[i, j], k[i], v[i, j]), 1e-6)
+
+
+def test_vmap_compiles_once(caplog):
+    """Without jit as well."""
+    q, k, v = (jnp.stack([a, 2 * a]) for a in arrays(sq=5))
+
+    def calls():
+        jax.vmap(fj.attention)(q, k, v)
+        jax.vmap(jax.grad(lambda q, k, v: fj.attention(q, k, v).sum()))(q, k, v)
+        jax.vmap(lambda q, sink: fj.attention(q, k[0], v[0], sink=sink))(q, jnp.ones((2, 4)))
+
+    calls()
+    with jax.log_compiles(), caplog.at_level("DEBUG"):
+        caplog.clear()
+        calls()
+    assert not [r for r in caplog.records if "ompiling" in r.getMessage() and "lambda" not in r.getMessage()]
+
+
 def test_shard_map():
     """Heads on different devices, of which there are two in a process of its own."""
     code = """

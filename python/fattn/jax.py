@@ -206,6 +206,16 @@ def _backward(static: _Static, kept: Any, cotangents: Any) -> tuple[Any, ...]:
 _attention.defvjp(_forward, _backward)
 
 
+@jax.custom_jvp  # type: ignore[untyped-decorator]
+def _constant(slopes: Any) -> Any:
+    return slopes
+
+
+@_constant.defjvp  # type: ignore[untyped-decorator]
+def _refuse(primals: Any, tangents: Any) -> Any:
+    raise InvalidArgument("a gradient of alibi_slopes is wanted, and there is none: use jax.lax.stop_gradient()")
+
+
 def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None,
               scale: float | None = None, softcap: float | None = None, bias: Array | None = None,
               mask: Array | None = None, alibi_slopes: Array | None = None, sink: Array | None = None,
@@ -231,9 +241,11 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         if key is None:
             raise InvalidArgument("key is needed for dropout")
         words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-        seed = words.reshape(-1)[:2].astype(jnp.uint32)
-        if seed.shape != (2,):
-            raise InvalidArgument(f"key has {seed.size} words: two are needed")
+        if words.ndim != 1 or words.size < 2:
+            raise InvalidArgument(f"key has shape {key.shape}, words of shape {words.shape}: one key is needed")
+        seed = words[:2].astype(jnp.uint32)
+    if alibi_slopes is not None:
+        alibi_slopes = _constant(alibi_slopes)
     static = _Static(
         Options(_c.FORWARD, causal, window_of(window), None if scale is None else float(scale), softcap,
                 float(dropout_p), anchor, layout, out_dtype, return_lse, device=device, chunk=chunk),

@@ -255,6 +255,30 @@ def test_dropout():
     close(o, fattn.attention(*(np.asarray(a) for a in (q, k, v)), dropout_p=0.5, seed=seed), 1e-6)
 
 
+def test_dropout_takes_one_key():
+    """Of a batch of keys the others would have been ignored."""
+    q, k, v = arrays()
+    for keys in (jax.random.split(jax.random.key(0), 5), jax.random.split(jax.random.PRNGKey(0), 5)):
+        with pytest.raises(fattn.InvalidArgument, match="one key is needed"):
+            fj.attention(q, k, v, dropout_p=0.5, key=keys)
+        fj.attention(q, k, v, dropout_p=0.5, key=keys[0])
+
+
+def test_slopes_have_no_gradient():
+    """Which is an error where it is wanted, and nowhere else."""
+    q, k, v = arrays()
+
+    def loss(q, slopes):
+        return fj.attention(q, k, v, alibi_slopes=slopes).sum()
+
+    slopes = jnp.ones(4)
+    for wrap in (lambda f: f, jax.jit, jax.checkpoint):
+        jax.grad(wrap(loss))(q, slopes)
+        jax.grad(lambda both: wrap(loss)(both[0], jax.lax.stop_gradient(both[1])))((q, slopes))
+        with pytest.raises(fattn.InvalidArgument, match="gradient of alibi_slopes"):
+            jax.grad(wrap(loss), argnums=1)(q, slopes)
+
+
 def test_double_precision():
     with jax.enable_x64(True):
         q, k, v = arrays(dtype=jnp.float64)

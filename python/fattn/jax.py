@@ -20,7 +20,9 @@ import numpy as np
 from fattn import _c
 from fattn._arrays import View, contiguous_strides
 from fattn._calls import window_of
-from fattn._errors import InvalidArgument, InvalidShape, Unsupported
+from fattn._devices import handle
+from fattn._errors import InvalidArgument, InvalidShape, NoDevice, Unsupported
+from fattn._plans import PlanHandle
 from fattn._problem import Description, Options
 
 __all__ = ["attention", "dot_product_attention"]
@@ -81,6 +83,7 @@ def _run(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
     description = Description(options, views, False)
     made = description.backward() if options.op == _c.BACKWARD else description.forward()
     problem = np.frombuffer(description.memory, np.uint8)[:ctypes.sizeof(_c.Problem)].copy()
+    _check(options, description)
     fields = [getattr(_c.Buffers, name).offset for name in (*arrays, *(m.name for m in made))]
     results = [jax.ShapeDtypeStruct(m.shape, jnp.dtype(m.dtype)) for m in made]
 
@@ -96,6 +99,17 @@ def _run(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
     else:
         outputs = jax.lax.platform_dependent(*args, cpu=on("cpu"), cuda=on("cuda"), rocm=on("hip"))
     return {m.name: _varying(a, _axes_of(arrays["q"])) for m, a in zip(made, outputs)}
+
+
+def _check(options: Options, description: Description) -> None:
+    """Raises what a run would say of the problem. On which device it will be is not known yet, but a CPU takes
+    whatever a GPU takes."""
+    try:
+        device = handle(options.device or "cpu")
+    except NoDevice:  # the program may be for another machine
+        return
+    description.problem.pointer_alignment = 16
+    PlanHandle(device, ctypes.addressof(description.problem))
 
 
 # --- Batching -------------------------------------------------------------------------------------
@@ -234,7 +248,7 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
 
     Other arguments: fattn.attention(). Under vmap the mapped axis joins the batch, in one run; with dropout, with a
     mapped sink, and for gradients of sink or of a bias without a batch, there is a run for each value. Raises fattn.Error while a
-    program is traced; what only a run can see, such as lengths, is jax's error with the library's sentence.
+    program is traced; what only a run can see, such as lengths, is JAX's error with the library's sentence.
     """
     seed = None
     if dropout_p != 0:

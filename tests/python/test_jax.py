@@ -312,14 +312,23 @@ def test_bad_input():
             (dict(k=k[0]), fattn.InvalidShape, "k has shape"),
             (dict(k=k.astype(jnp.int32)), fattn.InvalidArgument, "k has dtype int32"),
             (dict(dropout_p=0.5), fattn.InvalidArgument, "key is needed"),
-            (dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'")):
-        with pytest.raises(exception, match=words):
-            fj.attention(**(dict(q=q, k=k, v=v) | change))
+            (dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'"),
+            (dict(softcap=-1.0), fattn.InvalidArgument, "softcap is -1"),
+            (dict(device="abacus"), fattn.UnknownDevice, "abacus"),
+            (dict(q=q[:, :, :3]), fattn.InvalidShape, "heads_q is 3, not a multiple"),
+            (dict(zip("qkv", arrays(d=300, dv=300))), fattn.Unsupported, "300")):
+        given = dict(q=q, k=k, v=v) | change
+        for trace in (lambda: fj.attention(**given), lambda: jax.eval_shape(lambda: fj.attention(**given))):
+            with pytest.raises(exception, match=words):
+                trace()
+    with jax.enable_x64(True):
+        wide = arrays(dtype=jnp.float64)
+        with pytest.raises(fattn.Unsupported, match="f64"):
+            jax.eval_shape(fj.attention, *wide)
+        jax.eval_shape(lambda *a: fj.attention(*a, device="reference"), *wide)
     # What only the run can see, with the library's sentence.
-    for change, words in ((dict(seqused_k=jnp.array([1, 99], jnp.int32)), r"seqused_k\[1\] is 99"),
-                          (dict(softcap=-1.0), "softcap is -1"), (dict(device="abacus"), "abacus")):
-        with pytest.raises(Exception, match=words):
-            jax.block_until_ready(fj.attention(q, k, v, **change))
+    with pytest.raises(Exception, match=r"seqused_k\[1\] is 99"):
+        jax.block_until_ready(fj.attention(q, k, v, seqused_k=jnp.array([1, 99], jnp.int32)))
     with pytest.raises(fattn.Unsupported, match="implementation"):
         fj.dot_product_attention(q, k, k, implementation="cudnn")
 

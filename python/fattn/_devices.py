@@ -42,7 +42,7 @@ class DeviceInfo(NamedTuple):
 
 def handle(spec: str) -> int:
     """An open device, kept open. `spec` as fattn_device_open() takes it. Once PyTorch is imported, a CPU is opened
-    again, to work on PyTorch's threads."""
+    again, to work on PyTorch's threads, but in the child of a fork."""
     key = spec + "+" if "torch" in sys.modules else spec
     opened = _handles.get(key)
     if opened is None:
@@ -67,7 +67,7 @@ def _open(spec: str) -> int:
         other, status = ctypes.c_void_p(), 0
         # PyTorch's threads look for work for milliseconds after their own: others would wait for processors.
         # The library does not find every OpenMP runtime that PyTorch may have.
-        for options.engine in (_OPENMP, _DEFAULT) if "torch" in sys.modules else (_DEFAULT,):
+        for options.engine in (_OPENMP, _DEFAULT) if "torch" in sys.modules and not _is_forked() else (_DEFAULT,):
             status = _c.lib.fattn_device_open_with(spec.encode(), ctypes.addressof(options),
                                                    ctypes.byref(other))
             if not status:
@@ -82,6 +82,21 @@ def _open(spec: str) -> int:
 
 
 _DEFAULT, _OPENMP = 0, 2  # fattn_engine
+
+_forks: list[int] = []  # processes, of which this one is the last
+
+
+def _is_forked() -> bool:
+    """Whether this process is the child of a fork. If its parent has worked with OpenMP, OpenMP's threads are missing
+    here, and it would wait for them for ever. A fork before this module was imported is only seen if multiprocessing
+    made it."""
+    process = sys.modules.get("multiprocessing.process")
+    return bool(_forks) or (process is not None and process.parent_process() is not None and
+                            "multiprocessing.popen_fork" in sys.modules)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _forks.append(os.getpid()))
 
 
 def _threads() -> int:

@@ -398,6 +398,32 @@ def test_only_a_cpu_is_opened_again_for_torch():
     assert told.stdout.split() == ["[True,", "False]", "True"]
 
 
+@pytest.mark.parametrize("before", ["import fattn", "", "import fattn; fattn.attention(a, a, a)"])
+def test_child_of_a_fork(before):
+    """Whose parent has worked with PyTorch's OpenMP, with and without fattn."""
+    pytest.importorskip("torch")
+    code = f"""
+import multiprocessing, numpy as np, torch
+a = np.random.default_rng(1).standard_normal((4, 256, 8, 64)).astype("f")
+torch.set_num_threads(2)
+torch.randn(10**6).sum()
+{before}
+def child(pipe):
+    import fattn
+    pipe.send(fattn.attention(a, a, a).sum())
+context = multiprocessing.get_context("fork")
+here, there = context.Pipe()
+process = context.Process(target=child, args=(there,), daemon=True)
+process.start()
+if not here.poll(60):
+    process.kill()
+    raise SystemExit("the child hangs")
+import fattn
+assert here.recv() == fattn.attention(a, a, a).sum()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_memory_does_not_grow(rng):
     q, k, v = problem(rng, sq=3, sk=9)
 

@@ -318,6 +318,8 @@ _BY_MODULE: dict[str, type[Kind]] = {"numpy": _Numpy, "torch": _Torch, "cupy": _
 
 def _kind_of_type(cls: type) -> Kind:
     for base in cls.__mro__:
+        if base.__name__ == "MaskedArray":
+            raise InvalidArgument("a masked array has a mask that would be ignored: pass its data, and mask=")
         maker = _BY_MODULE.get(base.__module__.split(".")[0])
         if maker is not None and base.__name__ in ("ndarray", "Tensor"):
             break

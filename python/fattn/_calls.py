@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, NamedTuple, Sequence
 
 from fattn._arrays import Kind, kind_of, kinds
@@ -38,13 +39,22 @@ class Gradients(NamedTuple):
     dsink: Any = None
 
 
+def _is_number(value: Any) -> bool:
+    """Whether it is an integer, also NumPy's or an array without axes."""
+    return isinstance(value, int) or (hasattr(value, "__index__") and not getattr(value, "shape", ()))
+
+
 def window_of(window: Sequence[int | None] | int | None) -> tuple[int, int] | None:
+    """(left, right), -1 for all; an integer stands for both."""
     if window is None:
         return None
-    if isinstance(window, int):
-        return window, window
-    left, right = window
-    return -1 if left is None else int(left), -1 if right is None else int(right)
+    both: Any = (window, window) if _is_number(window) else window
+    try:
+        left, right = both
+        return -1 if left is None else index(left), -1 if right is None else index(right)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"window is {window!r}, neither (left, right), integers or None, nor one integer for "
+                              "both") from None
 
 
 def split_positions(positions: Positions | None) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
@@ -53,20 +63,27 @@ def split_positions(positions: Positions | None) -> tuple[tuple[int, ...] | None
         return None, (None, None, None, None)
     numbers, arrays = [], []
     for value, default in zip(positions, (0, 0, -1, -1)):
-        is_number = isinstance(value, int)
-        numbers.append(value if is_number else default)
+        is_number = _is_number(value)
+        numbers.append(index(value) if is_number else default)
         arrays.append(None if is_number else value)
     return tuple(numbers), tuple(arrays)
 
 
 def split_seed(seed: Any, offset: int) -> tuple[tuple[int, int], Any]:
     """(seed, offset) as numbers, and an array of both or None."""
-    if isinstance(seed, int):
-        for name, value in (("seed", seed), ("offset", offset)):
-            if not 0 <= value <= _UINT64:
-                raise InvalidArgument(f"{name} is {value}, not in 0..2^64-1")
-        return (seed, offset), None
-    return (0, 0), seed
+    if not _is_number(seed):
+        return (0, 0), seed
+    numbers = index(seed), index(offset)
+    for name, value in zip(("seed", "offset"), numbers):
+        if not 0 <= value <= _UINT64:
+            raise InvalidArgument(f"{name} is {value}, not in 0..2^64-1")
+    return numbers, None
+
+
+def check_no_seed(seed: Any, offset: int) -> None:
+    """Of a call without dropout."""
+    if not _is_number(seed) or seed or offset:
+        raise InvalidArgument("seed or offset is given, and dropout_p is 0")
 
 
 def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any, ...] = NO_EXTRAS,
@@ -76,10 +93,10 @@ def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any,
     of = kind.key
     if extras is NO_EXTRAS and out is None and lse is None:
         if type(k) is not type(q) or type(v) is not type(q):
-            _same_kind(kind, k, v)
+            _same_kind(kind, (k, v))
         key: Any = (of(q), of(k), of(v), options)
     else:
-        _same_kind(kind, k, v, *extras, out, lse)
+        _same_kind(kind, (k, v), *extras, out, lse)
         key = (of(q), of(k), of(v), options, tuple([None if e is None else of(e) for e in extras]),
                None if out is None else kind.output_key(out), None if lse is None else kind.output_key(lse))
     prepared = _cache.get(key)
@@ -111,9 +128,10 @@ def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any,
     return o, lse
 
 
-def _same_kind(kind: Kind, *arrays: Any) -> None:
-    for a in arrays:
-        if a is not None and kinds.get(type(a)) is not kind and kind_of(a) is not kind:
+def _same_kind(kind: Kind, needed: tuple[Any, ...], *others: Any) -> None:
+    """That arrays are of one library. Of the others some may be None."""
+    for a in (*needed, *[a for a in others if a is not None]):
+        if kinds.get(type(a)) is not kind and kind_of(a) is not kind:
             raise InvalidArgument(f"arrays of {kind_of(a).name} and of {kind.name} in one call")
 
 
@@ -124,7 +142,7 @@ def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, opt
     kind = kind_of(q)
     of = kind.key
     given = given or {}
-    _same_kind(kind, k, v, dout, o, lse, dlse, *extras, *given.values())
+    _same_kind(kind, (k, v, dout, o, lse), dlse, *extras, *given.values())
     key = (of(q), of(k), of(v), of(o), of(dout), of(lse), None if dlse is None else of(dlse), options,
            tuple([None if e is None else of(e) for e in extras]),
            tuple([(name, kind.output_key(a)) for name, a in given.items()]))

@@ -9,7 +9,7 @@ from typing import Any, Literal, Sequence, TypeVar, overload
 
 from fattn import _c
 from fattn._arrays import View, contiguous_strides, kind_of
-from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, forward, split_positions,
+from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, check_no_seed, forward, split_positions,
                           split_seed, window_of)
 from fattn._errors import Error, InvalidArgument, InvalidShape, InvalidStride
 from fattn._plans import Prepared, device_of, prepare
@@ -17,6 +17,7 @@ from fattn._problem import EXTRAS, Options, len_of
 
 A = TypeVar("A")
 Window = Sequence[int | None] | int | None
+DType = Any  # a name, or what a library has for it
 Layout = Literal["bshd", "bhsd"]
 Anchor = Literal["bottom_right", "top_left"]
 
@@ -31,7 +32,7 @@ def attention(
         seqstart_k: A | None = ..., chunk: int | None = ..., positions: Positions | None = ...,
         anchor: Anchor = ..., layout: Layout = ...,
         batch_invariant: bool = ..., checked: bool = ..., out: A | None = ..., lse: A | None = ...,
-        out_dtype: str | None = ..., return_lse: Literal[False] = ..., batch_offset: int = ...,
+        out_dtype: DType | None = ..., return_lse: Literal[False] = ..., batch_offset: int = ...,
         head_offset: int = ..., device: str | None = ...) -> A: ...
 @overload
 def attention(
@@ -43,7 +44,7 @@ def attention(
         seqstart_k: A | None = ..., chunk: int | None = ..., positions: Positions | None = ...,
         anchor: Anchor = ..., layout: Layout = ...,
         batch_invariant: bool = ..., checked: bool = ..., out: A | None = ..., lse: A | None = ...,
-        out_dtype: str | None = ..., return_lse: Literal[True], batch_offset: int = ...,
+        out_dtype: DType | None = ..., return_lse: Literal[True], batch_offset: int = ...,
         head_offset: int = ..., device: str | None = ...) -> tuple[A, A]: ...
 def attention(
         q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None,
@@ -53,7 +54,7 @@ def attention(
         offset: int = 0, seqused_q: Any = None, seqused_k: Any = None, seqstart_k: Any = None,
         chunk: int | None = None, positions: Positions | None = None, anchor: Anchor = "bottom_right",
         layout: Layout = "bshd", batch_invariant: bool = False,
-        checked: bool = False, out: Any = None, lse: Any = None, out_dtype: str | None = None,
+        checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
         return_lse: bool = False, batch_offset: int = 0, head_offset: int = 0,
         device: str | None = None) -> Any:
     """softmax(scale q k^T + bias, masks, windows, sinks ...) v, without storing the scores.
@@ -70,6 +71,7 @@ def attention(
         v: (B, Sk, Hk, Dv), of q's dtype. Last axes are contiguous; other strides are free.
         causal: a query attends to no key after its own position.
         window: (left, right), how many keys before and after its own position a query attends to; -1 or None for all.
+            One integer stands for both.
         scale: factor of the scores; 1 / sqrt(D) if None.
         softcap: scores x become softcap * tanh(x / softcap).
         bias: added to scores, float32 or of q's dtype, on a CPU also of the other 16-bit type; broadcast to
@@ -81,7 +83,8 @@ def attention(
         alibi_bias: slopes multiply bias, which is needed, and not distances (CPU).
         sink: float32 (Hq), logits of an extra key whose value is 0.
         dropout_p: probability to drop a weight, 0 to 1. The pattern follows from seed, offset and the
-            position alone. seed may be an int64 array of (seed, offset) on the arrays' device.
+            position alone. seed may be an int64 array of (seed, offset) on the arrays' device. Neither is given
+            without dropout.
         seqused_q, seqused_k: int32 (B), how many rows and keys of each sequence exist.
         seqstart_k: int32 (B), keys of each sequence before this one are padding (CPU). Those that exist
             keep their positions.
@@ -93,7 +96,7 @@ def attention(
         batch_invariant: a row's result depends on its own inputs only.
         checked: on a GPU, validate lengths and tables, and wait for that.
         out, lse: arrays to write results to, (B, Sq, Hq, Dv) and float32 (B, Hq, Sq).
-        out_dtype: "float32" for a result in float32; otherwise it is of q's dtype.
+        out_dtype: "float32", or a library's float32, for a result in float32; otherwise it is of q's dtype.
         return_lse: return (result, lse) with lse the natural logarithm of each row's sum.
         batch_offset, head_offset: global index of the first entry, for dropout of shards.
         device: "cpu", "cuda", "reference" ...; the arrays' own when None. Arrays in host memory are
@@ -101,7 +104,7 @@ def attention(
 
     Raises:
         fattn.Error: one of its subclasses; nothing has been written then.
-        TypeError: an argument is no array.
+        TypeError: an argument is no array, or an option is of no type that could be one.
     """
     features = 0
     if batch_invariant:
@@ -118,6 +121,8 @@ def attention(
         seeds, seed_array = split_seed(seed, offset)
     else:
         seed_array = None
+        if seed.__class__ is not int or seed or offset:
+            check_no_seed(seed, offset)
     if not (bias is None and mask is None and sink is None and alibi_slopes is None and
             block_mask is None and seqused_k is None and seqused_q is None and seqstart_k is None and
             positions is None and seed_array is None):
@@ -142,7 +147,7 @@ def attention_varlen(
         seqused_k: Any = None, seqstart_k: Any = None, chunk: int | None = None, block_table: Any = None,
         positions: Positions | None = None, anchor: Anchor = "bottom_right", layout: Layout = "bshd",
         batch_invariant: bool = False,
-        checked: bool = False, out: Any = None, lse: Any = None, out_dtype: str | None = None,
+        checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
         return_lse: bool = False, device: str | None = None) -> Any:
     """attention() of packed sequences of different lengths.
 
@@ -199,6 +204,8 @@ def _extras(bias: Any, mask: Any, alibi_slopes: Any, sink: Any, seqused_q: Any, 
     """Extras in their order, positions and seed as numbers, features."""
     numbers, arrays = split_positions(positions)
     seeds, seed_array = split_seed(seed, offset) if dropout_p != 0 else (None, None)
+    if dropout_p == 0:
+        check_no_seed(seed, offset)
     for bit, wanted in ((_c.POSITIONS, positions is not None), (_c.CHECKED, checked),
                         (_c.BATCH_INVARIANT, batch_invariant), (_c.ALIBI_BIAS, alibi_bias)):
         if wanted:
@@ -213,8 +220,8 @@ def attention_with_kvcache(
         scale: float | None = None, softcap: float | None = None, bias: Any = None, mask: Any = None,
         alibi_slopes: Any = None, sink: Any = None, seqstart_k: Any = None, chunk: int | None = None,
         anchor: Anchor = "bottom_right", layout: Layout = "bshd", batch_invariant: bool = False,
-        checked: bool = False, out: Any = None, lse: Any = None, out_dtype: str | None = None, return_lse: bool = False,
-        device: str | None = None) -> Any:
+        checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
+        return_lse: bool = False, device: str | None = None) -> Any:
     """attention() of new queries against a partly filled or paged cache.
 
     Args:
@@ -467,7 +474,7 @@ class Plan:
                  seqstart_k: Any = None, chunk: int | None = None, block_table: Any = None,
                  positions: Positions | None = None,
                  anchor: Anchor = "bottom_right", layout: Layout = "bshd",
-                 batch_invariant: bool = False, out_dtype: str | None = None,
+                 batch_invariant: bool = False, out_dtype: DType | None = None,
                  return_lse: bool = False, backward: bool = False, deterministic: bool = False,
                  device: str | None = None) -> None:
         kind = kind_of(q)

@@ -14,7 +14,7 @@ from typing import Any, Callable, Sequence
 
 from fattn import _c, _devices
 from fattn._arrays import Kind, View, contiguous_strides, kind_of
-from fattn._errors import InvalidArgument
+from fattn._errors import InvalidArgument, Unsupported
 from fattn._problem import EXTRAS, Description, Options
 
 _OFFSET = {name: getattr(_c.Buffers, name).offset for name, *_ in _c.Buffers._fields_}
@@ -36,7 +36,12 @@ class PlanHandle:
         self.address = 0
         self.room: Callable[[], Any] | None = None  # allocates a run's workspace and 255 bytes, to align it
         plan = ctypes.c_void_p()
-        _c.check(_c.lib.fattn_plan_create(device, problem, ctypes.byref(plan)))
+        try:
+            _c.check(_c.lib.fattn_plan_create(device, problem, ctypes.byref(plan)))
+        except Unsupported as error:
+            if _c.Problem.from_address(problem).dtype != _c.F64:
+                raise
+            raise Unsupported(f'{error}; double precision is for device="reference"') from None
         assert plan.value is not None
         self.address = plan.value
         self.workspace = self.info().workspace_bytes
@@ -192,6 +197,8 @@ class Prepared:
 
 def device_of(wanted: str | None, where: str) -> int:
     """The device for arrays that lie at `where`."""
+    if not isinstance(wanted, (str, type(None))):
+        raise InvalidArgument(f'device is {wanted!r}, no name such as "cpu"')
     if wanted is None:
         wanted = _devices.host_spec() if where == "cpu" else where
     elif where != "cpu":

@@ -7,6 +7,7 @@ together.
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, NamedTuple
 
 from fattn import _c
@@ -27,7 +28,7 @@ class Options(NamedTuple):
     dropout_p: float = 0.0
     anchor: str = "bottom_right"
     layout: str = "bshd"
-    out_dtype: str | None = None     # forward without `out`
+    out_dtype: Any = None            # forward without `out`; dtype_name() has its name
     return_lse: bool = False         # forward: lse is an output
     outputs: int = 0                 # backward: FATTN_OUT_*
     features: int = 0                # bits without a value: DETERMINISTIC, POSITIONS ...
@@ -185,11 +186,13 @@ class Description:
         if packed_q:
             if o.max_seqlen_q is None:
                 raise InvalidArgument("max_seqlen_q is needed with cu_seqlens_q")
-            p.seqlen_q, p.total_q = o.max_seqlen_q, q.seq
+            self.set("seqlen_q", o.max_seqlen_q, "max_seqlen_q")
+            p.total_q = q.seq
         if packed_k:
             if o.max_seqlen_k is None:
                 raise InvalidArgument("max_seqlen_k is needed with cu_seqlens_k")
-            p.seqlen_k, p.total_k = o.max_seqlen_k, k.seq
+            self.set("seqlen_k", o.max_seqlen_k, "max_seqlen_k")
+            p.total_k = k.seq
         if paged:
             table = views["block_table"]
             if len(table.shape) != 2 or table.shape[0] != batch:
@@ -199,7 +202,7 @@ class Description:
             p.page_size, p.num_pages, p.max_pages = k.seq, k.batch, table.shape[1]
             if batch > 1 and table.shape[1] > 0:
                 p.block_table_stride = table.strides[0]
-            p.seqlen_k = p.max_pages * k.seq if o.max_seqlen_k is None else o.max_seqlen_k
+            self.set("seqlen_k", p.max_pages * k.seq if o.max_seqlen_k is None else o.max_seqlen_k, "max_seqlen_k")
         for name, box in (("q", q), ("k", k), ("v", v)):
             self.set_strides(name, box.strides)
         self.batch, self.packed_q = batch, packed_q
@@ -207,6 +210,17 @@ class Description:
         self.o_shape = (*rows, q.heads, v.dim) if o.layout == "bshd" else (
             (q.heads, q.seq, v.dim) if packed_q else (q.batch, q.heads, q.seq, v.dim))
         self.lse_shape = (q.heads, q.seq) if packed_q else (q.batch, q.heads, q.seq)
+
+    def set(self, field: str, value: Any, name: str = "") -> None:
+        """A field of the problem that is a number: the option `name`, if that is not the field's own."""
+        is_integer = isinstance(getattr(self.problem, field), int)
+        try:
+            if isinstance(value, str):  # which float() would read
+                raise TypeError
+            setattr(self.problem, field, index(value) if is_integer else float(value))
+        except (TypeError, ValueError):
+            kind = "an integer" if is_integer else "a number"
+            raise InvalidArgument(f"{name or field} is {value!r}, not {kind}") from None
 
     def set_strides(self, name: str, strides: tuple[int, int, int]) -> None:
         field = getattr(self.problem, name)
@@ -222,17 +236,18 @@ class Description:
             p.window_left, p.window_right = o.window
         if o.scale is not None:
             features |= _c.SCALE
-            p.scale = o.scale
+            self.set("scale", o.scale)
         if o.softcap is not None:
             features |= _c.SOFTCAP
-            p.softcap = o.softcap
+            self.set("softcap", o.softcap)
         if o.dropout_p != 0:
             features |= _c.DROPOUT
-            p.dropout_p = o.dropout_p
-            p.batch_offset, p.head_offset = o.batch_offset, o.head_offset
+            self.set("dropout_p", o.dropout_p)
+            self.set("batch_offset", o.batch_offset)
+            self.set("head_offset", o.head_offset)
         if o.chunk is not None:
             features |= _c.CHUNK
-            p.chunk = o.chunk
+            self.set("chunk", o.chunk)
         p.features = features
 
     def fill_extras(self) -> None:
@@ -258,7 +273,10 @@ class Description:
                 _check_dtype(name, view, "bool", "uint8", "int8")
                 if self.o.block_size is None:
                     raise InvalidArgument("block_size is needed with block_mask")
-                p.block_m, p.block_n = self.o.block_size
+                try:
+                    p.block_m, p.block_n = map(index, self.o.block_size)
+                except (TypeError, ValueError):
+                    raise InvalidArgument(f"block_size is {self.o.block_size!r}, not (queries, keys)") from None
                 m, n = max(p.block_m, 1), max(p.block_n, 1)
                 p.block_mask_stride[:] = _broadcast(
                     name, view, (*scores[:2], -(-scores[2] // m), -(-scores[3] // n)))
@@ -287,6 +305,11 @@ class Description:
         else:
             raise InvalidShape(f"alibi_slopes has shape {view.shape}, neither ({heads},) nor "
                                f"({self.batch}, {heads})")
+
+    def check_result(self, what: str, dtype: str) -> None:
+        allowed = dict.fromkeys((self.dtype, self.statistics))
+        if dtype not in allowed:
+            raise InvalidArgument(f"{what} dtype {dtype}, not {' or '.join(allowed)}")
 
     def operand(self, name: str, shape: tuple[int, ...], dtype: str, output: bool) -> None:
         """An array with a required shape: the caller's output, or an input of backward."""
@@ -329,9 +352,11 @@ class Description:
         """Fills what forward needs besides; the outputs that are to be made."""
         p, o, made = self.problem, self.o, []
         p.outputs = _c.OUT_O | (_c.OUT_LSE if o.return_lse else 0)
-        dtype = o.out_dtype or (self.views["o"].dtype if "o" in self.views else self.dtype)
-        if dtype not in (self.dtype, self.statistics):
-            raise InvalidArgument(f"o would have dtype {dtype}, not {self.dtype} or {self.statistics}")
+        if o.out_dtype is not None:
+            dtype = dtype_name(o.out_dtype)
+        else:
+            dtype = self.views["o"].dtype if "o" in self.views else self.dtype
+        self.check_result("o would have", dtype)
         p.dtype_o = FLOATS[dtype][0]
         if "o" in self.views:
             self.tensor("o", self.o_shape, dtype, True)
@@ -348,8 +373,7 @@ class Description:
         p, o, views, made = self.problem, self.o, self.views, []
         p.outputs = o.outputs
         dtype = views["o"].dtype
-        if dtype not in (self.dtype, self.statistics):
-            raise InvalidArgument(f"o has dtype {dtype}, not {self.dtype} or {self.statistics}")
+        self.check_result("o has", dtype)
         p.dtype_o = FLOATS[dtype][0]
         self.tensor("o", self.o_shape, dtype, False)
         self.tensor("dout", self.o_shape, dtype, False)
@@ -390,6 +414,14 @@ class Description:
 def _is_contiguous(view: View) -> bool:
     return all(n == 1 or s == wanted for n, s, wanted in
                zip(view.shape, view.strides, contiguous_strides(view.shape)))
+
+
+def dtype_name(dtype: Any) -> str:
+    """Of a name, or of what a library has for a dtype."""
+    if isinstance(dtype, str):
+        return dtype
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
+    return str(name)
 
 
 def len_of(cu: View, name: str) -> int:

@@ -236,7 +236,7 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
               dropout_p: float = 0.0, key: Array | None = None, seqused_q: Array | None = None,
               seqused_k: Array | None = None, seqstart_k: Array | None = None, chunk: int | None = None,
               anchor: str = "bottom_right", layout: str = "bshd",
-              out_dtype: str | None = None, return_lse: bool = False,
+              out_dtype: Any = None, return_lse: bool = False,
               device: str | None = None) -> Any:
     """fattn.attention() for JAX, differentiable in q, k, v, bias and sink.
 

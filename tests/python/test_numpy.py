@@ -279,6 +279,22 @@ def test_seed_in_an_array(rng):
             fattn.attention(q, k, v, dropout_p=0.4, seed=11, offset=3)).all()
 
 
+def test_numbers_of_numpy(rng):
+    """Are as good as Python's, and a dtype as good as its name."""
+    q, k, v = problem(rng, dtype=np.float16)
+    for ours, theirs in ((dict(window=3), dict(window=(3, 3))), (dict(window=np.int64(3)), dict(window=3)),
+                         (dict(window=np.array([3, 0])), dict(window=(3, 0))),
+                         (dict(dropout_p=0.5, seed=np.int64(7), offset=np.int32(2)),
+                          dict(dropout_p=0.5, seed=7, offset=2)),
+                         (dict(scale=np.float32(0.5), chunk=np.int64(4)), dict(scale=0.5, chunk=4)),
+                         (dict(out_dtype=np.float32), dict(out_dtype="float32")),
+                         (dict(out_dtype=np.dtype("float16")), {}),
+                         (dict(causal=True, positions=fattn.Positions(np.int64(0), np.int32(4), np.int64(99), 99)),
+                          dict(causal=True, positions=fattn.Positions(0, 4, 99, 99)))):
+        a, b = fattn.attention(q, k, v, **ours), fattn.attention(q, k, v, **theirs)
+        assert a.dtype == b.dtype and (a == b).all(), ours
+
+
 def test_empty(rng):
     q, k, v = problem(rng)
     o, lse = fattn.attention(q, k[:, :0], v[:, :0], return_lse=True)

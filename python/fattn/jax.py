@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention for JAX, by XLA's foreign function interface: under jit, grad, vmap and shard_map, on CPUs and
-GPUs.
+"""Attention for JAX, by XLA's foreign function interface: under jit, grad, vmap and shard_map, also of sharded arrays,
+on CPUs and GPUs.
 
     from fattn.jax import attention, dot_product_attention
 
@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
+import math
 from typing import Any, NamedTuple, Sequence
 
 import jax
+import jax.experimental.custom_partitioning
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fattn import _c
 from fattn._arrays import View, contiguous_strides
@@ -24,6 +28,11 @@ from fattn._devices import handle
 from fattn._errors import InvalidArgument, InvalidShape, NoDevice, Unsupported
 from fattn._plans import PlanHandle
 from fattn._problem import Description, Options
+
+try:
+    from jax._src.sharding_impls import parse_flatten_op_sharding as _parse
+except ImportError:
+    _parse = None
 
 __all__ = ["attention", "dot_product_attention"]
 
@@ -34,6 +43,11 @@ _lib = ctypes.CDLL(_c.find("libfattn_xla.so"))
 for _platform, _handler in (("cpu", _lib.fattn_xla_host), ("CUDA", _lib.fattn_xla_gpu),
                             ("ROCM", _lib.fattn_xla_gpu)):
     jax.ffi.register_ffi_target("fattn_attention", jax.ffi.pycapsule(_handler), platform=_platform)
+
+# None where it takes no rules of Shardy, and where JAX does not say what a sharding means.
+_custom_partitioning: Any = jax.experimental.custom_partitioning.custom_partitioning
+if _parse is None or "sharding_rule" not in inspect.signature(_custom_partitioning.def_partition).parameters:
+    _custom_partitioning = None
 
 # Arrays of a call, in the order of _Arrays; the seed is one uint64, as two uint32.
 _INPUTS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seqused_q", "seqused_k", "seqstart_k",
@@ -67,7 +81,7 @@ def _runner(options: Options, names: tuple[str, ...]) -> Any:
     for it."""
     @jax.custom_batching.custom_vmap  # type: ignore[untyped-decorator]
     def run(*arrays: Any) -> dict[str, Any]:
-        return _run(options, dict(zip(names, arrays)))
+        return _run_parts(options, dict(zip(names, arrays)))
 
     @run.def_vmap  # type: ignore[untyped-decorator]
     def run_each(n: int, mapped: Sequence[bool], *arrays: Any) -> tuple[dict[str, Any], dict[str, bool]]:
@@ -110,6 +124,116 @@ def _check(options: Options, description: Description) -> None:
         return
     description.problem.pointer_alignment = 16
     PlanHandle(device, ctypes.addressof(description.problem))
+
+
+# --- Arrays that are divided among devices --------------------------------------------------------
+
+
+def _run_parts(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
+    """A run of which each device computes its part of the batch and of the heads, where the partitioner of a program
+    has divided q so. In a shard_map arrays are parts already. The pattern of dropout follows from places in the
+    whole: it is not divided."""
+    if _custom_partitioning is None or "seed_ptr" in arrays or _in_shard_map():
+        return _run(options, arrays)
+    made: dict[str, Any] = jax.eval_shape(functools.partial(_run, options), arrays)
+    names, sizes = tuple(made), _sizes(options, arrays["q"].shape, arrays["k"].shape)
+    inputs = {name: _axes_in(name, a.shape, options, sizes) for name, a in arrays.items()}
+    outputs = {name: _axes_in(name, made[name].shape, options, sizes) for name in names}
+
+    @_custom_partitioning  # type: ignore[untyped-decorator]
+    def run(*args: Any) -> tuple[Any, ...]:
+        results = _run(options, dict(zip(inputs, args)))
+        return tuple([results[name] for name in names])
+
+    def partition(mesh: Any, args: Any, _: Any) -> tuple[Any, ...]:
+        q = args[0].sharding
+        if mesh.empty:  # nobody knows which it is
+            mesh = Mesh(np.array(sorted(q.device_set, key=lambda device: device.id)), ("all",))
+        spec = _spec_of(q, mesh)
+        divided: dict[str, Any] = {}  # the axes of the mesh
+        for axis in ("batch", "heads"):
+            over = spec[inputs["q"].index(axis)] if axis in inputs["q"] else None
+            over = () if over is None else (over,) if isinstance(over, str) else tuple(over)
+            divided[axis] = over if sizes[axis] % math.prod([mesh.shape[n] for n in over]) == 0 else ()
+
+        def placed(arrays: dict[str, tuple[str, ...]]) -> tuple[Any, ...]:
+            return tuple([NamedSharding(mesh, PartitionSpec(*[divided.get(axis) or None for axis in axes]))
+                          for axes in arrays.values()])
+
+        def part(*args: Any) -> tuple[Any, ...]:
+            results = _run(options, dict(zip(inputs, args)))
+            # Gradients are sums over the axes that an array does not have.
+            over = {name: sum([divided[axis] for axis in divided if axis not in outputs[name]], ())
+                    for name in names if options.op == _c.BACKWARD}
+            return tuple([jax.lax.psum(results[name], over[name]) if over.get(name) else results[name]
+                          for name in names])
+
+        return mesh, part, placed(outputs), placed(inputs)
+
+    run.def_partition(partition, decode_shardings=False, sharding_rule=_rule(inputs, outputs, arrays, made, sizes))
+    return dict(zip(names, run(*arrays.values())))
+
+
+def _spec_of(sharding: Any, mesh: Any) -> tuple[Any, ...]:
+    """Which axes of the mesh divide each axis of an array of rank 4. None do where JAX has no words for that, as for
+    two heads and an axis of four, of which half would divide them."""
+    try:
+        spec = _parse(sharding._to_xla_hlo_sharding(4), mesh)[0]
+    except Exception:
+        spec = ()
+    return (*spec, None, None, None, None)
+
+
+def _in_shard_map() -> bool:
+    mesh: Any = jax.sharding.get_abstract_mesh() if hasattr(jax.sharding, "get_abstract_mesh") else None
+    return mesh is not None and len(mesh.manual_axes) > 0
+
+
+def _sizes(options: Options, q: tuple[int, ...], k: tuple[int, ...]) -> dict[str, int]:
+    """heads: those of keys, and queries' are divided with them; of queries where there is one head of keys."""
+    place = 2 if options.layout == "bshd" else 1
+    heads = k[place] if k[place] > 1 else q[place]
+    return {"batch": q[0], "heads": heads, "group": q[place] // max(heads, 1)}
+
+
+def _axes_in(name: str, shape: tuple[int, ...], options: Options, sizes: dict[str, int]) -> tuple[str, ...]:
+    """For each axis of an array "batch", "heads", or "" where it is not divided."""
+    if name in ("bias", "dbias", "mask", "lse", "dlse"):
+        full: tuple[str, ...] = ("batch", "heads", "", "")
+        axes = full[:3] if name in ("lse", "dlse") else full[4 - len(shape):]
+    elif name in ("alibi_slopes", "sink", "dsink"):
+        axes = ("batch", "heads")[2 - len(shape):]
+    elif len(shape) == 1:
+        axes = ("batch",)
+    else:
+        axes = ("batch", "", "heads", "") if options.layout == "bshd" else ("batch", "heads", "", "")
+    whole = {"batch": (sizes["batch"],), "heads": (sizes["heads"], sizes["heads"] * sizes["group"])}
+    return tuple([axis if n > 1 and n in whole.get(axis, ()) else "" for axis, n in zip(axes, shape)])
+
+
+def _rule(inputs: dict[str, tuple[str, ...]], outputs: dict[str, tuple[str, ...]], arrays: dict[str, Any],
+          made: dict[str, Any], sizes: dict[str, int]) -> Any:
+    """What is divided together, in the words of Shardy: an axis that is not divided has a word of its own."""
+    whole: list[str] = []  # in the order in which they appear
+
+    def words(axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
+        found = []
+        for axis, n in zip(axes, shape):
+            if axis == "heads" and n != sizes["heads"]:
+                found.append("(heads group)")
+                if "group" not in whole:
+                    whole.append("group")
+            elif axis:
+                found.append(axis)
+            else:
+                whole.append(f"a{len(whole)}")
+                found.append(whole[-1])
+        return " ".join(found)
+
+    rule = " -> ".join([", ".join([words(axes, of[name].shape) for name, axes in side.items()])
+                        for side, of in ((inputs, arrays), (outputs, made))])
+    groups = {"group": sizes["group"]} if "group" in whole else {}
+    return lambda *_: (rule, {"need_replication_factors": tuple(whole), **groups})
 
 
 # --- Batching -------------------------------------------------------------------------------------
@@ -247,8 +371,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         device: "reference" for double precision; where the program runs when None.
 
     Other arguments: fattn.attention(). Under vmap the mapped axis joins the batch, in one run; with dropout, with a
-    mapped sink, and for gradients of sink or of a bias without a batch, there is a run for each value. Raises fattn.Error while a
-    program is traced; what only a run can see, such as lengths, is JAX's error with the library's sentence.
+    mapped sink, and for gradients of sink or of a bias without a batch, there is a run for each value. Raises
+    fattn.Error while a program is traced; what only a run can see, such as lengths, is JAX's error with the library's sentence.
     """
     seed = None
     if dropout_p != 0:

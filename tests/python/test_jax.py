@@ -245,6 +245,48 @@ for f in (jax.jit, lambda f: f):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_divided_by_the_partitioner():
+    """Under jit alone each device computes its part of the batch and of the heads, forward and backward, and nothing
+    is gathered; where a mesh does not divide them all is."""
+    code = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+import jax, fattn.jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = np.array(jax.devices())
+meshes = {"flat": Mesh(devices, ("x",)), "square": Mesh(devices.reshape(2, 2), ("b", "h"))}
+draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)
+def attend(given, options):
+    return fattn.jax.attention(**given, **options, return_lse=True)
+def slope(given, options):
+    learnt = {n: a for n, a in given.items() if n not in ("mask", "alibi_slopes")}
+    return jax.grad(lambda learnt: sum((a ** 2).sum() for a in attend(given | learnt, options)))(learnt)
+def check(mesh, spec, heads, heads_k, gathers, options={}, **more):
+    given = {"q": draw(0, 4, 5, heads, 8), "k": draw(1, 4, 6, heads_k, 8), "v": draw(2, 4, 6, heads_k, 8)} | more
+    if options.get("layout") == "bhsd":
+        given |= {n: given[n].transpose(0, 2, 1, 3) for n in "qkv"}
+    parts = given | {"q": jax.device_put(given["q"], NamedSharding(meshes[mesh], spec))}
+    for f in (attend, slope):
+        f = jax.jit(lambda given, f=f: f(given, options))
+        got = f(parts)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), got, f(given))
+        assert ("all-gather" in f.lower(parts).compile().as_text()) == gathers, (mesh, spec, heads, heads_k)
+        q_like = got[0] if isinstance(got, tuple) else got["q"]
+        assert gathers or q_like.sharding.spec == spec, q_like.sharding
+both = P("b", None, "h")
+check("square", both, 8, 2, False, {"causal": True})
+check("square", both, 4, 4, False, mask=draw(5, 4, 1, 1, 6) > -1, alibi_slopes=draw(6, 4, 4))
+check("square", both, 4, 1, False)
+check("square", both, 8, 2, False, sink=draw(3, 8), bias=draw(4, 8, 5, 6))
+check("square", both, 8, 2, False, bias=draw(4, 4, 1, 5, 6))
+check("square", P("b", "h"), 8, 2, False, {"layout": "bhsd"})
+check("flat", P("x"), 3, 3, False)
+check("flat", P(None, None, "x"), 8, 2, True)
+"""
+    import sys
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_dropout():
     q, k, v = arrays(sq=32, sk=64)
     o = fj.attention(q, k, v, dropout_p=0.5, key=jax.random.key(3))

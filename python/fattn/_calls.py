@@ -80,12 +80,6 @@ def split_seed(seed: Any, offset: int) -> tuple[tuple[int, int], Any]:
     return numbers, None
 
 
-def check_no_seed(seed: Any, offset: int) -> None:
-    """Of a call without dropout."""
-    if not _is_number(seed) or seed or offset:
-        raise InvalidArgument("seed or offset is given, and dropout_p is 0")
-
-
 def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any, ...] = NO_EXTRAS,
             numbers: Any = None, seed: Any = None, out: Any = None, lse: Any = None) -> tuple[Any, Any]:
     """Runs a forward; (o, lse or None). options is an Options as a plain tuple, extras in their order."""

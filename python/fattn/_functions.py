@@ -9,8 +9,8 @@ from typing import Any, Literal, Sequence, TypeVar, overload
 
 from fattn import _c
 from fattn._arrays import View, contiguous_strides, kind_of
-from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, check_no_seed, forward, split_positions,
-                          split_seed, window_of)
+from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, forward, split_positions, split_seed,
+                          window_of)
 from fattn._errors import Error, InvalidArgument, InvalidShape, InvalidStride
 from fattn._plans import Prepared, device_of, prepare
 from fattn._problem import EXTRAS, Options, len_of
@@ -83,8 +83,8 @@ def attention(
         alibi_bias: slopes multiply bias, which is needed, and not distances (CPU).
         sink: float32 (Hq), logits of an extra key whose value is 0.
         dropout_p: probability to drop a weight, 0 to 1. The pattern follows from seed, offset and the
-            position alone. seed may be an int64 array of (seed, offset) on the arrays' device. Neither is given
-            without dropout.
+            position alone. seed may be an int64 array of (seed, offset) on the arrays' device. With a
+            dropout_p of 0, as in evaluation, neither is looked at.
         seqused_q, seqused_k: int32 (B), how many rows and keys of each sequence exist.
         seqstart_k: int32 (B), keys of each sequence before this one are padding (CPU). Those that exist
             keep their positions.
@@ -121,8 +121,6 @@ def attention(
         seeds, seed_array = split_seed(seed, offset)
     else:
         seed_array = None
-        if seed.__class__ is not int or seed or offset:
-            check_no_seed(seed, offset)
     if not (bias is None and mask is None and sink is None and alibi_slopes is None and
             block_mask is None and seqused_k is None and seqused_q is None and seqstart_k is None and
             positions is None and seed_array is None):
@@ -204,8 +202,6 @@ def _extras(bias: Any, mask: Any, alibi_slopes: Any, sink: Any, seqused_q: Any, 
     """Extras in their order, positions and seed as numbers, features."""
     numbers, arrays = split_positions(positions)
     seeds, seed_array = split_seed(seed, offset) if dropout_p != 0 else (None, None)
-    if dropout_p == 0:
-        check_no_seed(seed, offset)
     for bit, wanted in ((_c.POSITIONS, positions is not None), (_c.CHECKED, checked),
                         (_c.BATCH_INVARIANT, batch_invariant), (_c.ALIBI_BIAS, alibi_bias)):
         if wanted:

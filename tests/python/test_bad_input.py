@@ -62,9 +62,6 @@ CASES = [
     (dict(dropout_p="x"), fattn.InvalidArgument, "dropout_p is 'x', not a number"),
     (dict(chunk=1.5), fattn.InvalidArgument, "chunk is 1.5, not an integer"),
     (dict(block_mask=zeros(1, 1, dtype=bool), block_size=4), fattn.InvalidArgument, "block_size is 4"),
-    (dict(seed=3), fattn.InvalidArgument, "seed or offset is given"),
-    (dict(offset=3), fattn.InvalidArgument, "seed or offset is given"),
-    (dict(seed=zeros(2, dtype=np.int64)), fattn.InvalidArgument, "seed or offset is given"),
     (dict(q=lambda a: np.ma.array(a, mask=a > 0)), fattn.InvalidArgument, "masked array"),
     (dict(mask=np.ma.array(zeros(7, 9, dtype=bool))), fattn.InvalidArgument, "masked array"),
     (dict(bias=zeros(2, 3, 7, 9)), fattn.InvalidShape, "bias has shape .* does not broadcast"),
@@ -175,7 +172,6 @@ def test_backward():
             ("dq", zeros(2, 7, 4, 7), fattn.InvalidShape, "dq has shape"),
             ("dout", None, TypeError, "NoneType is no array"),
             ("lse", None, TypeError, "NoneType is no array"),
-            ("seed", 3, fattn.InvalidArgument, "seed or offset is given"),
             ("dq", q, fattn.Overlap, "dq overlaps q|q overlaps dq")):
         given = right | {name: value}
         with pytest.raises(exception, match=words):
@@ -195,7 +191,6 @@ def test_varlen():
             (dict(cu_seqlens_q=np.array([0, 7, 4], np.int32), max_seqlen_q=7), fattn.InvalidData,
              "less than"),
             (dict(max_seqlen_q=6.5), fattn.InvalidArgument, "max_seqlen_q is 6.5, not an integer"),
-            (dict(seed=3), fattn.InvalidArgument, "seed or offset is given"),
             (dict(max_seqlen_q=3), fattn.InvalidData, "longer than the problem's 3"),
             (dict(cu_seqlens_q=cu.reshape(1, 3)), fattn.InvalidShape, "cu_seqlens_q has shape"),
             (dict(cu_seqlens_q=None), TypeError, "no array")):

@@ -14,8 +14,10 @@ torch = pytest.importorskip("torch")
 import fattn  # noqa: E402
 import fattn.torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+import torch.overrides  # noqa: E402
 import torch.utils._python_dispatch  # noqa: E402
 from torch.library import opcheck  # noqa: E402
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
 
 FORWARD, BACKWARD = torch.ops.fattn.forward.default, torch.ops.fattn.backward.default
 
@@ -424,6 +426,59 @@ def test_sdpa_errors():
         fattn.torch.scaled_dot_product_attention(q.int(), q.int(), q.int())
     with pytest.raises(fattn.Unsupported, match="f64"):
         fattn.torch.scaled_dot_product_attention(q.double(), q.double(), q.double())
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")
+@pytest.mark.parametrize("sq, sk", [(4, 4), (4, 7), (7, 4)])
+@pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])
+def test_causal_bias(bias, sq, sk):
+    """PyTorch's objects for causal masks, which are tensors with nothing in their memory."""
+    leaves = [torch.randn(2, 4, n, 8, requires_grad=True) for n in (sq, sk, sk)]
+    seen = bias(sq, sk)._materialize()
+    wanted = F.scaled_dot_product_attention(*leaves, attn_mask=seen).nan_to_num()
+    with fattn.torch.sdpa():
+        switched = F.scaled_dot_product_attention(*leaves, attn_mask=bias(sq, sk))
+    dout = torch.randn_like(wanted)
+    gradients = torch.autograd.grad(wanted, leaves, dout)
+    for o in (switched, fattn.torch.scaled_dot_product_attention(*leaves, bias(sq, sk))):
+        torch.testing.assert_close(o, wanted, rtol=1e-5, atol=1e-5)
+        for a, b in zip(torch.autograd.grad(o, leaves, dout), gradients):
+            torch.testing.assert_close(a, b.nan_to_num(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="together"):
+        fattn.torch.scaled_dot_product_attention(*leaves, bias(sq, sk), is_causal=True)
+    for name in ("bias", "mask"):
+        with pytest.raises(TypeError, match=f"{name} is a CausalBias"):
+            fattn.torch.attention(*leaves, layout="bhsd", **{name: bias(sq, sk)})
+
+
+def test_sdpa_asks_torch_function():
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is F.scaled_dot_product_attention:
+                return "taken"
+            return super().__torch_function__(function, types, args, kwargs)
+
+    class Plain(torch.Tensor):
+        pass
+
+    q = torch.randn(2, 4, 7, 8)
+    wanted = fattn.torch.scaled_dot_product_attention(q, q, q)
+    with fattn.torch.sdpa():
+        assert F.scaled_dot_product_attention(q, q, q.as_subclass(Own)) == "taken"
+        o = F.scaled_dot_product_attention(q, q.as_subclass(Plain), q)
+    assert type(o) is Plain and torch.equal(o.as_subclass(torch.Tensor), wanted)
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    for _ in range(3):  # of known calls, too
+        with Mode():
+            assert torch.equal(fattn.torch.scaled_dot_product_attention(q, q, q), wanted)
+    assert seen.count(fattn.torch.scaled_dot_product_attention) == 3
 
 
 def test_sdpa_dropout():

@@ -20,7 +20,7 @@ from fattn._problem import Description, Options
 from fattn.torch._calls import check_readable
 from fattn.torch._functions import Window, autocast, new_seed
 from fattn.torch._process_group import ProcessGroup, lost
-from fattn.torch._sdpa import _broadcast
+from fattn.torch._sdpa import _broadcast, is_lower_right
 
 _TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seed_ptr")
 _GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
@@ -250,6 +250,9 @@ class context_parallel:
             raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal together")
         if query.is_nested:
             raise Unsupported("nested tensors are not divided over ranks")
+        lower_right = is_lower_right(attn_mask)
+        if lower_right is not None:
+            attn_mask, is_causal = None, True
         tensors, leading = [query, key, value], tuple(query.shape[:2])
         rank = max(t.dim() for t in tensors)
         if not (query.dim() == key.dim() == value.dim() == 4 and query.shape[0] == key.shape[0] and
@@ -260,7 +263,7 @@ class context_parallel:
         is_mask = attn_mask is not None and attn_mask.dtype == torch.bool
         o = self.attention(*tensors, causal=is_causal, scale=scale, dropout_p=dropout_p,
                            mask=attn_mask if is_mask else None, bias=None if is_mask else attn_mask,
-                           anchor="top_left", layout="bhsd")
+                           anchor="bottom_right" if lower_right else "top_left", layout="bhsd")
         assert isinstance(o, Tensor)
         if rank < 4:
             return o[(0,) * (4 - rank)]

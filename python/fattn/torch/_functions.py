@@ -8,6 +8,7 @@ from typing import Any, Literal, Sequence, overload
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
 
 from fattn._calls import window_of
 from fattn._errors import InvalidArgument
@@ -63,11 +64,21 @@ def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
         known = find_known(key, *given)
         if known is not None:
             return recorded_with_lse(known, *given) if known.records else known.forward(*given)
+        check_types(tensors)
         if not is_watched(*tensors):
             return eager(key, tensors, numbers, _grads() and any([t.requires_grad for t in given]))
         if _functorch_active():
             return Transformed.apply(*arguments)  # type: ignore[no-any-return]
     return dispatched(*arguments)  # type: ignore[no-any-return]
+
+
+def check_types(tensors: Sequence[Any]) -> None:
+    """tensors as in TENSORS, or the first of them. Raises TypeError if one has no numbers that can be read."""
+    for t, name in zip(tensors, TENSORS):
+        if t.__class__ in _PLAIN:
+            continue
+        if isinstance(t, CausalBias):
+            raise TypeError(f"{name} is a CausalBias, which has no numbers: causal and anchor say the same")
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:

@@ -9,13 +9,17 @@ from typing import Any, Callable, Literal
 import torch
 import torch.nn.functional
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fattn._errors import InvalidShape, InvalidStride, Unsupported
 from fattn.torch._calls import TENSORS, Recorded, call_of, find_known, make_known, recorded
 from fattn.torch._functions import any_autocast, are_watched, autocast, new_seed, operator, readable
 
 _grads = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
+_is_traced = torch.compiler.is_dynamo_compiling
+_has_override = has_torch_function_variadic
+_function_modes = torch._C._len_torch_function_stack
 _deterministic = torch.are_deterministic_algorithms_enabled
 _original: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
 
@@ -30,7 +34,12 @@ def scaled_dot_product_attention(
     left. A boolean attn_mask keeps where it is True, another is added; rows that see no key are 0. Nested
     tensors of layout torch.jagged are taken too. Dropout has a pattern of its own.
     """
-    plain = attn_mask is None and dropout_p == 0 and not _is_compiling()
+    if (_has_override(query, key, value, attn_mask) and not _is_traced() and
+            not _is_own(query, key, value, attn_mask)):
+        return handle_torch_function(
+            scaled_dot_product_attention, (query, key, value, attn_mask), query, key, value, attn_mask=attn_mask,
+            dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    plain = attn_mask is None and dropout_p == 0 and not _is_traced()
     if plain:
         options = is_causal, scale, enable_gqa, _grads(), _deterministic(), any_autocast()
         known = find_known(options, query, key, value)
@@ -55,9 +64,26 @@ def scaled_dot_product_attention(
             return Recorded.apply(known, query, key, value) if record else known.forward(query, key, value)[0]
     if is_causal and attn_mask is not None:
         raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal together")
+    lower_right = is_lower_right(attn_mask)
+    if lower_right is not None:
+        attn_mask, is_causal = None, True
     if query.is_nested:
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return _dense(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return _dense(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, not lower_right)
+
+
+def _is_own(*tensors: Any) -> bool:
+    """Whether there are tensors whose __torch_function__ knows PyTorch's function alone, and which are taken here.
+    Modes come before them."""
+    return _function_modes() == 0 and any(isinstance(t, CausalBias) or isinstance(t, Tensor) and t.is_nested
+                                          for t in tensors)
+
+
+def is_lower_right(attn_mask: Any) -> bool | None:
+    """Where a causal bias is anchored; None of other masks. The bias itself has no numbers in its memory."""
+    if not isinstance(attn_mask, CausalBias):
+        return None
+    return bool(attn_mask.variant == CausalVariant.LOWER_RIGHT)
 
 
 def _channels_together(t: Tensor, name: str) -> Tensor:
@@ -86,7 +112,7 @@ def _broadcast(tensors: list[Tensor], rank: int,
 
 
 def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
-           is_causal: bool, scale: float | None, enable_gqa: bool) -> Tensor:
+           is_causal: bool, scale: float | None, enable_gqa: bool, top_left: bool = True) -> Tensor:
     """Leading axes become one."""
     tensors = [query, key, value]
     leading: tuple[int, ...]
@@ -109,7 +135,7 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
                 bias = readable(bias, "bias").to(q.dtype)
     seed = new_seed(q) if dropout_p != 0 else None
     o = operator(q, k, v, bias, mask, None, None, None, None, None, None, None, None, None, seed,
-                 is_causal, -1, -1, scale, None, dropout_p, True, True, False, None, None, 0, 0, None,
+                 is_causal, -1, -1, scale, None, dropout_p, top_left, True, False, None, None, 0, 0, None,
                  False, False, _deterministic(), None, None, False)[0]
     if rank < 4:
         return o[(0,) * (4 - rank)]

@@ -451,6 +451,26 @@ def test_causal_bias(bias, sq, sk):
             fattn.torch.attention(*leaves, layout="bhsd", **{name: bias(sq, sk)})
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sdpa_types_of_masks(dtype, autocast):
+    """What PyTorch refuses, integers above all, is not added to scores."""
+    q = torch.randn(2, 4, 7, 8, dtype=dtype)
+    for kind in (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+                 torch.float64):
+        mask = torch.ones(7, 7).tril().to(kind)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            try:
+                wanted = F.scaled_dot_product_attention(q, q, q, mask)
+            except RuntimeError:
+                with pytest.raises(RuntimeError, match=f"attn_mask is {kind}"):
+                    fattn.torch.scaled_dot_product_attention(q, q, q, mask)
+            else:
+                got = fattn.torch.scaled_dot_product_attention(q, q, q, mask)
+                bound = 1e-5 if got.dtype == torch.float32 else 3e-2
+                torch.testing.assert_close(got, wanted, rtol=bound, atol=bound)
+
+
 def test_sdpa_asks_torch_function():
     class Own(torch.Tensor):
         @classmethod

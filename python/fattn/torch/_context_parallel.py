@@ -20,7 +20,7 @@ from fattn._problem import Description, Options
 from fattn.torch._calls import check_readable
 from fattn.torch._functions import Window, autocast, new_seed
 from fattn.torch._process_group import ProcessGroup, lost
-from fattn.torch._sdpa import _broadcast, is_lower_right
+from fattn.torch._sdpa import _broadcast, is_lower_right, mask_for
 
 _TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seed_ptr")
 _GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
@@ -253,6 +253,8 @@ class context_parallel:
         lower_right = is_lower_right(attn_mask)
         if lower_right is not None:
             attn_mask, is_causal = None, True
+        if attn_mask is not None:
+            attn_mask = mask_for(autocast(query)[0], attn_mask)
         tensors, leading = [query, key, value], tuple(query.shape[:2])
         rank = max(t.dim() for t in tensors)
         if not (query.dim() == key.dim() == value.dim() == 4 and query.shape[0] == key.shape[0] and

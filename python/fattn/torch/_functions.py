@@ -27,7 +27,9 @@ _tracing = torch._C._get_tracing_state
 _is_compiling = torch.compiler.is_compiling
 _grads = torch.is_grad_enabled
 _deterministic = torch.are_deterministic_algorithms_enabled
-_PLAIN = (Tensor, torch.nn.Parameter, type(None))
+_TENSOR = (Tensor, torch.nn.Parameter)
+_PLAIN = (*_TENSOR, type(None))
+_QKV = TENSORS[:3]
 _N = len(TENSORS)
 
 
@@ -44,7 +46,8 @@ def is_watched(*tensors: Tensor | None) -> bool:
 
 def are_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """is_watched() of three tensors, in less time."""
-    return (_is_compiling() or q.__class__ not in _PLAIN or k.__class__ not in _PLAIN or v.__class__ not in _PLAIN or
+    return (_is_compiling() or q.__class__ not in _TENSOR or k.__class__ not in _TENSOR or
+            v.__class__ not in _TENSOR or
             q.is_neg() or k.is_neg() or v.is_neg() or _modes() != 0 or _functorch_active() or _tracing() is not None)
 
 
@@ -72,11 +75,17 @@ def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     return dispatched(*arguments)  # type: ignore[no-any-return]
 
 
+def type_name(a: Any) -> str:
+    return f"{type(a).__module__}.{type(a).__qualname__}".removeprefix("builtins.")
+
+
 def check_types(tensors: Sequence[Any]) -> None:
-    """tensors as in TENSORS, or the first of them. Raises TypeError if one has no numbers that can be read."""
+    """tensors as in TENSORS. Raises TypeError if one has no numbers that can be read."""
     for t, name in zip(tensors, TENSORS):
-        if t.__class__ in _PLAIN:
+        if t.__class__ in _TENSOR or t is None and name not in _QKV:
             continue
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} is a {type_name(t)}, not a tensor")
         if isinstance(t, CausalBias):
             raise TypeError(f"{name} is a CausalBias, which has no numbers: causal and anchor say the same")
 

@@ -14,7 +14,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fattn._errors import InvalidShape, InvalidStride, Unsupported
 from fattn.torch._calls import TENSORS, Recorded, call_of, find_known, make_known, recorded
-from fattn.torch._functions import any_autocast, are_watched, autocast, new_seed, operator, readable
+from fattn.torch._functions import any_autocast, are_watched, autocast, new_seed, operator, readable, type_name
 
 _grads = torch.is_grad_enabled
 _is_traced = torch.compiler.is_dynamo_compiling
@@ -67,6 +67,8 @@ def scaled_dot_product_attention(
     lower_right = is_lower_right(attn_mask)
     if lower_right is not None:
         attn_mask, is_causal = None, True
+    if attn_mask is not None:
+        attn_mask = mask_for(query, attn_mask)
     if query.is_nested:
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return _dense(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, not lower_right)
@@ -84,6 +86,19 @@ def is_lower_right(attn_mask: Any) -> bool | None:
     if not isinstance(attn_mask, CausalBias):
         return None
     return bool(attn_mask.variant == CausalVariant.LOWER_RIGHT)
+
+
+def mask_for(query: Tensor, attn_mask: Any) -> Tensor:
+    """attn_mask, if it is of a type that PyTorch takes; query is as autocast has left it."""
+    if not isinstance(attn_mask, Tensor):
+        raise TypeError(f"scaled_dot_product_attention: attn_mask is a {type_name(attn_mask)}, not a tensor")
+    mask, dtype = attn_mask, attn_mask.dtype
+    if dtype != torch.float32:  # which stays as it is: fattn adds it to scores of any type
+        mask = autocast(attn_mask)[0]
+    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise RuntimeError(f"scaled_dot_product_attention: attn_mask is {dtype}: it needs to be torch.bool, "
+                           f"torch.float32 or query's {query.dtype}")
+    return mask
 
 
 def _channels_together(t: Tensor, name: str) -> Tensor:
@@ -131,8 +146,6 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
             mask = attn_mask
         else:
             bias = attn_mask
-            if bias.dtype not in (q.dtype, torch.float32):
-                bias = readable(bias, "bias").to(q.dtype)
     seed = new_seed(q) if dropout_p != 0 else None
     o = operator(q, k, v, bias, mask, None, None, None, None, None, None, None, None, None, seed,
                  is_causal, -1, -1, scale, None, dropout_p, top_left, True, False, None, None, 0, 0, None,

@@ -214,6 +214,14 @@ def routed(rank, ranks):
         close(a, over.shard(b, 1 if n == 2 else 2), f"call {n}")
 
 
+def differentiated_once(rank, ranks):
+    """A second derivative is an error, also if the gradient of the result is a constant."""
+    x, w = torch.randn(1, 4, 2, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    y = x @ w
+    first, = torch.autograd.grad(fattn.torch.context_parallel().attention(y, y, y).sum(), x, create_graph=True)
+    expect(fattn.Unsupported, "second derivatives", lambda: first.square().sum().backward())
+
+
 def planned_once(rank, ranks):
     over = fattn.torch.context_parallel()
     x = torch.randn(1, 4, 2, 8)
@@ -411,7 +419,8 @@ def killed(rank, ranks):
     assert time.monotonic() - begin < 10
 
 
-RESULTS = [equal_shares, unequal_shares, heads, biased, packed, reduced, dropped, routed, planned_once]
+RESULTS = [equal_shares, unequal_shares, heads, biased, packed, reduced, dropped, routed, differentiated_once,
+           planned_once]
 ERRORS = [disagree, unlike, gives_up, silent, late]
 
 

@@ -8,11 +8,11 @@ four times as long as in a loop of nothing else, because the rest of the step ha
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fattn import _c
 from fattn._arrays import kind_of
@@ -304,10 +304,25 @@ def rows_together(dout: Tensor) -> Tensor:
 # --- Gradients ------------------------------------------------------------------------------------
 
 
-def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
-    call: Call = ctx.known.call
-    *tensors, o, lse = ctx.saved_tensors
-    outputs = call.outputs_of(ctx.needs_input_grad)
+def refuse(ctx: Any, *_: Any) -> Any:
+    raise Unsupported("attention has no second derivatives")
+
+
+class Final(torch.autograd.Function):  # type: ignore[misc]
+    """function(*tensors), gradients that have none themselves: differentiating them raises Unsupported."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., tuple[Any, ...]], *tensors: Tensor | None) -> tuple[Any, ...]:
+        return function(*tensors)
+
+    backward = staticmethod(refuse)
+
+
+def _differentiate(call: Call, needed: tuple[bool, ...], dout: Tensor | None, dlse: Tensor | None,
+                   *saved: Tensor) -> tuple[Any, ...]:
+    """Gradients of all arguments of Recorded or RecordedWithLse."""
+    *tensors, o, lse = saved
+    outputs = call.outputs_of(needed)
     if dout is None:
         if dlse is None or not outputs:
             return (None,) * (1 + len(tensors))
@@ -325,7 +340,10 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) ->
     return None, dq, dk, dv, *more
 
 
-_differentiate_once = once_differentiable(_differentiate)
+def _differentiate_finally(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    """Where a graph of the gradients is recorded. They depend on what was saved, even if dout is a constant."""
+    function = partial(_differentiate, ctx.known.call, ctx.needs_input_grad)
+    return Final.apply(function, dout, dlse, *ctx.saved_tensors)  # type: ignore[no-any-return]
 
 
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
@@ -340,8 +358,8 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        if _grads():  # create_graph: a second derivative is an error when it is asked for
-            return _differentiate_once(ctx, dout)  # type: ignore[no-any-return]
+        if _grads():  # create_graph
+            return _differentiate_finally(ctx, dout, None)
         dq, dk, dv, _, _ = ctx.known.differentiate(ctx.needs_input_grad, dout, *ctx.saved_tensors)
         return None, dq, dk, dv
 
@@ -362,10 +380,10 @@ class RecordedWithLse(torch.autograd.Function):  # type: ignore[misc]
         return o, lse
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         if _grads():
-            return _differentiate_once(ctx, *gradients)  # type: ignore[no-any-return]
-        return _differentiate(ctx, *gradients)
+            return _differentiate_finally(ctx, dout, dlse)
+        return _differentiate(ctx.known.call, ctx.needs_input_grad, dout, dlse, *ctx.saved_tensors)
 
 
 recorded_with_lse: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, RecordedWithLse).apply
@@ -377,7 +395,3 @@ def check_gradients(tensors: tuple[Any, ...]) -> None:
         tensor = tensors[TENSORS.index(name)]
         if tensor is not None and tensor.requires_grad:
             raise InvalidArgument(f"{name} requires a gradient, and there is none")
-
-
-def refuse(ctx: Any, *_: Any) -> Any:
-    raise Unsupported("attention has no second derivatives")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any, Literal, Sequence
 
 import torch
@@ -17,7 +18,7 @@ from fattn._calls import window_of
 from fattn._errors import InvalidArgument, InvalidShape, Unsupported
 from fattn._plans import device_of
 from fattn._problem import Description, Options
-from fattn.torch._calls import check_readable
+from fattn.torch._calls import Final, check_readable
 from fattn.torch._functions import Window, autocast, new_seed
 from fattn.torch._process_group import ProcessGroup, lost
 from fattn.torch._sdpa import _broadcast, is_lower_right, mask_for
@@ -66,22 +67,28 @@ class _Attend(torch.autograd.Function):  # type: ignore[misc]
         return made["o"], made["lse"]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        *tensors, o, lse = ctx.saved_tensors
-        results: list[Any] = [None] * (3 + len(_TENSORS))
-        places = [_TENSORS.index(name[1:]) for name in _GRADIENTS]
-        wanted = [i for i, place in enumerate(places) if ctx.needs_input_grad[3 + place]]
-        if not wanted or dout is None and dlse is None:
-            return tuple(results)
-        arrays = dict(zip(_TENSORS, tensors))
-        arrays |= {"o": o, "lse": lse, "dout": torch.zeros_like(o) if dout is None else dout,
-                   "dlse": dlse}
-        options = ctx.options._replace(op=_c.BACKWARD, outputs=sum(_c.OUT_DQ << i for i in wanted))
-        made = ctx.ranks._run(options, ctx.lengths, arrays)
-        for i in wanted:
-            results[3 + places[i]] = made[_GRADIENTS[i]].to(tensors[places[i]].dtype)
+        if torch.is_grad_enabled():
+            function = partial(_differentiate, ctx.ranks, ctx.options, ctx.lengths, ctx.needs_input_grad)
+            return Final.apply(function, dout, dlse, *ctx.saved_tensors)  # type: ignore[no-any-return]
+        return _differentiate(ctx.ranks, ctx.options, ctx.lengths, ctx.needs_input_grad, dout, dlse, *ctx.saved_tensors)
+
+
+def _differentiate(ranks: context_parallel, options: Options, lengths: _Lengths | None, needed: tuple[bool, ...],
+                   dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Any, ...]:
+    """Gradients of _Attend's arguments."""
+    *tensors, o, lse = saved
+    results: list[Any] = [None] * (3 + len(_TENSORS))
+    places = [_TENSORS.index(name[1:]) for name in _GRADIENTS]
+    wanted = [i for i, place in enumerate(places) if needed[3 + place]]
+    if not wanted or dout is None and dlse is None:
         return tuple(results)
+    arrays = dict(zip(_TENSORS, tensors))
+    arrays |= {"o": o, "lse": lse, "dout": torch.zeros_like(o) if dout is None else dout, "dlse": dlse}
+    made = ranks._run(options._replace(op=_c.BACKWARD, outputs=sum(_c.OUT_DQ << i for i in wanted)), lengths, arrays)
+    for i in wanted:
+        results[3 + places[i]] = made[_GRADIENTS[i]].to(tensors[places[i]].dtype)
+    return tuple(results)
 
 
 class context_parallel:

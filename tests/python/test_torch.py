@@ -307,10 +307,10 @@ def test_deterministic_is_heard(monkeypatch):
     heard = []
     describe = _calls.prepare
 
-    def listen(kind, options, arrays, key):
+    def listen(kind, options, arrays):
         if options[0] == _c.BACKWARD:
             heard.append(options[11])
-        return describe(kind, options, arrays, key)
+        return describe(kind, options, arrays)
 
     monkeypatch.setattr(_calls, "prepare", listen)
     torch.use_deterministic_algorithms(True)
@@ -362,6 +362,37 @@ def test_varlen_and_cache():
         fattn.torch.attention_with_kvcache(q, k, v, cache_seqlens=used),
         torch.cat([fattn.torch.attention(q[b:b + 1], k[b:b + 1, :n], v[b:b + 1, :n])
                    for b, n in enumerate(used.tolist())]))
+
+
+PADDED = {
+    "past the last sequence": dict(cu_seqlens_q=[0, 5, 12], cu_seqlens_k=[0, 9, 15]),
+    "past the rows in use": dict(cu_seqlens_q=[0, 5, 12], cu_seqlens_k=[0, 9, 15], seqused_q=[3, 7], seqused_k=[2, 6]),
+    "dense": dict(seqused_q=[3, 7], seqused_k=[2, 6]),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_rows_of_no_sequence(name, monkeypatch):
+    """Their results and gradients are 0, whatever was in the memory before: a Linear below and one above
+    multiply them by other zeros."""
+    monkeypatch.setattr(fattn.torch._calls._kind, "maker_of", lambda shape, strides, dtype, device: lambda:
+                        torch.empty_strided(shape, strides, dtype=dtype, device=device).fill_(math.nan))
+    fattn.cache_clear()
+    lengths = {key: torch.tensor(value, dtype=torch.int32) for key, value in PADDED[name].items()}
+    if name == "dense":
+        given, function = tensors(), fattn.torch.attention
+    else:
+        given = [torch.randn(n, h, 8, requires_grad=True) for n, h in ((20, 4), (30, 2), (30, 2))]
+        lengths |= dict(max_seqlen_q=7, max_seqlen_k=9)
+        function = fattn.torch.attention_varlen
+    o, lse = function(*given, **lengths, return_lse=True)
+    pads = (o == 0).all(-1)
+    assert pads.any() and not pads.all()
+    assert torch.equal(lse == -math.inf, pads.movedim(-1, -2)) and not lse.isnan().any()
+    gradients = torch.autograd.grad(o, given, torch.ones_like(o))
+    for g in gradients:
+        assert not g.isnan().any() and (g == 0).all(-1).any() and (g != 0).any()
+    fattn.cache_clear()
 
 
 def test_plain_functions_take_tensors():

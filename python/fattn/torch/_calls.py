@@ -8,6 +8,7 @@ four times as long as in a loop of nothing else, because the rest of the step ha
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, Callable
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from fattn import _c
 from fattn._arrays import kind_of
 from fattn._errors import InvalidArgument, Unsupported
-from fattn._plans import Prepared, also_cleared, pack_backward, pack_forward, prepare
+from fattn._plans import Prepared, also_cleared, pack_backward, pack_forward, prepare, remember
 from fattn._plans import _cache as prepared_calls
 from fattn._problem import EXTRAS
 
@@ -72,6 +73,9 @@ class Call:
         self.bias = 3 + given.index(_BIAS) if _BIAS in given else -1
         self.sink = 3 + given.index(_SINK) if _SINK in given else -1
         self.positions = options_of(_c.FORWARD, numbers)[1]
+        # Whether rows of q, or any rows, may belong to no sequence: the library does not write theirs.
+        self.pads_q = "cu_seqlens_q" in self.given or "seqused_q" in self.given
+        self.pads = self.pads_q or "cu_seqlens_k" in self.given or "seqused_k" in self.given
         self._outputs: dict[tuple[bool, ...], int] = {}
 
     def outputs_of(self, needed: tuple[bool, ...]) -> int:
@@ -167,7 +171,11 @@ class Call:
     def _prepare_forward(self, key: Any, q: Tensor, k: Tensor, v: Tensor,
                          extras: tuple[Tensor, ...]) -> Prepared:
         options = options_of(_c.FORWARD, self.numbers, 0, self.lse, self.equal_heads)[0]
-        return prepare(_kind, options, self._arrays(q, k, v, extras), key)
+        prepared = prepare(_kind, options, self._arrays(q, k, v, extras))
+        if self.pads_q:  # as rows that see no key
+            prepared.new = [filled(new, value) for new, value in zip(prepared.new, (0.0, -math.inf))]
+        remember(key, prepared)
+        return prepared
 
     def _prepare_backward(self, key: Any, outputs: int, dout: Tensor, dlse: Tensor | None, o: Tensor,
                           lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
@@ -175,7 +183,16 @@ class Call:
         arrays = self._arrays(q, k, v, extras) | {"o": o, "dout": dout, "lse": lse}
         if dlse is not None:
             arrays["dlse"] = dlse
-        return prepare(_kind, options_of(_c.BACKWARD, self.numbers, outputs)[0], arrays, key)
+        prepared = prepare(_kind, options_of(_c.BACKWARD, self.numbers, outputs)[0], arrays)
+        if self.pads:
+            prepared.new = [filled(new, 0.0) for new in prepared.new]
+        remember(key, prepared)
+        return prepared
+
+
+def filled(new: Callable[[], Tensor], value: float) -> Callable[[], Tensor]:
+    """new, whose tensors have no contents, with contents."""
+    return lambda: new().fill_(value)
 
 
 _PLACES = {name: i for i, name in enumerate(GRADIENTS)}

@@ -169,6 +169,7 @@ def attention(
             torch.are_deterministic_algorithms_enabled() says when None.
 
     Other arguments and errors: fattn.attention(). Under autocast q, k, v and bias are cast to its dtype.
+    Rows past seqused_q are 0 and have an lse of -inf; gradients there and past seqused_k are 0.
     The result's memory is (batch, sequence, head, channel) in both layouts.
     """
     if any_autocast():
@@ -228,7 +229,8 @@ def attention_varlen(
         checked: bool = False, deterministic: bool | None = None,
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """fattn.attention_varlen() for tensors, differentiable like attention(). The longest lengths are
-    needed. Rows of q that belong to no sequence are undefined in the result."""
+    needed. Rows that belong to no sequence, past the last one's or past seqused_q, are 0 in the result and in
+    gradients; their lse is -inf."""
     q, k, v, bias = autocast(q, k, v, bias)
     if dropout_p != 0 and seed is None:
         seed = new_seed(q)

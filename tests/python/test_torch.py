@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import fattn  # noqa: E402
 import fattn.torch  # noqa: E402
+import torch.autograd.forward_ad as forward_ad  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 import torch.overrides  # noqa: E402
 import torch.utils._python_dispatch  # noqa: E402
@@ -249,6 +250,86 @@ def test_gradients_of_each_sample():
     for i in range(3):
         for a, b in zip(together, torch.func.grad(loss, argnums=(0, 1, 2))(q[i], k[i], v[i])):
             torch.testing.assert_close(a[i], b)
+
+
+def plain(x):
+    """Attention of x to itself by PyTorch's elementary operators."""
+    return torch.softmax(x @ x.mT / x.shape[-1] ** 0.5, -1) @ x
+
+
+def loss_of(attend):
+    return lambda x: attend(x).square().sum()
+
+
+def by_sdpa(x):
+    return fattn.torch.scaled_dot_product_attention(x, x, x)
+
+
+TRANSFORMS = {
+    "grad": lambda f: torch.func.grad(loss_of(f)),
+    "grad of a sum": lambda f: torch.func.grad(lambda x: f(x * x).sum()),
+    "vmap of grad": lambda f: torch.vmap(torch.func.grad(loss_of(f))),
+    "jacrev": lambda f: torch.func.jacrev(f),
+    "functionalize": lambda f: torch.func.functionalize(torch.func.grad(loss_of(f))),
+    "compiled grad": lambda f: torch.compile(torch.func.grad(loss_of(f)), backend="aot_eager", fullgraph=True),
+    "compiled vmap of grad": lambda f: torch.compile(torch.vmap(torch.func.grad(loss_of(f))), backend="aot_eager",
+                                                     fullgraph=True),
+    "jacobian": lambda f: lambda x: torch.autograd.functional.jacobian(f, x, vectorize=True),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(name, batch):
+    x = torch.randn(3, batch, 2, 3, 4) if "vmap" in name else torch.randn(batch, 2, 3, 4)
+    wanted = TRANSFORMS[name](plain)(x)
+    for attend in [by_sdpa] * 3 + [lambda x: fattn.torch.attention(x, x, x, layout="bhsd")]:
+        torch.testing.assert_close(TRANSFORMS[name](attend)(x), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_of_gradients():
+    """Of lse, a bias and a sink too."""
+    given = [torch.randn(1, 3, 2, 4, requires_grad=True) for _ in range(3)]
+    bias, sink = torch.randn(1, 2, 3, 3, requires_grad=True), torch.randn(2, requires_grad=True)
+    o, lse = fattn.torch.attention(*given, bias=bias, sink=sink, return_lse=True)
+    dout, dlse, leaves = torch.randn(5, *o.shape), torch.randn(5, *lse.shape), (*given, bias, sink)
+    together = torch.autograd.grad((o, lse), leaves, (dout, dlse), retain_graph=True, is_grads_batched=True)
+    for i in range(5):
+        for a, b in zip(together, torch.autograd.grad((o, lse), leaves, (dout[i], dlse[i]), retain_graph=True)):
+            torch.testing.assert_close(a[i], b)
+
+
+SECOND_BY_TRANSFORMS = {
+    "grad of grad": lambda x: torch.func.grad(lambda y: torch.func.grad(lambda z: by_sdpa(z).sum())(y).sum())(x),
+    "hessian": torch.func.hessian(loss_of(by_sdpa)),
+    "autograd of grad": lambda x: torch.func.grad(loss_of(by_sdpa))(x.requires_grad_()).sum().backward(),
+    "jvp of grad": lambda x: torch.func.jvp(torch.func.grad(loss_of(by_sdpa)), (x,), (x,)),
+}
+
+
+@pytest.mark.parametrize("name", SECOND_BY_TRANSFORMS)
+def test_no_second_derivatives_by_transforms(name):
+    with pytest.raises(fattn.Unsupported, match="derivatives"):
+        SECOND_BY_TRANSFORMS[name](torch.randn(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_no_derivatives_in_forward_mode(grad):
+    """An error as PyTorch's, instead of a result without its tangent."""
+    q = torch.randn(1, 2, 3, 4, requires_grad=grad)
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    calls = (fattn.torch.attention, fattn.torch.scaled_dot_product_attention, lambda *qkv: FORWARD(*qkv)[0],
+             lambda *qkv: fattn.torch.scaled_dot_product_attention(*qkv, mask))
+    for call in calls:
+        wanted = [call(q, q, q) for _ in range(3)][0]  # from now on the call is known
+        with forward_ad.dual_level():
+            assert torch.equal(call(q, q, q), wanted)
+            for n in range(3):
+                dual = [forward_ad.make_dual(q, torch.ones_like(q)) if i == n else q for i in range(3)]
+                with pytest.raises(NotImplementedError, match="forward mode"):
+                    call(*dual)
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            torch.func.jvp(lambda x: call(x, x, x), (q.detach(),), (q.detach(),))
 
 
 def test_checkpointing_repeats_dropout():

@@ -9,11 +9,11 @@ four times as long as in a loop of nothing else, because the rest of the step ha
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fattn import _c
 from fattn._arrays import kind_of
@@ -34,6 +34,8 @@ _kind = kind_of(torch.empty(0))
 _check_memory = _kind.check_memory
 check_readable = _kind.check_readable  # type: ignore[attr-defined]
 _grads = torch.is_grad_enabled
+_functorch_active = torch._C._are_functorch_transforms_active
+_is_legacy_batch = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched=True
 _any_autocast = torch._C._is_any_autocast_enabled
 _autocast_dtype = torch.get_autocast_dtype
 
@@ -69,6 +71,7 @@ class Call:
                  equal_heads: bool) -> None:
         """given: places in TENSORS of those after v. lse: whether forward returns it."""
         self.numbers, self.lse, self.equal_heads = numbers, lse, equal_heads
+        self.places = 0, 1, 2, *given
         self.given = tuple(_FIELDS[i] for i in given)
         self.bias = 3 + given.index(_BIAS) if _BIAS in given else -1
         self.sink = 3 + given.index(_SINK) if _SINK in given else -1
@@ -164,6 +167,17 @@ class Call:
         prepared.run(_kind, q, pack_backward, pointers, bits,
                      [e.data_ptr() for e in extras] if extras else (), self.positions, None)
         return results
+
+    def dispatch_backward(self, needed: tuple[bool, ...], dout: Tensor | None, dlse: Tensor | None,
+                          *saved: Tensor) -> list[Tensor | None]:
+        """The same by the operator. saved: the tensors that the call has, o and lse; needed says which of the
+        former need a gradient."""
+        *tensors, o, lse = saved
+        all_needed, all_tensors = [False] * len(TENSORS), [None] * len(TENSORS)
+        for place, need, tensor in zip(self.places, needed, tensors):
+            all_needed[place], all_tensors[place] = need, tensor
+        made = differentiate(all_needed, dout, dlse, o, lse, all_tensors, self.numbers)
+        return [made[place] for place in self.places]
 
     def _arrays(self, q: Tensor, k: Tensor, v: Tensor, extras: tuple[Tensor, ...]) -> dict[str, Tensor]:
         return {"q": q, "k": k, "v": v, **dict(zip(self.given, extras))}
@@ -262,20 +276,23 @@ class Known:
 
     def differentiate(self, needed: tuple[bool, ...], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
                       lse: Tensor) -> list[Tensor | None]:
-        """Call.backward() without extras; needed: which of Recorded's arguments need a gradient."""
+        """dq, dk and dv of a call without extras; needed: which of Recorded's arguments need a gradient."""
         call = self.call
         if self.check is None:
-            return call.backward(call.outputs_of(needed), rows_together(dout), None, o, lse, q, k, v)
+            return (call.dispatch_backward(needed[1:], dout, None, q, k, v, o, lse) if is_transformed(dout) else
+                    call.backward(call.outputs_of(needed), rows_together(dout), None, o, lse, q, k, v)[:3])
         few = self.backwards.setdefault(needed, [])
         for check, prepared in few:
             if check(q, k, v, o, lse, dout):
-                return call.run_backward(prepared, dout, None, o, lse, q, k, v)
+                return call.run_backward(prepared, dout, None, o, lse, q, k, v)[:3]
+        if is_transformed(dout):
+            return call.dispatch_backward(needed[1:], dout, None, q, k, v, o, lse)
         together = rows_together(dout)
         prepared = call.find_backward(call.outputs_of(needed), together, None, o, lse, q, k, v)
         if together is dout and (guard := guard_of(q, k, v, o, lse, dout)) is not None:
             few.insert(0, (guard, prepared))
             del few[_FEW:]
-        return call.run_backward(prepared, together, None, o, lse, q, k, v)
+        return call.run_backward(prepared, together, None, o, lse, q, k, v)[:3]
 
 
 # The last calls that were repeated, by what of them is no tensor and q's shape.
@@ -286,7 +303,8 @@ also_cleared.append(_known)
 def find_known(key: Any, *tensors: Tensor) -> Known | None:
     """A Known that was remembered for this key, and for such tensors. Not to be asked while compiling."""
     for known in _known.get((key, tensors[0].shape), ()):
-        if known.check(*tensors) and (not _any_autocast() or _autocast_dtype(known.kind) is known.dtype):
+        if (known.check(*tensors) and (not _any_autocast() or _autocast_dtype(known.kind) is known.dtype) and
+                forward_ad._current_level < 0):
             return known
     return None
 
@@ -309,11 +327,17 @@ def make_known(key: Any, call: Call, *tensors: Tensor) -> Known:
     return known
 
 
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Whether torch.func's transforms, or a batch of gradients, may have put tensors here that have no memory."""
+    return _functorch_active() or any([t is not None and _is_legacy_batch(t) for t in tensors])
+
+
 def rows_together(dout: Tensor) -> Tensor:
     """Gradients come as they please: that of a sum is one number, seen everywhere; that of a view that negates
     may be one, too."""
     if dout.stride(-1) != 1:
-        check_readable(dout, "dout")
+        if not is_transformed(dout):
+            check_readable(dout, "dout")
         dout = dout.contiguous()
     return dout.resolve_neg() if dout.is_neg() else dout
 
@@ -325,14 +349,26 @@ def refuse(ctx: Any, *_: Any) -> Any:
     raise Unsupported("attention has no second derivatives")
 
 
-class Final(torch.autograd.Function):  # type: ignore[misc]
-    """function(*tensors), gradients that have none themselves: differentiating them raises Unsupported."""
+def refuse_tangents(tensors: Iterable[Tensor]) -> None:
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise Unsupported("attention has no derivatives in forward mode")
 
-    @staticmethod
-    def forward(ctx: Any, function: Callable[..., tuple[Any, ...]], *tensors: Tensor | None) -> tuple[Any, ...]:
-        return function(*tensors)
 
-    backward = staticmethod(refuse)
+def differentiate(needed: Sequence[bool], dout: Tensor | None, dlse: Tensor | None, o: Tensor, lse: Tensor,
+                  tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> list[Tensor | None]:
+    """Gradients by fattn::backward, for whatever watches. needed, tensors and results as in TENSORS."""
+    results: list[Tensor | None] = [None] * len(TENSORS)
+    places = [TENSORS.index(name[1:]) for name in GRADIENTS]
+    wanted = [i for i, place in enumerate(places) if needed[place]]
+    if not wanted or dout is None and dlse is None:
+        return results
+    outputs = sum(_c.OUT_DQ << i for i in wanted)
+    dout = torch.zeros_like(o) if dout is None else dout
+    dlse = None if dlse is None else dlse.contiguous()
+    made = torch.ops.fattn.backward.default(rows_together(dout), dlse, o, lse, outputs, *tensors, *numbers)
+    for i in wanted:
+        results[places[i]] = made[i].to(tensors[places[i]].dtype)  # type: ignore[union-attr]
+    return results
 
 
 def _differentiate(call: Call, needed: tuple[bool, ...], dout: Tensor | None, dlse: Tensor | None,
@@ -357,12 +393,6 @@ def _differentiate(call: Call, needed: tuple[bool, ...], dout: Tensor | None, dl
     return None, dq, dk, dv, *more
 
 
-def _differentiate_finally(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-    """Where a graph of the gradients is recorded. They depend on what was saved, even if dout is a constant."""
-    function = partial(_differentiate, ctx.known.call, ctx.needs_input_grad)
-    return Final.apply(function, dout, dlse, *ctx.saved_tensors)  # type: ignore[no-any-return]
-
-
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
     """o of a Known that has q, k and v alone, with gradients."""
 
@@ -375,10 +405,9 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        if _grads():  # create_graph
-            return _differentiate_finally(ctx, dout, None)
-        dq, dk, dv, _, _ = ctx.known.differentiate(ctx.needs_input_grad, dout, *ctx.saved_tensors)
-        return None, dq, dk, dv
+        if _grads():  # create_graph: the operator raises where its results are differentiated
+            return None, *ctx.known.call.dispatch_backward(ctx.needs_input_grad[1:], dout, None, *ctx.saved_tensors)
+        return None, *ctx.known.differentiate(ctx.needs_input_grad, dout, *ctx.saved_tensors)
 
 
 # Recorded.apply() without its search for active transforms. While one is active, find_known() finds no call.
@@ -398,8 +427,8 @@ class RecordedWithLse(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        if _grads():
-            return _differentiate_finally(ctx, dout, dlse)
+        if _grads() or is_transformed(dout, dlse):
+            return None, *ctx.known.call.dispatch_backward(ctx.needs_input_grad[1:], dout, dlse, *ctx.saved_tensors)
         return _differentiate(ctx.known.call, ctx.needs_input_grad, dout, dlse, *ctx.saved_tensors)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import partial
-from typing import Any, Literal, Sequence
+from typing import Any, Callable, Literal, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from fattn._calls import window_of
 from fattn._errors import InvalidArgument, InvalidShape, Unsupported
 from fattn._plans import device_of
 from fattn._problem import Description, Options
-from fattn.torch._calls import Final, check_readable
+from fattn.torch._calls import check_readable, refuse
 from fattn.torch._functions import Window, autocast, new_seed
 from fattn.torch._process_group import ProcessGroup, lost
 from fattn.torch._sdpa import _broadcast, is_lower_right, mask_for
@@ -55,6 +55,16 @@ class _Share(Description):
             self.problem.seqlen_k = self.whole_k
 
 
+class _Final(torch.autograd.Function):  # type: ignore[misc]
+    """function(*tensors), gradients that have none themselves: differentiating them raises Unsupported."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., tuple[Any, ...]], *tensors: Tensor | None) -> tuple[Any, ...]:
+        return function(*tensors)
+
+    backward = staticmethod(refuse)
+
+
 class _Attend(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, ranks: context_parallel, options: Options, lengths: _Lengths | None,
@@ -70,7 +80,7 @@ class _Attend(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             function = partial(_differentiate, ctx.ranks, ctx.options, ctx.lengths, ctx.needs_input_grad)
-            return Final.apply(function, dout, dlse, *ctx.saved_tensors)  # type: ignore[no-any-return]
+            return _Final.apply(function, dout, dlse, *ctx.saved_tensors)  # type: ignore[no-any-return]
         return _differentiate(ctx.ranks, ctx.options, ctx.lengths, ctx.needs_input_grad, dout, dlse, *ctx.saved_tensors)
 
 

@@ -8,13 +8,14 @@ from typing import Any, Literal, Sequence, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.attention.bias import CausalBias
 
 from fattn._calls import window_of
 from fattn._errors import InvalidArgument
 from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, check_readable, find_known, make_known,
                                 recorded, recorded_with_lse)
-from fattn.torch._ops import Transformed, eager
+from fattn.torch._ops import eager
 from fattn.torch._ops import _forward as dispatched
 
 Window = Sequence[int | None] | int | None
@@ -36,7 +37,8 @@ _N = len(TENSORS)
 def is_watched(*tensors: Tensor | None) -> bool:
     """Whether something besides autograd would notice that no operator was called: a compiler, a
     transform, a mode, a subclass, a view that negates. Autocast would not: callers cast, with autocast() below."""
-    if _is_compiling() or _modes() != 0 or _functorch_active() or _tracing() is not None:
+    if (_is_compiling() or _modes() != 0 or _functorch_active() or _tracing() is not None or
+            forward_ad._current_level >= 0):
         return True
     for t in tensors:
         if t.__class__ not in _PLAIN or (t is not None and t.is_neg()):
@@ -47,8 +49,8 @@ def is_watched(*tensors: Tensor | None) -> bool:
 def are_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """is_watched() of three tensors, in less time."""
     return (_is_compiling() or q.__class__ not in _TENSOR or k.__class__ not in _TENSOR or
-            v.__class__ not in _TENSOR or
-            q.is_neg() or k.is_neg() or v.is_neg() or _modes() != 0 or _functorch_active() or _tracing() is not None)
+            v.__class__ not in _TENSOR or q.is_neg() or k.is_neg() or v.is_neg() or _modes() != 0 or
+            _functorch_active() or _tracing() is not None or forward_ad._current_level >= 0)
 
 
 def readable(t: Tensor, name: str) -> Tensor:
@@ -70,8 +72,6 @@ def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
         check_types(tensors)
         if not is_watched(*tensors):
             return eager(key, tensors, numbers, _grads() and any([t.requires_grad for t in given]))
-        if _functorch_active():
-            return Transformed.apply(*arguments)  # type: ignore[no-any-return]
     return dispatched(*arguments)  # type: ignore[no-any-return]
 
 

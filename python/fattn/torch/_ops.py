@@ -11,10 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.autograd.function import _SingleLevelFunction
 
 from fattn import _c
-from fattn.torch._calls import (GRADIENTS, TENSORS, Call, RecordedWithLse, call_of, check_gradients, make_known,
-                                refuse, rows_together)
+from fattn.torch._calls import (TENSORS, Call, RecordedWithLse, call_of, check_gradients, differentiate, make_known,
+                                refuse, refuse_tangents)
 
 # Arguments of both operators: TENSORS, then numbers.
 _NUMBERS = ("bool causal=False, SymInt window_left=-1, SymInt window_right=-1, float? scale=None, "
@@ -28,6 +31,7 @@ _TENSOR_SCHEMA = ", ".join(f"Tensor {name}" if name in "qkv" else f"Tensor? {nam
                            for name in TENSORS)
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)
+_library = torch.library.Library("fattn", "FRAGMENT")
 torch.library.define("fattn::forward", f"({_TENSOR_SCHEMA}, {_NUMBERS}) -> (Tensor, Tensor)",
                      tags=_TAGS)
 torch.library.define(
@@ -131,67 +135,69 @@ torch.library.register_fake("fattn::backward", _fake_backward)
 # --- Gradients ------------------------------------------------------------------------------------
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    check_gradients(inputs)
-    ctx.save_for_backward(*inputs[:_N], *output)
-    ctx.numbers = inputs[_N:]
-    ctx.set_materialize_grads(False)
+# Kernels of the dispatcher's key Autograd, as operators written in C++ have them. register_autograd() would make
+# some that torch.func's transforms do not accept.
+
+_after_autograd = torch._C._after_autograd_keyset
+_functorch_active = torch._C._are_functorch_transforms_active
 
 
-def _gradients(run: Any, ctx: Any, needed: tuple[bool, ...], dout: torch.Tensor | None,
-               dlse: torch.Tensor | None) -> list[Any]:
-    """Gradients of tensors, one for each in needed."""
-    *tensors, o, lse = ctx.saved_tensors
-    results: list[Any] = [None] * len(needed)
-    places = [TENSORS.index(name[1:]) for name in GRADIENTS]
-    wanted = [i for i, place in enumerate(places) if place < len(needed) and needed[place]]
-    if not wanted or dout is None and dlse is None:
-        return results
-    outputs = sum(_c.OUT_DQ << i for i in wanted)
-    dout = torch.zeros_like(o) if dout is None else dout
-    dlse = None if dlse is None else dlse.contiguous()
-    made = run(rows_together(dout), dlse, o, lse, outputs, *tensors, *ctx.numbers)
-    for i in wanted:
-        results[places[i]] = made[i].to(tensors[places[i]].dtype)
-    return results
+def _below(op: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & _after_autograd, *arguments)
 
 
-def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-    return tuple(_gradients(_backward, ctx, ctx.needs_input_grad, dout, dlse))
-
-
-torch.library.register_autograd("fattn::forward", _differentiate, setup_context=_setup)
-torch.library.register_autograd("fattn::backward", refuse)
-
-
-class Transformed(torch.autograd.Function):  # type: ignore[misc]
-    """The same under torch.func's transforms, which registered gradients do not serve."""
-
-    generate_vmap_rule = True
-
+class _Forward(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        o, lse = _forward(*arguments)
+    def forward(ctx: Any, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        check_gradients(arguments)
+        o, lse = _below(_forward, keyset, arguments)
+        ctx.save_for_backward(*arguments[:_N], o, lse)
+        ctx.numbers = arguments[_N:]
+        ctx.set_materialize_grads(False)
         return o, lse
-
-    setup_context = staticmethod(_setup)
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-        return tuple(_gradients(_TransformedBackward.apply, ctx, ctx.needs_input_grad, dout, dlse))
+        *tensors, o, lse = ctx.saved_tensors
+        return None, *differentiate(ctx.needs_input_grad[1:], dout, dlse, o, lse, tensors,
+                                    ctx.numbers), *(None,) * len(ctx.numbers)
 
 
-class _TransformedBackward(torch.autograd.Function):  # type: ignore[misc]
-    generate_vmap_rule = True
+class _Backward(torch.autograd.Function):  # type: ignore[misc]
     backward = staticmethod(refuse)
 
     @staticmethod
-    def forward(*arguments: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(_backward(*arguments))
+    def forward(ctx: Any, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(_below(_backward, keyset, arguments))
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        pass
+
+def _register_gradients(op: Any, function: Any) -> None:
+    def forward_of_level(*arguments: Any) -> Any:
+        with torch.enable_grad(), _set_fwd_grad_enabled(True):  # of the other levels
+            return function.forward(*arguments)
+
+    # Of one level of transforms, since the dispatcher comes to each of them.
+    of_level: Any = type(function.__name__, (_SingleLevelFunction,),
+                    {"forward": staticmethod(forward_of_level), "backward": staticmethod(function.backward)})
+    defaults = tuple(a.default_value if a.has_default_value() else None for a in op._schema.arguments)
+
+    def kernel(keyset: Any, *arguments: Any) -> Any:
+        arguments += defaults[len(arguments):]
+        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+        refuse_tangents(tensors)
+        if not torch.is_grad_enabled() or not any([t.requires_grad for t in tensors]):
+            return _below(op, keyset, arguments)
+        if not _functorch_active():
+            return function.apply(keyset, *arguments)
+        with enable_single_level_autograd_function():
+            return of_level.apply(keyset, *arguments)
+
+    _library.impl(op, kernel, "Autograd", with_keyset=True)
+
+
+_register_gradients(_forward, _Forward)
+_register_gradients(_backward, _Backward)
 
 
 # --- Batching -------------------------------------------------------------------------------------
@@ -206,11 +212,16 @@ def _batched(op: Any, folds: int) -> Any:
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         n = info.batch_size
         tensors = [i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
+        statistics = (1, 3) if folds > 3 else ()  # dlse and lse, which the library wants contiguous
         batched = {i for i in tensors if in_dims[i] is not None}
 
         def parts(i: int) -> torch.Tensor:
             a: torch.Tensor = arguments[i]
             return a.movedim(in_dims[i], 0) if i in batched else a.expand(n, *a.shape)
+
+        def folded(i: int) -> torch.Tensor:
+            a = parts(i).flatten(0, 1)
+            return a.contiguous() if i in statistics else a
 
         sink = 7 + folds - 3
         if (all(i < folds or i == sink and i not in batched for i in tensors) and
@@ -218,7 +229,7 @@ def _batched(op: Any, folds: int) -> Any:
             whole = list(arguments)
             for i in tensors:
                 if i < folds:
-                    whole[i] = parts(i).flatten(0, 1)
+                    whole[i] = folded(i)
             results = op(*whole)
             if folds > 3 and results[4].numel():  # dsink would be summed over runs
                 return _each(op, n, arguments, batched, parts)

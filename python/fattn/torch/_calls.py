@@ -266,8 +266,8 @@ class Known:
         self.call, self.prepared = call, prepared
         self.check: Any = None
         self.records = call.lse  # whether gradients are recorded; of q, k and v alone, o's
-        # The tensors' kind of device, and autocast's dtype for it. Where autocast is on, they have that already.
-        self.kind, self.dtype = "", torch.float32
+        # The tensors' kind of device and, where autocast is on, its dtype for it, which they have already.
+        self.kind, self.dtype = "", None
         # By which gradients are needed: checks of (q, k, v, o, lse, dout), and what they stand for.
         self.backwards: dict[tuple[bool, ...], list[tuple[Callable[..., bool], Prepared]]] = {}
 
@@ -301,9 +301,10 @@ also_cleared.append(_known)
 
 
 def find_known(key: Any, *tensors: Tensor) -> Known | None:
-    """A Known that was remembered for this key, and for such tensors. Not to be asked while compiling."""
+    """A Known that was remembered for this key, which says whether autocast is on, and for such tensors. Not to be
+    asked while compiling."""
     for known in _known.get((key, tensors[0].shape), ()):
-        if (known.check(*tensors) and (not _any_autocast() or _autocast_dtype(known.kind) is known.dtype) and
+        if (known.check(*tensors) and (known.dtype is None or _autocast_dtype(known.kind) is known.dtype) and
                 forward_ad._current_level < 0):
             return known
     return None
@@ -315,8 +316,9 @@ def make_known(key: Any, call: Call, *tensors: Tensor) -> Known:
     prepared = call.find_forward(*tensors)
     known = Known(call, prepared)
     if prepared.again and key is not None:
-        known.kind = tensors[0].device.type
-        known.dtype = _autocast_dtype(known.kind)
+        if _any_autocast():
+            known.kind = tensors[0].device.type
+            known.dtype = _autocast_dtype(known.kind)
         known.check = guard_of(*tensors)
         if known.check is not None and known.check(*tensors):
             if len(_known) >= _LIMIT:

@@ -26,6 +26,7 @@ _modes = torch._C._len_torch_dispatch_stack
 any_autocast = torch._C._is_any_autocast_enabled
 _tracing = torch._C._get_tracing_state
 _is_compiling = torch.compiler.is_compiling
+is_traced = torch.compiler.is_dynamo_compiling  # others that compile are noticed by guards, and by is_watched()
 _grads = torch.is_grad_enabled
 _deterministic = torch.are_deterministic_algorithms_enabled
 _TENSOR = (Tensor, torch.nn.Parameter)
@@ -63,8 +64,8 @@ def readable(t: Tensor, name: str) -> Tensor:
 def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     """fattn::forward, by a shorter way where nothing but autograd watches."""
     tensors, numbers = arguments[:_N], arguments[_N:]
-    if not _is_compiling():
-        key = numbers, tuple([t is None for t in tensors]), _grads()
+    if not is_traced():
+        key = numbers, tuple([t is None for t in tensors]), _grads(), any_autocast()
         given = [t for t in tensors if t is not None]
         known = find_known(key, *given)
         if known is not None:
@@ -172,18 +173,19 @@ def attention(
     Rows past seqused_q are 0 and have an lse of -inf; gradients there and past seqused_k are 0.
     The result's memory is (batch, sequence, head, channel) in both layouts.
     """
-    if any_autocast():
+    autocasts = any_autocast()
+    if autocasts:
         q, k, v, bias = autocast(q, k, v, bias)
     left, right = (-1, -1) if window is None else window_of(window) or (-1, -1)
     if deterministic is None:
         deterministic = _deterministic()
     if not (bias is not None or mask is not None or sink is not None or block_mask is not None or
             alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
-            seqused_q is not None or seqstart_k is not None or positions is not None or _is_compiling()):
+            seqused_q is not None or seqstart_k is not None or positions is not None or is_traced()):
         numbers = (causal, left, right, scale, softcap, 0.0, _check_anchor(anchor), _check_layout(layout),
                    out_dtype is not None and _wide(out_dtype, q), None, None, 0, 0, None, batch_invariant,
                    checked, deterministic, device, chunk, alibi_bias)
-        key = numbers, return_lse, _grads()
+        key = numbers, return_lse, _grads(), autocasts
         known = find_known(key, q, k, v)
         if known is not None and known.records:
             return recorded_with_lse(known, q, k, v) if return_lse else recorded(known, q, k, v)

@@ -14,10 +14,9 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fattn._errors import InvalidShape, InvalidStride, Unsupported
 from fattn.torch._calls import TENSORS, Recorded, call_of, find_known, make_known, recorded
-from fattn.torch._functions import any_autocast, are_watched, autocast, new_seed, operator, readable, type_name
+from fattn.torch._functions import any_autocast, are_watched, autocast, is_traced, new_seed, operator, readable, type_name
 
 _grads = torch.is_grad_enabled
-_is_traced = torch.compiler.is_dynamo_compiling
 _has_override = has_torch_function_variadic
 _function_modes = torch._C._len_torch_function_stack
 _deterministic = torch.are_deterministic_algorithms_enabled
@@ -34,12 +33,12 @@ def scaled_dot_product_attention(
     left. A boolean attn_mask keeps where it is True, another is added; rows that see no key are 0. Nested
     tensors of layout torch.jagged are taken too. Dropout has a pattern of its own.
     """
-    if (_has_override(query, key, value, attn_mask) and not _is_traced() and
+    if (_has_override(query, key, value, attn_mask) and not is_traced() and
             not _is_own(query, key, value, attn_mask)):
         return handle_torch_function(
             scaled_dot_product_attention, (query, key, value, attn_mask), query, key, value, attn_mask=attn_mask,
             dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-    plain = attn_mask is None and dropout_p == 0 and not _is_traced()
+    plain = attn_mask is None and dropout_p == 0 and not is_traced()
     if plain:
         options = is_causal, scale, enable_gqa, _grads(), _deterministic(), any_autocast()
         known = find_known(options, query, key, value)

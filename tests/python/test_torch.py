@@ -715,6 +715,53 @@ def test_bad_input(change, exception, words):
             fattn.torch.attention(**given)
 
 
+def test_numbers_given_as_tensors():
+    """Those of one number are taken; a gradient that would be dropped is an error, as in PyTorch."""
+    q = torch.randn(1, 2, 4, 8)
+    calls = {"scale": lambda x: fattn.torch.scaled_dot_product_attention(q, q, q, scale=x),
+             "softcap": lambda x: fattn.torch.attention(q, q, q, softcap=x),
+             "dropout_p": lambda x: fattn.torch.scaled_dot_product_attention(q, q, q, dropout_p=x)}
+    calls["scale "] = lambda x: fattn.torch.attention(q, q, q, scale=x)
+    calls["dropout_p "] = lambda x: fattn.torch.attention(q, q, q, dropout_p=x)
+    for name, call in calls.items():
+        x = torch.tensor(0.5)
+        for value in (0.5, 0.25):  # written in place: not the plan of the other
+            x.fill_(value)
+            torch.manual_seed(3)
+            o = call(x)
+            torch.manual_seed(3)
+            assert torch.equal(o, call(value))
+        for bad in (torch.tensor(0.5, requires_grad=True), torch.tensor([0.5])):
+            with pytest.raises(TypeError, match=f"{name.strip()} is a tensor that"):
+                call(bad)
+
+
+NO_TENSORS = [
+    (lambda q, a, s: a(q, None, q), "k is a NoneType"),
+    (lambda q, a, s: a(None, q, q), "q is a NoneType"),
+    (lambda q, a, s: a(q, q.numpy(), q), "k is a numpy.ndarray"),
+    (lambda q, a, s: a(q, q, q, mask=[True]), "mask is a list"),
+    (lambda q, a, s: a(q, q, nested()), "v is a nested tensor"),
+    (lambda q, a, s: a(nested(), q, q), "q is a nested tensor"),
+    (lambda q, a, s: s(None, q, q), "query is a NoneType"),
+    (lambda q, a, s: s(q, q.numpy(), q), "key is a numpy.ndarray"),
+    (lambda q, a, s: s(q, q, q, torch.ones(4, 4).bool().numpy()), "attn_mask is a numpy.ndarray"),
+    (lambda q, a, s: s(q, nested(), nested()), "some are nested"),
+    (lambda q, a, s: s(nested(), nested(), q), "some are nested"),
+]
+
+
+def nested(*lengths, layout=torch.jagged):
+    return torch.nested.nested_tensor([torch.randn(n, 2, 8) for n in lengths or (2, 4)], layout=layout)
+
+
+@pytest.mark.parametrize("call, words", NO_TENSORS, ids=[words for _, words in NO_TENSORS])
+def test_no_tensors(call, words):
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), pytest.raises(TypeError, match=words):
+            call(torch.randn(2, 4, 2, 8), fattn.torch.attention, fattn.torch.scaled_dot_product_attention)
+
+
 def test_freed_storage():
     """As FSDP frees parameters that are not in use: shapes and strides stay, and plans are found by them."""
     q, k, v = tensors()

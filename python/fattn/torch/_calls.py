@@ -303,7 +303,11 @@ also_cleared.append(_known)
 def find_known(key: Any, *tensors: Tensor) -> Known | None:
     """A Known that was remembered for this key, which says whether autocast is on, and for such tensors. Not to be
     asked while compiling."""
-    for known in _known.get((key, tensors[0].shape), ()):
+    try:
+        few = _known.get((key, tensors[0].shape), ())
+    except (AttributeError, RuntimeError):  # no tensor, or a nested one that has no shape
+        return None
+    for known in few:
         if (known.check(*tensors) and (known.dtype is None or _autocast_dtype(known.kind) is known.dtype) and
                 forward_ad._current_level < 0):
             return known

@@ -76,23 +76,39 @@ def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     return dispatched(*arguments)  # type: ignore[no-any-return]
 
 
+def number(x: Any, name: str) -> Any:
+    """x, where tensors of one number are taken for it, as PyTorch's functions take them; gradients there are none."""
+    if not isinstance(x, Tensor):
+        return x
+    if x.requires_grad or x.dim() != 0:
+        raise TypeError(f"{name} is a tensor that {'requires a gradient' if x.requires_grad else 'has axes'}, "
+                        f"not a number")
+    return x.item()
+
+
 def type_name(a: Any) -> str:
     return f"{type(a).__module__}.{type(a).__qualname__}".removeprefix("builtins.")
 
 
-def check_types(tensors: Sequence[Any]) -> None:
-    """tensors as in TENSORS. Raises TypeError if one has no numbers that can be read."""
-    for t, name in zip(tensors, TENSORS):
-        if t.__class__ in _TENSOR or t is None and name not in _QKV:
+def check_types(tensors: Sequence[Any], names: Sequence[str] = TENSORS) -> None:
+    """Raises TypeError if one of the tensors has no numbers that can be read."""
+    for t, name in zip(tensors, names):
+        if t.__class__ in _TENSOR and not t.is_nested or t is None and name not in _QKV:
             continue
         if not isinstance(t, Tensor):
             raise TypeError(f"{name} is a {type_name(t)}, not a tensor")
         if isinstance(t, CausalBias):
             raise TypeError(f"{name} is a CausalBias, which has no numbers: causal and anchor say the same")
+        if t.is_nested:
+            raise TypeError(f"{name} is a nested tensor: those are for scaled_dot_product_attention")
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors in autocast's type, where it is on for their device."""
+    """The tensors in autocast's type, where it is on for their device. They are as in TENSORS, or the first of
+    them."""
+    if not any_autocast():
+        return tensors
+    check_types(tensors)
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors
@@ -176,6 +192,8 @@ def attention(
     autocasts = any_autocast()
     if autocasts:
         q, k, v, bias = autocast(q, k, v, bias)
+    if scale is not None or softcap is not None:
+        scale, softcap = number(scale, "scale"), number(softcap, "softcap")
     left, right = (-1, -1) if window is None else window_of(window) or (-1, -1)
     if deterministic is None:
         deterministic = _deterministic()
@@ -183,7 +201,7 @@ def attention(
             alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
             seqused_q is not None or seqstart_k is not None or positions is not None or is_traced()):
         numbers = (causal, left, right, scale, softcap, 0.0, _check_anchor(anchor), _check_layout(layout),
-                   out_dtype is not None and _wide(out_dtype, q), None, None, 0, 0, None, batch_invariant,
+                   _wide(out_dtype, q), None, None, 0, 0, None, batch_invariant,
                    checked, deterministic, device, chunk, alibi_bias)
         key = numbers, return_lse, _grads(), autocasts
         known = find_known(key, q, k, v)
@@ -198,6 +216,7 @@ def attention(
         if known is not None:
             plain = known.forward(q, k, v)
             return plain if return_lse else plain[0]
+    dropout_p = number(dropout_p, "dropout_p")
     if dropout_p != 0 and seed is None:
         seed = new_seed(q)
     block_m, block_n = (0, 0) if block_size is None else block_size
@@ -213,9 +232,11 @@ def attention(
 
 
 def _wide(out_dtype: torch.dtype | None, q: Tensor) -> bool:
-    if out_dtype not in (None, q.dtype, torch.float32):
+    if out_dtype is None:
+        return False
+    if out_dtype not in (q.dtype, torch.float32):
         raise InvalidArgument(f"out_dtype is {out_dtype}, neither {q.dtype} nor torch.float32")
-    return out_dtype is not None and out_dtype != q.dtype
+    return bool(out_dtype != q.dtype)
 
 
 def attention_varlen(
@@ -234,6 +255,7 @@ def attention_varlen(
     needed. Rows that belong to no sequence, past the last one's or past seqused_q, are 0 in the result and in
     gradients; their lse is -inf."""
     q, k, v, bias = autocast(q, k, v, bias)
+    scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")
     if dropout_p != 0 and seed is None:
         seed = new_seed(q)
     left, right = window_of(window) or (-1, -1)
@@ -258,6 +280,7 @@ def attention_with_kvcache(
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """fattn.attention_with_kvcache() for tensors. Pages have no gradients."""
     q, k_cache, v_cache, bias = autocast(q, k_cache, v_cache, bias)
+    scale, softcap = number(scale, "scale"), number(softcap, "softcap")
     left, right = window_of(window) or (-1, -1)
     result = operator(
         q, k_cache, v_cache, bias, mask, None, alibi_slopes, sink, None, None, None, cache_seqlens,

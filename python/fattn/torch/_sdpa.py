@@ -14,7 +14,8 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fattn._errors import InvalidShape, InvalidStride, Unsupported
 from fattn.torch._calls import TENSORS, Recorded, call_of, find_known, make_known, recorded
-from fattn.torch._functions import any_autocast, are_watched, autocast, is_traced, new_seed, operator, readable, type_name
+from fattn.torch._functions import (any_autocast, are_watched, autocast, is_traced, new_seed, number, operator,
+                                    readable, type_name)
 
 _grads = torch.is_grad_enabled
 _has_override = has_torch_function_variadic
@@ -38,19 +39,24 @@ def scaled_dot_product_attention(
         return handle_torch_function(
             scaled_dot_product_attention, (query, key, value, attn_mask), query, key, value, attn_mask=attn_mask,
             dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    if scale is not None:
+        scale = number(scale, "scale")
     plain = attn_mask is None and dropout_p == 0 and not is_traced()
     if plain:
         options = is_causal, scale, enable_gqa, _grads(), _deterministic(), any_autocast()
         known = find_known(options, query, key, value)
         if known is not None:
             return recorded(known, query, key, value) if known.records else known.forward(query, key, value)[0]
+    dropout_p = number(dropout_p, "dropout_p")
+    if _are_nested(query, key, value):
+        return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     before = query, key, value
     if any_autocast():
         query, key, value = autocast(query, key, value)
     if query.dtype != key.dtype or query.dtype != value.dtype:
         raise RuntimeError(f"scaled_dot_product_attention: query, key and value are {query.dtype}, "
                            f"{key.dtype} and {value.dtype}: one dtype is needed")
-    if plain and not are_watched(query, key, value) and not query.is_nested:
+    if plain and not are_watched(query, key, value):
         record = _grads() and (query.requires_grad or key.requires_grad or value.requires_grad)
         call = call_of((is_causal, -1, -1, scale, None, 0.0, True, True, False, None, None, 0, 0, None, False, False,
                         options[4], None, None, False), (), record, not enable_gqa)
@@ -68,9 +74,19 @@ def scaled_dot_product_attention(
         attn_mask, is_causal = None, True
     if attn_mask is not None:
         attn_mask = mask_for(query, attn_mask)
-    if query.is_nested:
-        return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return _dense(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, not lower_right)
+
+
+def _are_nested(query: Any, key: Any, value: Any) -> bool:
+    nested: list[bool] = []
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"scaled_dot_product_attention: {name} is a {type_name(t)}, not a tensor")
+        nested.append(t.is_nested)
+    if any(nested) and not all(nested):
+        raise TypeError("scaled_dot_product_attention: of query, key and value some are nested tensors and some "
+                        "are not")
+    return nested[0]
 
 
 def _is_own(*tensors: Any) -> bool:

@@ -658,6 +658,47 @@ def test_switch():
     assert F.scaled_dot_product_attention is original
 
 
+def test_switch_nests():
+    original, ours, sdpa = F.scaled_dot_product_attention, fattn.torch.scaled_dot_product_attention, fattn.torch.sdpa
+
+    def now():
+        return F.scaled_dot_product_attention
+
+    with sdpa(True):
+        assert now() is ours
+        with sdpa(False):
+            assert now() is original
+            with sdpa():
+                assert now() is ours
+            assert now() is original
+        assert now() is ours
+    assert now() is original
+    sdpa(True)
+    with sdpa(False) as off:
+        assert now() is original
+        with off:
+            pass
+        assert now() is original
+    assert now() is ours
+    with sdpa():
+        sdpa(False)  # of the process: seen when the context is left
+        assert now() is ours
+    assert now() is original
+
+
+def test_switch_of_overlapping_contexts():
+    """As of two threads: whoever leaves first takes the own one away and no other."""
+    original, ours = F.scaled_dot_product_attention, fattn.torch.scaled_dot_product_attention
+    for first, second in ((0, 1), (1, 0)):
+        contexts = fattn.torch.sdpa(), fattn.torch.sdpa()
+        for context in contexts:
+            context.__enter__()
+        contexts[first].__exit__()
+        assert F.scaled_dot_product_attention is ours
+        contexts[second].__exit__()
+        assert F.scaled_dot_product_attention is original
+
+
 def test_switch_tells_what_it_leaves():
     q = torch.randn(1, 1, 3, 8, dtype=torch.float64)
     with fattn.torch.sdpa():

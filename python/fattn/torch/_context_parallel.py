@@ -9,7 +9,6 @@ from typing import Any, Callable, Literal, Sequence
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional
 from torch import Tensor
 
 from fattn import _c, _groups
@@ -21,7 +20,7 @@ from fattn._problem import Description, Options
 from fattn.torch._calls import check_readable, refuse
 from fattn.torch._functions import Window, autocast, new_seed
 from fattn.torch._process_group import ProcessGroup, lost
-from fattn.torch._sdpa import _broadcast, is_lower_right, mask_for
+from fattn.torch._sdpa import _broadcast, is_lower_right, mask_for, switch
 
 _TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seed_ptr")
 _GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
@@ -152,7 +151,7 @@ class context_parallel:
         elif any(n % self.ranks for n in lengths if n != length):
             raise InvalidArgument(f"buffers have lengths {sorted(lengths)}: different ones are divided "
                                   f"into equal shares alone, of {self.ranks} ranks")
-        self._before: list[Any] = []
+        self._entered: list[Any] = []
         self._engines: dict[Any, ProcessGroup] = {}
         self._plans: dict[Any, tuple[_groups.GroupPlan, _Share]] = {}
 
@@ -368,13 +367,12 @@ class context_parallel:
         for buffer, dim in self._buffers:
             wholes.append((buffer, buffer.data))
             buffer.data = self.shard(buffer.data, dim)
-        self._before.append((torch.nn.functional.scaled_dot_product_attention, wholes))
-        torch.nn.functional.scaled_dot_product_attention = self.scaled_dot_product_attention
+        self._entered.append((switch.enter(self.scaled_dot_product_attention), wholes))
         return self
 
     def __exit__(self, *_: Any) -> None:
-        function, wholes = self._before.pop()
-        torch.nn.functional.scaled_dot_product_attention = function
+        context, wholes = self._entered.pop()
+        switch.leave(context)
         for buffer, whole in wholes:
             buffer.data = whole
 

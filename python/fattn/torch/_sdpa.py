@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any, Callable, Literal
 
@@ -208,6 +209,47 @@ def _or_original(*args: Any, **kwargs: Any) -> Tensor:
         return _original(*args, **kwargs)
 
 
+class Switch:
+    """What torch.nn.functional.scaled_dot_product_attention is: the function of the context that was entered
+    last, in whatever thread, and has not been left; without contexts that of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: Any = None       # while there are contexts
+        self._contexts: list[Any] = []  # of one function each, a list, by whose identity it is left
+
+    @property
+    def process(self) -> Any:
+        return self._process if self._contexts else torch.nn.functional.scaled_dot_product_attention
+
+    def set(self, function: Any) -> Any:
+        """Sets that of the process; returns the one before."""
+        with self._lock:
+            before, self._process = self.process, function
+            self._apply()
+        return before
+
+    def enter(self, function: Any) -> Any:
+        """What leave() takes."""
+        context = [function]
+        with self._lock:
+            self._process = self.process
+            self._contexts.append(context)
+            self._apply()
+        return context
+
+    def leave(self, context: Any) -> None:
+        with self._lock:
+            self._contexts = [other for other in self._contexts if other is not context]
+            self._apply()
+
+    def _apply(self) -> None:
+        torch.nn.functional.scaled_dot_product_attention = self._contexts[-1][0] if self._contexts else self._process
+
+
+switch = Switch()
+
+
 class sdpa:
     """Routes torch.nn.functional.scaled_dot_product_attention through fattn, in the whole process.
 
@@ -220,8 +262,12 @@ class sdpa:
     Models that look the function up in torch.nn.functional when they run are reached, as PyTorch's own
     modules and Transformers do; one that has imported it by name earlier is not.
 
+    Contexts nest, and may overlap in several threads: of those that have been entered and not left, the last
+    one decides, in all threads, because backward and its checkpoints run in threads of PyTorch's. With `on` a
+    context is `on` inside, and what was before afterwards.
+
     Args:
-        on: the switch for the process, when it is not used as a context.
+        on: the switch for the process, from this call on; of a context (True if None) from here to its end.
         unsupported: "error" raises fattn.Unsupported where fattn cannot compute a call (a type, a head
             dimension, a device); "torch" lets PyTorch compute it, with a warning once for each reason.
     """
@@ -230,19 +276,17 @@ class sdpa:
                  unsupported: Literal["error", "torch"] = "error") -> None:
         if unsupported not in ("error", "torch"):
             raise ValueError(f'unsupported is {unsupported!r}, neither "error" nor "torch"')
-        self._function = scaled_dot_product_attention if unsupported == "error" else _or_original
-        self._before: list[Any] = []
-        if on is not None:
-            self._set(self._function if on else _original)
-
-    @staticmethod
-    def _set(function: Any) -> None:
-        torch.nn.functional.scaled_dot_product_attention = function
+        ours = scaled_dot_product_attention if unsupported == "error" else _or_original
+        self._function = _original if on is not None and not on else ours
+        self._entered: list[Any] = []
+        self._before: Any = None if on is None else switch.set(self._function)
 
     def __enter__(self) -> sdpa:
-        self._before.append(torch.nn.functional.scaled_dot_product_attention)
-        self._set(self._function)
+        self._entered.append(switch.enter(self._function))
+        if self._before is not None:  # it was to be a context, not the process's
+            switch.set(self._before)
+            self._before = None
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._set(self._before.pop())
+        switch.leave(self._entered.pop())

@@ -711,6 +711,10 @@ def test_switch_tells_what_it_leaves():
     assert o.dtype == torch.float64 and len(told) == 1 and "f64" in str(told[0].message)
 
 
+def nested(*lengths, layout=torch.jagged):
+    return torch.nested.nested_tensor([torch.randn(n, 2, 8) for n in lengths or (2, 4)], layout=layout)
+
+
 def test_nested():
     lengths = (5, 1, 8)
     rows = [torch.randn(n, 4, 8) for n in lengths]
@@ -726,6 +730,30 @@ def test_nested():
     torch.testing.assert_close(jagged.grad.values(),
                                torch.cat([r.grad[0].transpose(0, 1) for r in dense]), rtol=1e-4,
                                atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_nested_with_holes(causal):
+    """Rows between sequences, which `lengths` leaves out, are not attended to."""
+    values = torch.randn(12, 4, 8, requires_grad=True)
+    jagged = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 5, 12]), lengths=torch.tensor([3, 6]))
+    q = jagged.transpose(1, 2)
+    o = fattn.torch.scaled_dot_product_attention(q, q, q, is_causal=causal).transpose(1, 2)
+    parts = [r.transpose(0, 1)[None] for r in jagged.unbind()]
+    wanted = [F.scaled_dot_product_attention(r, r, r, is_causal=causal)[0].transpose(0, 1) for r in parts]
+    for a, b in zip(o.unbind(), wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    got, = torch.autograd.grad(sum(r.square().sum() for r in o.unbind()), values)
+    expected, = torch.autograd.grad(sum(r.square().sum() for r in wanted), values)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_nested_values_of_other_lengths():
+    q, k, v, w = (nested(*n).transpose(1, 2) for n in ((3, 5), (2, 6), (2, 6), (6, 2)))
+    torch.testing.assert_close(fattn.torch.scaled_dot_product_attention(q, k, v).values(),
+                               F.scaled_dot_product_attention(q, k, v).values(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(RuntimeError, match="key and value have different lengths"):
+        fattn.torch.scaled_dot_product_attention(q, k, w)
 
 
 # --- Bad input ------------------------------------------------------------------------------------
@@ -790,10 +818,6 @@ NO_TENSORS = [
     (lambda q, a, s: s(q, nested(), nested()), "some are nested"),
     (lambda q, a, s: s(nested(), nested(), q), "some are nested"),
 ]
-
-
-def nested(*lengths, layout=torch.jagged):
-    return torch.nested.nested_tensor([torch.randn(n, 2, 8) for n in lengths or (2, 4)], layout=layout)
 
 
 @pytest.mark.parametrize("call, words", NO_TENSORS, ids=[words for _, words in NO_TENSORS])

@@ -181,16 +181,33 @@ def _nested(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
     if not enable_gqa and not query.shape[1] == key.shape[1] == value.shape[1]:
         raise RuntimeError("scaled_dot_product_attention: numbers of heads differ without enable_gqa")
     packed = [t.transpose(1, 2) for t in tensors]  # (batch, length, heads, channels)
+    if not _same_rows(packed[1], packed[2]):
+        raise RuntimeError("scaled_dot_product_attention: sequences of key and value have different lengths, or "
+                           "begin elsewhere in their tensors")
     q, k, v = autocast(*(_channels_together(t.values(), name) for t, name in zip(packed, TENSORS)))
-    cu_q, cu_k = (t.offsets().to(torch.int32) for t in packed[:2])
-    longest_q, longest_k = (t._get_max_seqlen() for t in packed[:2])
+    (cu_q, used_q, longest_q), (cu_k, used_k, longest_k) = (_lengths(t) for t in packed[:2])
     seed = new_seed(q) if dropout_p != 0 else None
-    o = operator(q, k, v, None, None, None, None, None, cu_q, cu_k, None, None, None, None, seed,
+    o = operator(q, k, v, None, None, None, None, None, cu_q, cu_k, used_q, used_k, None, None, seed,
                  is_causal, -1, -1, scale, None, dropout_p, True, False, False, longest_q, longest_k, 0, 0,
                  None, False, False, _deterministic(), None, None, False)[0]
     nested: Tensor = torch.nested.nested_tensor_from_jagged(
-        o, packed[0].offsets(), min_seqlen=packed[0]._get_min_seqlen(), max_seqlen=longest_q)
+        o, packed[0].offsets(), packed[0].lengths(), min_seqlen=packed[0]._get_min_seqlen(),
+        max_seqlen=packed[0]._get_max_seqlen())
     return nested.transpose(1, 2)
+
+
+def _lengths(t: Any) -> tuple[Tensor, Tensor | None, int]:
+    """cu_seqlens, seqused and max_seqlen of a jagged tensor. One with lengths has holes between its sequences."""
+    offsets, lengths = t.offsets(), t.lengths()
+    if lengths is None:
+        return offsets.to(torch.int32), None, t._get_max_seqlen()
+    return offsets.to(torch.int32), lengths.to(torch.int32), int(offsets.diff().max())
+
+
+def _same_rows(a: Any, b: Any) -> bool:
+    """Whether two jagged tensors have their sequences in the same places. As a rule they share offsets."""
+    return all(x is y or x is not None and y is not None and x.shape == y.shape and bool((x == y).all())
+               for x, y in ((a.offsets(), b.offsets()), (a.lengths(), b.lengths())))
 
 
 # --- The switch -----------------------------------------------------------------------------------

@@ -732,6 +732,58 @@ def test_nested():
                                atol=1e-5)
 
 
+LEFT = {
+    "double": lambda q: ([q.double()] * 3, {}),
+    "double, float bias": lambda q: ([q.double()] * 3, {"attn_mask": torch.randn(4, 4)}),
+    "no channels": lambda q: ([q[..., :0], q[..., :0], q], {}),
+    "no channels of value": lambda q: ([q, q, q[..., :0]], {}),
+    "many channels": lambda q: ([torch.randn(1, 2, 4, 300)] * 3, {}),
+    "heads of key and of value": lambda q: ([q.repeat(1, 2, 1, 1), q, q[:, :1]], {"enable_gqa": True}),
+    "nested, strided": lambda q: ([nested(layout=torch.strided)] * 3, {}),
+    "another device": lambda q: ([q.to("meta")] * 3, {}),
+    "DTensor": lambda q: ([distributed(q)] * 3, {}),
+}
+
+
+def distributed(t):
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    return tensor.distribute_tensor(t, tensor.init_device_mesh("cpu", (1,)), [tensor.Replicate()])
+
+
+@pytest.fixture
+def group():
+    """A process group of one."""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("PyTorch has no gloo")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", LEFT)
+def test_switch_leaves_what_it_cannot(name, group):
+    given, options = LEFT[name](torch.randn(1, 2, 4, 8))
+    wanted = F.scaled_dot_product_attention(*given, **options)
+    with pytest.raises((fattn.Error, NotImplementedError)):
+        fattn.torch.scaled_dot_product_attention(*given, **options)
+    fattn.torch._sdpa._told.clear()
+    with fattn.torch.sdpa(unsupported="torch"), pytest.warns(match="PyTorch's own attention runs"):
+        o = F.scaled_dot_product_attention(*given, **options)
+    assert type(o) is type(wanted) and o.is_nested == wanted.is_nested
+    if not o.is_nested and o.device.type == "cpu":
+        torch.testing.assert_close(o, wanted)
+
+
+def test_switch_leaves_no_mistakes():
+    q = torch.randn(1, 2, 4, 8)
+    with fattn.torch.sdpa(unsupported="torch"):
+        with pytest.raises(RuntimeError):
+            F.scaled_dot_product_attention(q, q[..., :4], q)
+        with pytest.raises(RuntimeError):
+            F.scaled_dot_product_attention(q, q, q, torch.ones(4, 4, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_nested_with_holes(causal):
     """Rows between sequences, which `lengths` leaves out, are not attended to."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from fattn._errors import InvalidShape, InvalidStride, Unsupported
+from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, Unsupported
 from fattn.torch._calls import TENSORS, Recorded, call_of, find_known, make_known, recorded
 from fattn.torch._functions import (any_autocast, are_watched, autocast, is_traced, new_seed, number, operator,
                                     readable, type_name)
@@ -134,8 +134,9 @@ def _broadcast(tensors: list[Tensor], rank: int,
         tensors = [t.expand(*leading, *t.shape[-2:]) for t in tensors]
     else:
         if heads[0] % heads[1] or heads[1] != heads[2]:
-            raise RuntimeError(f"scaled_dot_product_attention: {heads[0]} heads of query, {heads[1]} of "
-                               f"key, {heads[2]} of value do not make groups")
+            kind = RuntimeError if heads[0] % heads[1] or heads[0] % heads[2] else Unsupported
+            raise kind(f"scaled_dot_product_attention: {heads[0]} heads of query, {heads[1]} of key, {heads[2]} of "
+                       "value do not make groups")
         leading = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors))
         tensors = [t.expand(*leading, *t.shape[-3:]) for t in tensors]
         leading = (*leading, heads[0])
@@ -219,11 +220,12 @@ def _or_original(*args: Any, **kwargs: Any) -> Tensor:
     """By fattn, or, where it says that it cannot, by PyTorch, which is told once a reason."""
     try:
         return scaled_dot_product_attention(*args, **kwargs)
-    except Unsupported as error:
+    except (NotImplementedError, InvalidArgument, InvalidShape, InvalidStride) as error:
+        o = _original(*args, **kwargs)
         if str(error) not in _told:
             _told.add(str(error))
             warnings.warn(f"PyTorch's own attention runs instead of fattn's: {error}", stacklevel=2)
-        return _original(*args, **kwargs)
+        return o
 
 
 class Switch:

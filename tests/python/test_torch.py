@@ -3,6 +3,7 @@
 
 import math
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,7 @@ import torch.overrides  # noqa: E402
 import torch.utils._python_dispatch  # noqa: E402
 from torch.library import opcheck  # noqa: E402
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 FORWARD, BACKWARD = torch.ops.fattn.forward.default, torch.ops.fattn.backward.default
 
@@ -730,6 +732,56 @@ def test_nested():
     torch.testing.assert_close(jagged.grad.values(),
                                torch.cat([r.grad[0].transpose(0, 1) for r in dense]), rtol=1e-4,
                                atol=1e-5)
+
+
+class SelfAttention(torch.nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+@pytest.mark.parametrize("unsupported", ["error", "torch"])
+def test_switch_in_a_traced_graph(unsupported):
+    x = torch.randn(2, 3, 5, 8)
+    wanted = fattn.torch.scaled_dot_product_attention(x, x, x, is_causal=True)
+    with fattn.torch.sdpa(unsupported=unsupported):
+        graph = torch.fx.symbolic_trace(SelfAttention())
+    assert torch.equal(pickle.loads(pickle.dumps(graph))(x), wanted)
+    assert fattn.torch.scaled_dot_product_attention in [node.target for node in graph.graph.nodes]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("unsupported", ["error", "torch"])
+def test_switch_in_torchscript(unsupported):
+    """PyTorch's own runs there, as without the switch."""
+    x, layer = torch.randn(3, 1, 16), torch.nn.MultiheadAttention(16, 2)
+    with fattn.torch.sdpa(unsupported=unsupported):
+        torch.jit.script(SelfAttention())(torch.randn(2, 3, 5, 8))
+        torch.testing.assert_close(torch.jit.script(layer)(x, x, x)[0], layer(x, x, x)[0])
+
+
+def test_operations_are_counted():
+    x = torch.randn(2, 3, 5, 8, requires_grad=True)
+
+    def count(call):
+        with FlopCounterMode(display=False) as counter:
+            call().sum().backward()
+        return counter.get_total_flops()
+
+    for options in ({}, {"is_causal": True}):
+        assert (count(lambda: fattn.torch.scaled_dot_product_attention(x, x, x, **options)) ==
+                count(lambda: F.scaled_dot_product_attention(x, x, x, **options)) > 0)
+    given, lengths = packed()
+    assert count(lambda: fattn.torch.attention_varlen(*given, **lengths)) == 4 * (5 * 9 + 7 * 6) * 2 * (4 * 8 + 3 * 6)
+
+
+def test_calls_are_profiled():
+    q = torch.randn(1, 2, 4, 8)
+    for _ in range(3):
+        fattn.torch.scaled_dot_product_attention(q, q, q)
+    for call in (fattn.torch.scaled_dot_product_attention, fattn.torch.attention):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            call(q, q, q)
+        assert "fattn::forward" in [event.key for event in profile.key_averages()]
 
 
 LEFT = {

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
 from fattn import _c
 from fattn._arrays import kind_of
@@ -309,7 +309,7 @@ def find_known(key: Any, *tensors: Tensor) -> Known | None:
         return None
     for known in few:
         if (known.check(*tensors) and (known.dtype is None or _autocast_dtype(known.kind) is known.dtype) and
-                forward_ad._current_level < 0):
+                forward_ad._current_level < 0 and not profiler._is_profiler_enabled):
             return known
     return None
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Sequence, overload
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 from torch.nn.attention.bias import CausalBias
 
 from fattn._calls import window_of
@@ -37,9 +37,10 @@ _N = len(TENSORS)
 
 def is_watched(*tensors: Tensor | None) -> bool:
     """Whether something besides autograd would notice that no operator was called: a compiler, a
-    transform, a mode, a subclass, a view that negates. Autocast would not: callers cast, with autocast() below."""
+    transform, a mode, a profiler, a subclass, a view that negates. Autocast would not: callers cast, with
+    autocast() below."""
     if (_is_compiling() or _modes() != 0 or _functorch_active() or _tracing() is not None or
-            forward_ad._current_level >= 0):
+            forward_ad._current_level >= 0 or profiler._is_profiler_enabled):
         return True
     for t in tensors:
         if t.__class__ not in _PLAIN or (t is not None and t.is_neg()):
@@ -51,7 +52,8 @@ def are_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """is_watched() of three tensors, in less time."""
     return (_is_compiling() or q.__class__ not in _TENSOR or k.__class__ not in _TENSOR or
             v.__class__ not in _TENSOR or q.is_neg() or k.is_neg() or v.is_neg() or _modes() != 0 or
-            _functorch_active() or _tracing() is not None or forward_ad._current_level >= 0)
+            _functorch_active() or _tracing() is not None or forward_ad._current_level >= 0 or
+            profiler._is_profiler_enabled)
 
 
 def readable(t: Tensor, name: str) -> Tensor:

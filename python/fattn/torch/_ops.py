@@ -14,6 +14,7 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
+from torch.utils.flop_counter import register_flop_formula
 
 from fattn import _c
 from fattn.torch._calls import (TENSORS, Call, RecordedWithLse, call_of, check_gradients, differentiate, make_known,
@@ -253,3 +254,41 @@ def _register_vmap() -> None:
 
 
 _register_vmap()
+
+
+# --- Counting -------------------------------------------------------------------------------------
+
+
+def _pairs(tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> int:
+    """Pairs of a query and a key, over all heads. As in PyTorch's counts, masks leave none out."""
+    given = dict(zip(TENSORS, tensors))
+    q, k, cu_q, cu_k = given["q"], given["k"], given["cu_seqlens_q"], given["cu_seqlens_k"]
+    bhsd, longest_k = numbers[7], numbers[10]
+    heads: int = q.shape[-3 if bhsd else -2]
+    if cu_q is not None and cu_k is not None and type(cu_q) is type(cu_k) is torch.Tensor:
+        return int((cu_q.diff().long() * cu_k.diff()).sum()) * heads
+    rows: int = q.shape[-2 if bhsd else -3] * (q.shape[0] if q.dim() == 4 else 1)
+    keys: int = k.shape[-2 if bhsd else -3] if longest_k is None else longest_k
+    return rows * heads * keys
+
+
+def _channels(tensors: tuple[Any, ...]) -> tuple[int, int]:
+    """Of q and k, and of v."""
+    return tensors[0].shape[-1], tensors[2].shape[-1]
+
+
+def _count_forward(*arguments: Any, **_: Any) -> int:
+    tensors, numbers = _split(arguments)
+    d, d_v = _channels(tensors)
+    return 2 * _pairs(tensors, numbers) * (d + d_v)
+
+
+def _count_backward(*arguments: Any, **_: Any) -> int:
+    """Of five products: scores again, dP, dQ, dK and dV."""
+    tensors, numbers = _split(arguments[5:])
+    d, d_v = _channels(tensors)
+    return 2 * _pairs(tensors, numbers) * (3 * d + 2 * d_v)
+
+
+register_flop_formula(torch.ops.fattn.forward, get_raw=True)(_count_forward)
+register_flop_formula(torch.ops.fattn.backward, get_raw=True)(_count_backward)

@@ -10,6 +10,7 @@ from typing import Any, Callable, Literal
 import torch
 import torch.nn.functional
 from torch import Tensor
+from torch.jit._builtins import _register_builtin
 from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
@@ -226,6 +227,11 @@ def _or_original(*args: Any, **kwargs: Any) -> Tensor:
             _told.add(str(error))
             warnings.warn(f"PyTorch's own attention runs instead of fattn's: {error}", stacklevel=2)
         return o
+
+
+# TorchScript cannot read these functions. It compiles PyTorch's own in their place.
+for _function in (scaled_dot_product_attention, _or_original):
+    _register_builtin(_function, "aten::scaled_dot_product_attention")
 
 
 class Switch:

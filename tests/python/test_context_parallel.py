@@ -26,6 +26,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.nn.attention.bias import causal_lower_right  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 
@@ -214,12 +215,24 @@ def routed(rank, ranks):
         close(a, over.shard(b, 1 if n == 2 else 2), f"call {n}")
 
 
+def told_of_masks(rank, ranks):
+    """Causal biases have no numbers in their memory; masks of integers and numbers with gradients are refused."""
+    q = torch.randn(1, 2, 4, 8)
+    with fattn.torch.context_parallel(split="contiguous") as over:
+        o = F.scaled_dot_product_attention(q, q, q, attn_mask=causal_lower_right(4 * ranks, 4 * ranks))
+        close(o, F.scaled_dot_product_attention(q, q, q, is_causal=True), "causal bias")
+        expect(RuntimeError, ["torch.int64"], lambda: F.scaled_dot_product_attention(
+            q, q, q, attn_mask=torch.ones(4, 4 * ranks, dtype=torch.int64)))
+    expect(TypeError, ["CausalBias"], lambda: over.attention(q, q, q, bias=causal_lower_right(4, 4)))
+    expect(TypeError, ["scale is a tensor"], lambda: over.attention(q, q, q, scale=torch.ones(1, requires_grad=True)))
+
+
 def differentiated_once(rank, ranks):
     """A second derivative is an error, also if the gradient of the result is a constant."""
     x, w = torch.randn(1, 4, 2, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
     y = x @ w
     first, = torch.autograd.grad(fattn.torch.context_parallel().attention(y, y, y).sum(), x, create_graph=True)
-    expect(fattn.Unsupported, "second derivatives", lambda: first.square().sum().backward())
+    expect(fattn.Unsupported, ["second derivatives"], lambda: first.square().sum().backward())
 
 
 def planned_once(rank, ranks):
@@ -419,8 +432,8 @@ def killed(rank, ranks):
     assert time.monotonic() - begin < 10
 
 
-RESULTS = [equal_shares, unequal_shares, heads, biased, packed, reduced, dropped, routed, differentiated_once,
-           planned_once]
+RESULTS = [equal_shares, unequal_shares, heads, biased, packed, reduced, dropped, routed, told_of_masks,
+           differentiated_once, planned_once]
 ERRORS = [disagree, unlike, gives_up, silent, late]
 
 

@@ -18,7 +18,7 @@ from fattn._errors import InvalidArgument, InvalidShape, Unsupported
 from fattn._plans import device_of
 from fattn._problem import Description, Options
 from fattn.torch._calls import check_readable, refuse
-from fattn.torch._functions import Window, autocast, new_seed
+from fattn.torch._functions import Window, autocast, check_types, new_seed, number
 from fattn.torch._process_group import ProcessGroup, lost
 from fattn.torch._sdpa import _broadcast, is_lower_right, mask_for, switch
 
@@ -227,6 +227,8 @@ class context_parallel:
         if layout not in ("bshd", "bhsd"):
             raise InvalidArgument(f'layout is {layout!r}, neither "bshd" nor "bhsd"')
         q, k, v, bias = autocast(q, k, v, bias)
+        check_types((q, k, v, bias, mask))
+        scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")
         seed = self._seed(q, seed) if dropout_p != 0 else None
         if layout == "bhsd":
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -252,6 +254,8 @@ class context_parallel:
         """
         lengths = _numbers(cu_seqlens_q, "cu_seqlens_q"), _numbers(cu_seqlens_k, "cu_seqlens_k")
         q, k, v, _ = autocast(q, k, v, None)
+        check_types((q, k, v))
+        scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")
         seed = self._seed(q, seed) if dropout_p != 0 else None
         options = _options(causal, window, scale, softcap, dropout_p, anchor, deterministic)
         o, lse = _Attend.apply(self, options, lengths, q, k, v, None, None, alibi_slopes, sink, seed)

@@ -66,16 +66,18 @@ def readable(t: Tensor, name: str) -> Tensor:
 def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     """fattn::forward, by a shorter way where nothing but autograd watches."""
     tensors, numbers = arguments[:_N], arguments[_N:]
-    if not is_traced():
-        key = numbers, tuple([t is None for t in tensors]), _grads(), any_autocast()
-        given = [t for t in tensors if t is not None]
-        known = find_known(key, *given)
-        if known is not None:
-            return recorded_with_lse(known, *given) if known.records else known.forward(*given)
+    if is_traced():
         check_types(tensors)
-        if not is_watched(*tensors):
-            return eager(key, tensors, numbers, _grads() and any([t.requires_grad for t in given]))
-    return dispatched(*arguments)  # type: ignore[no-any-return]
+        return dispatched(*arguments)  # type: ignore[no-any-return]
+    key = numbers, tuple([t is None for t in tensors]), _grads(), any_autocast()
+    given = [t for t in tensors if t is not None]
+    known = find_known(key, *given)
+    if known is not None:
+        return recorded_with_lse(known, *given) if known.records else known.forward(*given)
+    check_types(tensors)
+    if is_watched(*tensors):
+        return dispatched(*arguments)  # type: ignore[no-any-return]
+    return eager(key, tensors, numbers, _grads() and any([t.requires_grad for t in given]))
 
 
 def number(x: Any, name: str) -> Any:
@@ -92,9 +94,9 @@ def type_name(a: Any) -> str:
     return f"{type(a).__module__}.{type(a).__qualname__}".removeprefix("builtins.")
 
 
-def check_types(tensors: Sequence[Any], names: Sequence[str] = TENSORS) -> None:
-    """Raises TypeError if one of the tensors has no numbers that can be read."""
-    for t, name in zip(tensors, names):
+def check_types(tensors: Sequence[Any]) -> None:
+    """Raises TypeError if one of the tensors, as in TENSORS or the first of them, has no numbers that can be read."""
+    for t, name in zip(tensors, TENSORS):
         if t.__class__ in _TENSOR and not t.is_nested or t is None and name not in _QKV:
             continue
         if not isinstance(t, Tensor):
@@ -106,8 +108,7 @@ def check_types(tensors: Sequence[Any], names: Sequence[str] = TENSORS) -> None:
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors in autocast's type, where it is on for their device. They are as in TENSORS, or the first of
-    them."""
+    """The tensors, the first of TENSORS, in autocast's type, where it is on for their device."""
     if not any_autocast():
         return tensors
     check_types(tensors)

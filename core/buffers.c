@@ -86,6 +86,22 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
     return FATTN_OK;
 }
 
+fattn_status fattn_buffers_check_workspace(const fattn_problem *problem,
+                                           const fattn_buffers *buffers, const void *workspace,
+                                           int64_t bytes)
+{
+    const fattn_region whole = {.base = (uintptr_t)workspace, .extent = {1, 1, 1, 1}, .run = bytes};
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    const int count = fattn_operands(problem, buffers, operands);
+    for (int i = 0; i < count; i++) {
+        if (fattn_operand_is_present(&operands[i]) &&
+            fattn_regions_overlap(&operands[i].region, &whole)) {
+            return fattn_fail(FATTN_OVERLAP, "%s lies in the workspace", operands[i].name);
+        }
+    }
+    return FATTN_OK;
+}
+
 /* --- What lies behind the pointers ------------------------------------------------------------ */
 
 /* cu_seqlens[0 .. batch]: not negative, not decreasing, within total rows, no length above

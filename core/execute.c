@@ -68,16 +68,7 @@ static fattn_status check_workspace(const fattn_plan *plan, const fattn_buffers 
         fattn_pointers_avoid(&plan->pointers, buffers, workspace, (size_t)bytes)) {
         return FATTN_OK;
     }
-    const fattn_region whole = {.base = (uintptr_t)workspace, .extent = {1, 1, 1, 1}, .run = bytes};
-    fattn_operand operands[FATTN_OPERANDS_MAX];
-    const int count = fattn_operands(&plan->problem, buffers, operands);
-    for (int i = 0; i < count; i++) {
-        if (fattn_operand_is_present(&operands[i]) &&
-            fattn_regions_overlap(&operands[i].region, &whole)) {
-            return fattn_fail(FATTN_OVERLAP, "%s lies in the workspace", operands[i].name);
-        }
-    }
-    return FATTN_OK;
+    return fattn_buffers_check_workspace(&plan->problem, buffers, workspace, bytes);
 }
 
 fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,

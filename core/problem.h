@@ -40,6 +40,11 @@ fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out
 fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_buffers *in,
                                      fattn_buffers *out);
 
+/* Refuses a workspace in which a tensor has a byte. */
+fattn_status fattn_buffers_check_workspace(const fattn_problem *problem,
+                                           const fattn_buffers *buffers, const void *workspace,
+                                           int64_t bytes);
+
 /* Checks what lies behind the pointers, which must be host memory: lengths, cu_seqlens, block
  * tables, positions. Kernels rely on it for memory safety. */
 fattn_status fattn_buffers_validate(const fattn_problem *problem, const fattn_buffers *buffers);

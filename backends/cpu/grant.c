@@ -58,24 +58,30 @@ bool fattn_cpu_set_parse(fattn_cpu_set *set, const char *list)
     }
 }
 
-bool fattn_cpu_set_exists(const fattn_cpu_set *set)
+/* Those of the machine; where the kernel's list cannot be read, as many as the C library counts. */
+static void add_online(fattn_cpu_set *set)
 {
-    char list[4096];
-    fattn_cpu_set online = {{0}};
+    char list[256];
     FILE *const file = fopen("/sys/devices/system/cpu/online", "r");
-    const bool known = file && fscanf(file, "%4095s", list) == 1;
+    const bool known = file && fscanf(file, "%255s", list) == 1 && fattn_cpu_set_parse(set, list);
     if (file) {
         fclose(file);
     }
-    if (!known || !fattn_cpu_set_parse(&online, list)) {
-        return true;
+    const long counted = known ? 0 : sysconf(_SC_NPROCESSORS_CONF);
+    for (long cpu = 0; cpu < counted && cpu < FATTN_CPU_SET_SIZE; cpu++) {
+        fattn_cpu_set_add(set, cpu);
     }
+}
+
+bool fattn_cpu_set_exists(const fattn_cpu_set *set)
+{
+    fattn_cpu_set online = {{0}};
+    add_online(&online);
+    bool meets = fattn_cpu_set_count(&online) == 0;
     for (int n = 0; n < FATTN_CPU_SET_SIZE / 64; n++) {
-        if (set->bits[n] & online.bits[n]) {
-            return true;
-        }
+        meets = meets || (set->bits[n] & online.bits[n]);
     }
-    return false;
+    return meets;
 }
 
 #ifdef __linux__

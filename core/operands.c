@@ -258,13 +258,24 @@ void fattn_pointers_make(const fattn_problem *problem, fattn_pointers *pointers)
     }
 }
 
+static uintptr_t base_of(const fattn_pointers *pointers, int i, const fattn_buffers *buffers)
+{
+    const void *pointer = NULL;
+    memcpy(&pointer, (const char *)buffers + pointers->of[i].offset, sizeof pointer);
+    return (uintptr_t)pointer;
+}
+
+/* Whether two spans share a byte. */
+static bool spans_meet(uintptr_t a, uintptr_t a_bytes, uintptr_t b, uintptr_t b_bytes)
+{
+    return a < b + b_bytes && b < a + a_bytes;
+}
+
 bool fattn_pointers_hold(const fattn_pointers *pointers, const fattn_buffers *buffers)
 {
     uintptr_t base[FATTN_OPERANDS_MAX];
     for (int i = 0; i < pointers->count; i++) {
-        const void *pointer = NULL;
-        memcpy(&pointer, (const char *)buffers + pointers->of[i].offset, sizeof pointer);
-        base[i] = (uintptr_t)pointer;
+        base[i] = base_of(pointers, i, buffers);
         if (base[i] == 0 && pointers->of[i].optional) {
             continue;
         }
@@ -273,8 +284,7 @@ bool fattn_pointers_hold(const fattn_pointers *pointers, const fattn_buffers *bu
             return false;
         }
         for (int n = 0; n < i && n < pointers->outputs; n++) {
-            if (base[n] < base[i] + pointers->of[i].bytes &&
-                base[i] < base[n] + pointers->of[n].bytes) {
+            if (spans_meet(base[n], pointers->of[n].bytes, base[i], pointers->of[i].bytes)) {
                 return false;
             }
         }
@@ -285,12 +295,9 @@ bool fattn_pointers_hold(const fattn_pointers *pointers, const fattn_buffers *bu
 bool fattn_pointers_avoid(const fattn_pointers *pointers, const fattn_buffers *buffers,
                           const void *memory, size_t bytes)
 {
-    const uintptr_t first = (uintptr_t)memory;
     for (int i = 0; i < pointers->count; i++) {
-        const void *pointer = NULL;
-        memcpy(&pointer, (const char *)buffers + pointers->of[i].offset, sizeof pointer);
-        const uintptr_t base = (uintptr_t)pointer;
-        if (base && base < first + bytes && first < base + pointers->of[i].bytes) {
+        const uintptr_t base = base_of(pointers, i, buffers);
+        if (base && spans_meet(base, pointers->of[i].bytes, (uintptr_t)memory, bytes)) {
             return false;
         }
     }

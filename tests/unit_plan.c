@@ -890,6 +890,15 @@ static void hook_device_free(void *user, void *memory)
     free((char *)memory - hooks_shift);
 }
 
+static fattn_device_options hooked_options(void)
+{
+    fattn_device_options options;
+    fattn_device_options_init(&options);
+    options.allocate = hook_device, options.release = hook_device_free;
+    options.allocator_user = &hooks_user;
+    return options;
+}
+
 Test(allocators, of_the_host)
 {
     fattn_host_allocator allocator = {.struct_size = sizeof allocator,
@@ -924,10 +933,7 @@ Test(allocators, of_the_host)
 /* What fattn_attention() keeps goes with its device, and other devices keep theirs. */
 Test(allocators, of_a_device_that_is_closed)
 {
-    fattn_device_options options;
-    fattn_device_options_init(&options);
-    options.allocate = hook_device, options.release = hook_device_free;
-    options.allocator_user = &hooks_user;
+    fattn_device_options options = hooked_options();
     const fattn_problem p = small();
     const fattn_buffers b = small_buffers();
     fattn_cache_info info;
@@ -947,10 +953,7 @@ Test(allocators, of_a_device_that_is_closed)
 
 Test(allocators, of_a_device)
 {
-    fattn_device_options options;
-    fattn_device_options_init(&options);
-    options.allocate = hook_device, options.release = hook_device_free;
-    options.allocator_user = &hooks_user;
+    fattn_device_options options = hooked_options();
     const fattn_problem p = small();
     const fattn_buffers b = small_buffers();
     fattn_device *device = NULL;

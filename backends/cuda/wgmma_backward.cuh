@@ -766,8 +766,7 @@ GPU_DEVICE wgmma_own_dq wgmma_own_dq_of(const fattn_gpu_args &g, const wgmma_bac
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     wgmma_own_dq own;
     own.to = saved.dq + (int64_t)w.saved * (S::QUERIES * S::WIDTH) +
-             (rank * S::WARPGROUPS + group) * (S::PARTS * S::PART * 64) +
-             (int)threadIdx.x % 128 * 4;
+             (rank * S::WARPGROUPS + group) * (S::PART * 64) + (int)threadIdx.x % 128 * 4;
     own.next = (int64_t)saved.tiles * (S::QUERIES * S::WIDTH);
     return own;
 }

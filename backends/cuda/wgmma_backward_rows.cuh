@@ -55,9 +55,8 @@ struct wgmma_backward_shape {
         /* Of 8 queries each: whose lse and delta are read early, as registers allow. */
         LSE_EARLY = OWN_QUERIES <= 64 ? OWN_QUERIES / 8 : 4,
         DELTA_EARLY = OWN_QUERIES <= 64 ? 2 : 0,
-        /* Of dQ a warpgroup makes 64 channels of so many queries, so many times. */
+        /* Of dQ a warpgroup makes 64 channels of so many queries. */
         PART = IS_PAIR ? N : N * PANELS / WARPGROUPS,
-        PARTS = PANELS * N / (WARPGROUPS * PART * BLOCKS),
         PART_BYTES = 4 * 64 * PART,
         DQ_BYTES = IS_PAIR ? 0 : WARPGROUPS * PART_BYTES,
         P_BYTES = IS_PAIR ? 2 * DS_BYTES : 0,

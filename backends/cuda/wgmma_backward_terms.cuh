@@ -151,6 +151,13 @@ GPU_DEVICE uint32_t wgmma_mask_bits(const fattn_gpu_args &g, const wgmma_patch &
     return bits;
 }
 
+/* Bit 7 of each byte that is not 0. */
+GPU_DEVICE uint32_t wgmma_set_bytes(uint32_t word)
+{
+    const uint32_t carried = (word & 0x7f7f7f7fu) + 0x7f7f7f7fu;
+    return (carried | word) & 0x80808080u;
+}
+
 /* Of a staged tile: a word that ldmatrix brings has keys 2 c and 2 c + 1, c = lane / 4, of two
  * queries. Bit n of each byte. */
 template <class S> GPU_DEVICE uint32_t wgmma_mask_pairs(const uint32_t words[S::MASK_WORDS])
@@ -158,8 +165,7 @@ template <class S> GPU_DEVICE uint32_t wgmma_mask_pairs(const uint32_t words[S::
     uint32_t pairs = 0;
     GPU_UNROLL
     for (int n = 0; n < S::MASK_WORDS; n++) {
-        const uint32_t carried = (words[n] & 0x7f7f7f7fu) + 0x7f7f7f7fu; /* bit 7: not 0 */
-        pairs |= ((carried | words[n]) & 0x80808080u) >> (7 - n);
+        pairs |= wgmma_set_bytes(words[n]) >> (7 - n);
     }
     return pairs;
 }
@@ -213,8 +219,7 @@ GPU_DEVICE uint32_t wgmma_bits_of_bytes(const uint32_t words[4])
     uint32_t bits = 0;
     GPU_UNROLL
     for (int n = 0; n < 4; n++) {
-        const uint32_t carried = (words[n] & 0x7f7f7f7fu) + 0x7f7f7f7fu; /* bit 7: not 0 */
-        const uint32_t four = ((carried | words[n]) & 0x80808080u) >> 7;
+        const uint32_t four = wgmma_set_bytes(words[n]) >> 7;
         bits |= four * 0x01020408u >> 24 << (4 * n + n / 2 * 8);
     }
     return bits;

@@ -122,8 +122,8 @@ static const fattn_kernel *first_row(const fattn_device *device, const fattn_pro
 }
 
 /* Among sequences of different lengths, those of few queries have the row that a plan for them
- * alone would have, if that is one for few rows: prompts and single tokens come in one batch. Their
- * keys may be few or many, so it is a row that pays for FEW_KEYS. */
+ * alone would have, if that is one for few rows: prompts and single tokens come in one batch. How
+ * many keys they have is not known; the row is one that pays even for FEW_KEYS of them. */
 static fattn_status leave_few(fattn_plan *plan, const fattn_limits *limits)
 {
     enum { FEW_KEYS = 64 };

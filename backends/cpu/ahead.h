@@ -4,9 +4,9 @@
  * register tiles (product.h), and here is decided which. Otherwise a worker would wait for memory
  * at the end of an item, at the beginning of the next, and, where keys and values are copied,
  * before each tile of them. Those are fetched first, and copied a few at a time between products
- * (panel.h) into the tile that is not in use. Keys and values that are read in place, or copied
- * when it is their turn, are fetched a tile ahead if no other block of rows has brought them into a
- * cache.
+ * (panel.h) into the tile that is not in use. Other keys and values, which are read in place or
+ * copied just before their products, are fetched one tile ahead, but only where a single block of
+ * rows reads them: otherwise an earlier block has brought them into a cache.
  */
 #ifndef FATTN_CPU_AHEAD_H
 #define FATTN_CPU_AHEAD_H

@@ -206,12 +206,12 @@ static void log_plan(const fattn_plan *plan)
     const fattn_problem *const p = &plan->problem;
     const fattn_tiling *const t = &plan->tiling;
     fattn_log("plan %s %s B%lld H%lld/%lld S%lldx%lld D%lld/%lld: %s, tile %lldx%lld, %lld splits, "
-              "%lld bytes of workspace",
+              "%lld bytes of workspace, pointer alignment %lld",
               p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype),
               (long long)plan->batch, (long long)p->heads_q, (long long)p->heads_k,
               (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->dim,
               (long long)p->dim_v, plan->kernel->name, (long long)t->br, (long long)t->bc,
-              (long long)t->splits, (long long)t->workspace);
+              (long long)t->splits, (long long)t->workspace, (long long)p->pointer_alignment);
 }
 
 static fattn_status create(fattn_device *device, const fattn_problem *problem, const char *kernel,

@@ -421,16 +421,21 @@ def test_all_kernels(tool):
     ok(ran.returncode == 3 and ran.stdout == "", "explain --kernel all fails where no kernel takes the problem")
 
 
-def test_threads(tool, folder):
-    """A plan's workspace is for as many threads as the device has."""
+def test_plans(tool, folder):
+    """What a run plans: a workspace for as many threads as the device has, kernels for pointers as aligned as promised."""
     rng = np.random.default_rng(1)
     for name, rows in (("one", 1), ("long", 16384)):
         np.save(os.path.join(folder, name + ".npy"), rng.standard_normal((1, rows, 1, 64)).astype(np.float32))
-    words = "run --q one.npy --k long.npy --v long.npy --o out.npy --device cpu --threads".split()
-    plans = [subprocess.run([tool, *words, threads], cwd=folder, capture_output=True, text=True, check=True,
-                            env={**os.environ, "FATTN_VERBOSE": "1", "FATTN_NUM_THREADS": "2"}).stderr
-             for threads in ("1", "8")]
+
+    def planned(*words):
+        """The line that a run prints about its plan."""
+        line = "run --q one.npy --k long.npy --v long.npy --o out.npy --device cpu".split()
+        return subprocess.run([tool, *line, *words], cwd=folder, capture_output=True, text=True, check=True,
+                              env={**os.environ, "FATTN_VERBOSE": "1", "FATTN_NUM_THREADS": "2"}).stderr
+    plans = [planned("--threads", threads) for threads in ("1", "8")]
     ok("fattn: plan " in plans[0] and plans[0] != plans[1], f"run --threads: {plans}")
+    plans = [planned("--pointer-alignment", bytes_) for bytes_ in ("2", "4")]
+    ok([re.search("pointer alignment ([0-9]+)", plan)[1] for plan in plans] == ["2", "4"], f"run --pointer-alignment: {plans}")
     said = start(tool, None, "explain --device cpu --threads 1,8 --dir decode").stdout
     one, eight = [int(n) for n in re.findall(r"workspace +(\d+) bytes", said)]
     ok(0 < one < eight, f"explain --threads: {one} and {eight} bytes of workspace")
@@ -509,7 +514,7 @@ def main():
         test_matrices(tool)
         test_density(tool)
         test_all_kernels(tool)
-        test_threads(tool, folder)
+        test_plans(tool, folder)
         test_crowd(tool, folder)
         test_peer(tool, folder)
         test_table(tool)

@@ -468,9 +468,12 @@ typedef void (*fattn_device_release)(void *user, void *memory);
  * those of memory every backend's.
  *
  * Threads. A device has a number of threads, which is decided when it is opened and which its plans
- * have. Results do not depend on it. It is FATTN_NUM_THREADS if that is set; else `threads`; else
- * the number of `cpus`; else omp_get_max_threads(), in a build with OpenMP; else, and where OpenMP
- * merely counts processors, those that affinity and control groups grant the process.
+ * have. It is FATTN_NUM_THREADS if that is set; else `threads`; else the number of `cpus`; else
+ * omp_get_max_threads(), in a build with OpenMP; else, and where OpenMP merely counts processors,
+ * those that affinity and control groups grant the process. Results do not depend on the number of
+ * threads. Their last bits may depend on how many processors the process is granted, by affinity
+ * (or OpenMP's places) and control groups, because tiles do; FATTN_TILE, FATTN_SPLITS and
+ * FATTN_SRAM fix the choice.
  *
  * The library's own threads (FATTN_ENGINE_OWN) are made when a problem first is large enough for
  * them, serve all calling threads together, and end with their last device. Devices share them,

@@ -96,8 +96,8 @@ typedef enum fattn_status {
     FATTN_UNSUPPORTED = 20, /* the reason says what is in the way */
 
     /* Devices. */
-    FATTN_NO_DEVICE = 30,      /* the backend is known, but no such device is present */
-    FATTN_UNKNOWN_DEVICE = 31, /* the name is not a backend's */
+    FATTN_NO_DEVICE = 30,      /* this build has the backend, but no such device is present */
+    FATTN_UNKNOWN_DEVICE = 31, /* not the name of a backend of this build */
     FATTN_DEVICE_ERROR = 32,   /* a device's driver reported an error; the reason has its words */
 
     /* Resources. */
@@ -202,7 +202,8 @@ typedef enum fattn_anchor {
 /* All of these bits. */
 #define FATTN_FEATURES_ALL 0xffffffull
 
-/* Which outputs are wanted. Forward: O, LSE. Backward: any subset of the others. */
+/* Which outputs are wanted. Forward: O, with or without LSE. Backward: any subset of the others. An
+ * output of the other direction is an error. */
 
 #define FATTN_OUT_O 0x1u      /* o */
 #define FATTN_OUT_LSE 0x2u    /* lse; backward reads it */
@@ -220,7 +221,8 @@ typedef struct fattn_strides {
 } fattn_strides;
 
 /*
- * What is to be computed. Set it up with fattn_problem_init(), then fill in what differs.
+ * What is to be computed. Set it up with fattn_problem_init(), then fill in what differs. Where no
+ * default is named, it is 0; dim and dim_v have none, and 0 is refused.
  *
  * With x the scaled, capped and biased score of a query and a key that is kept (docs/MATH.md):
  *     lse_i = ln(sum_j exp(x_ij) + exp(sink)),   o_i = sum_j Z_ij exp(x_ij - lse_i) v_j.
@@ -247,7 +249,7 @@ typedef struct fattn_problem {
     int64_t heads_k;  /* Hk, default 1 */
     int64_t seqlen_q; /* Sq; with cu_seqlens_q the maximum over the batch */
     int64_t seqlen_k; /* Sk; with cu_seqlens_k or FATTN_PAGED the maximum over the batch */
-    int64_t dim;      /* D, 1..576; more than 256 on GPUs and backend "reference" only */
+    int64_t dim;      /* D, 1..576, no default; above 256 on GPUs and backend "reference" only */
     int64_t dim_v;    /* Dv, likewise */
     int64_t total_q;  /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
     int64_t total_k;  /* FATTN_CU_SEQLENS_K: rows of the packed k and v */
@@ -262,11 +264,14 @@ typedef struct fattn_problem {
 
     double scale;         /* FATTN_SCALE: any finite value */
     double softcap;       /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
-    double dropout_p;     /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536 */
-    int64_t window_left;  /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all */
-    int64_t window_right; /* FATTN_WINDOW: to the right, -1 for all; causal sets it to 0 */
+    double dropout_p;     /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536; what is neither
+                           * 0 nor 1 is 1/65536 at least and 65535/65536 at most */
+    int64_t window_left;  /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all;
+                           * default -1 */
+    int64_t window_right; /* FATTN_WINDOW: to the right, -1 for all; default -1. Causal sets 0 */
 
-    /* Strides of (batch, head, query, key); any of them may be 0 to broadcast. Local i and j. */
+    /* Strides of (batch, head, query, key); any of them may be 0 to broadcast. i and j count the
+     * rows and keys of one sequence from 0, in packed batches too. */
     int64_t bias_stride[4];       /* FATTN_BIAS */
     int64_t mask_stride[4];       /* FATTN_MASK */
     int64_t block_mask_stride[4]; /* FATTN_BLOCK_MASK: of (batch, head, i / block_m, j / block_n) */
@@ -309,20 +314,24 @@ typedef struct fattn_buffers {
     const void *v; /* (B, Sk, Hk, Dv) */
     void *o;       /* (B, Sq, Hq, Dv); output of forward; input of every backward, also of dv alone,
                     * whose formula lacks it */
-    void *lse;     /* f32 (B, Hq, Sq), with cu_seqlens_q (Hq, total_q); output, then input */
+    void *lse;     /* f32 (B, Hq, Sq), with cu_seqlens_q (Hq, total_q); output, then input. This and
+                    * all that has no strides in fattn_problem is contiguous; f32 here and below is
+                    * f64 in f64 problems */
 
     const void *dout; /* like o, in o's dtype */
-    const void *dlse; /* f32, like lse */
+    const void *dlse; /* like lse */
     void *dq;         /* like q; f32 with FATTN_ACCUMULATE */
     void *dk;         /* like k */
     void *dv;         /* like v */
-    void *dbias;      /* f32, dbias_stride */
+    void *dbias;      /* f32 (B, Hq, Sq, Sk), dbias_stride: 1 long on axes of stride 0 */
     void *dsink;      /* f32 (Hq) */
 
-    const void *bias;          /* dtype_bias, bias_stride */
-    const uint8_t *mask;       /* a byte an entry, non-zero keeps */
-    const uint8_t *block_mask; /* a byte a block, non-zero keeps */
-    const void *alibi_slopes;  /* f32 (Hq) or (B, Hq) */
+    const void *bias;          /* dtype_bias (B, Hq, Sq, Sk), bias_stride; (i, j) are those of a
+                                * sequence, whatever precedes it in a packed batch */
+    const uint8_t *mask;       /* (B, Hq, Sq, Sk), mask_stride: a byte an entry, non-zero keeps */
+    const uint8_t *block_mask; /* (B, Hq, ceil(Sq / block_m), ceil(Sk / block_n)),
+                                * block_mask_stride: a byte a block, non-zero keeps */
+    const void *alibi_slopes;  /* f32 (Hq), or (B, Hq) in alibi_batch_stride */
     const void *sink;          /* f32 (Hq): logits of one more key whose value is 0 */
 
     const int32_t *cu_seqlens_q; /* (B + 1): rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1 are
@@ -429,8 +438,11 @@ typedef void *fattn_stream;
  * environment variable FATTN_BACKEND, and means "auto", the best device present, without it. "auto"
  * passes over devices that cannot be used, such as a GPU that this build has no code for, and
  * FATTN_VERBOSE=1 says which and why. A device that is named and cannot be used is an error, never
- * another device. Close it with fattn_device_close();
- * plans made on it hold it open.
+ * another device. Close it with fattn_device_close(); plans made on it hold it open.
+ *
+ * Errors: FATTN_UNKNOWN_DEVICE for a spec that names no backend of this build; FATTN_NO_DEVICE
+ * where the backend has no such device, or no driver; FATTN_UNSUPPORTED for a device that this
+ * build has no code for; FATTN_BAD_ENVIRONMENT; FATTN_OUT_OF_MEMORY; FATTN_DEVICE_ERROR.
  */
 FATTN_API fattn_status fattn_device_open(const char *spec, fattn_device **device);
 
@@ -446,12 +458,12 @@ typedef enum fattn_engine {
 
 /*
  * A loop over a caller's own threads: calls body(context, i) once for each i in 0 .. count - 1 and
- * returns when all of these calls have returned. They may come in any order, on any threads, at a
- * time or one after another. It may be called from several threads at a time, and must not throw
- * through the library. The bodies share out the work among those that run, so that a loop with
- * fewer threads than count is right, and merely takes longer. It is as fast as the library's own
- * threads if the calling thread makes one of the calls itself, all others begin at once, and its
- * threads look for the next loop for some 30 microseconds before they sleep.
+ * returns when all of these calls have returned. They may come in any order, on any threads,
+ * concurrently or one after another. It may be called from several threads concurrently, and must
+ * not throw through the library. The bodies share out the work among those that run, so that a loop
+ * with fewer threads than count is right, and merely takes longer. It is as fast as the library's
+ * own threads if the calling thread makes one of the calls itself, all others begin at once, and
+ * its threads look for the next loop for some 30 microseconds before they sleep.
  */
 typedef void (*fattn_parallel_for)(void *user, int64_t count,
                                    void (*body)(void *context, int64_t i), void *context);
@@ -487,9 +499,10 @@ typedef void (*fattn_device_release)(void *user, void *memory);
  * Memory. `allocate` and `release` take the place of the backend's own functions for everything
  * that the library allocates on the device: workspaces, copies of host memory,
  * fattn_device_malloc(). They may be called from any thread, in whichever context is current there,
- * several at a time, and while streams are captured; they must not call the library. Memory is
- * aligned to 256 bytes; NULL becomes FATTN_OUT_OF_MEMORY. `stream` is that of the call which needs
- * the memory, NULL where there is none. The library waits for the last use before it releases.
+ * from several threads concurrently, and while streams are captured; they must not call the
+ * library. Memory is aligned to 256 bytes; NULL becomes FATTN_OUT_OF_MEMORY. `stream` is that of
+ * the call which needs the memory, NULL where there is none. The library waits for the last use
+ * before it releases.
  */
 typedef struct fattn_device_options {
     size_t struct_size; /* sizeof(fattn_device_options); set by fattn_device_options_init */
@@ -565,7 +578,8 @@ FATTN_API fattn_status fattn_device_free(fattn_device *device, void *memory);
 FATTN_API fattn_status fattn_device_copy(fattn_device *device, void *dst, const void *src,
                                          size_t bytes, fattn_stream stream);
 
-/* Makes a queue besides the default one, for fattn_stream_destroy(); on a CPU it is NULL. */
+/* Creates a stream besides the default one. Release it with fattn_stream_destroy(). On a CPU it is
+ * NULL. */
 FATTN_API fattn_status fattn_stream_create(fattn_device *device, fattn_stream *stream);
 
 /* Gives a stream up. Work that is queued on it still gets done. NULL is allowed. */
@@ -577,7 +591,7 @@ FATTN_API fattn_status fattn_stream_synchronize(fattn_device *device, fattn_stre
 /* A point in a stream, for timing. */
 typedef struct fattn_event fattn_event;
 
-/* Makes an event, for fattn_event_destroy(). It holds the device open. */
+/* Creates an event, which holds the device open. Release it with fattn_event_destroy(). */
 FATTN_API fattn_status fattn_event_create(fattn_device *device, fattn_event **event);
 
 /* Gives an event up. NULL is allowed. */
@@ -594,7 +608,8 @@ FATTN_API fattn_status fattn_event_wait(fattn_event *event, fattn_stream stream)
 /* Waits until the event is reached, and reports what went wrong before it. */
 FATTN_API fattn_status fattn_event_synchronize(fattn_event *event);
 
-/* Waits for two recorded events of one device, and gives the time from start to stop. */
+/* Waits for two events of one device, and gives the time from start to stop. An event that was
+ * never recorded is an error: FATTN_INVALID_ARGUMENT on a CPU, FATTN_DEVICE_ERROR on a GPU. */
 FATTN_API fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop,
                                            double *milliseconds);
 
@@ -607,8 +622,9 @@ typedef struct fattn_plan fattn_plan;
 
 /*
  * Validates the problem, chooses a kernel, its tiles and splits, and loads what is needed, so that
- * executing decides and allocates nothing. problem is copied. *plan is destroyed by
- * fattn_plan_destroy(). Immutable, and may be executed by several threads at a time.
+ * fattn_execute() allocates nothing if it is given a workspace. problem is copied. *plan is
+ * destroyed by fattn_plan_destroy(). It is immutable, and several threads may execute it
+ * concurrently, each with a workspace of its own.
  */
 FATTN_API fattn_status fattn_plan_create(fattn_device *device, const fattn_problem *problem,
                                          fattn_plan **plan);
@@ -719,7 +735,8 @@ typedef struct fattn_merge_args {
     const float *o1, *lse1; /* first state: (B, S, H, Dv) in o1_stride, contiguous (B, H, S) */
     const float *o2, *lse2; /* second state, likewise */
     float *o, *lse; /* result, likewise; may be (o1, lse1) or (o2, lse2), with the same strides */
-    fattn_strides o1_stride, o2_stride, o_stride; /* of o1, o2 and o, in elements */
+    fattn_strides o1_stride, o2_stride, o_stride; /* of o1, o2 and o, in elements; without a
+                                                   * default, even of contiguous tensors */
 } fattn_merge_args;
 
 /* Fills *args with its size and zeros. */
@@ -765,17 +782,21 @@ FATTN_API fattn_status fattn_inspect(fattn_device *device, const fattn_problem *
 /* A rectangle of the dropout pattern: what forward and backward multiply with. */
 typedef struct fattn_dropout_args {
     size_t struct_size; /* sizeof(fattn_dropout_args); set by fattn_dropout_args_init */
-    int64_t batch, heads, seqlen_q, seqlen_k;              /* how large the rectangle is */
+    int64_t batch, heads, seqlen_q, seqlen_k;              /* its size; heads are query heads */
     int64_t batch_offset, head_offset, q_offset, k_offset; /* where it begins */
-    double p;                                              /* probability to drop, 0..1 */
+    double p;                                              /* as dropout_p of fattn_problem */
     uint64_t seed, offset;                                 /* as in fattn_buffers */
-    uint8_t *keep; /* contiguous (batch, heads, seqlen_q, seqlen_k): 1 kept, 0 dropped */
+    uint8_t *keep; /* contiguous (batch, heads, seqlen_q, seqlen_k): 1 kept, 0 dropped. On a GPU it
+                    * is device memory */
 } fattn_dropout_args;
 
 /* Fills *args with its size and zeros. */
 FATTN_API void fattn_dropout_args_init(fattn_dropout_args *args);
 
-/* Writes the dropout pattern of a seed, for inspection and tests. */
+/* Writes the dropout pattern of a seed, for inspection and tests. Queued on stream; on a CPU it is
+ * done on return. FATTN_INVALID_SHAPE for a size that is not in 0..2^31 - 1, and for a rectangle
+ * that reaches beyond 2^32 batch entries or heads or 2^33 positions; FATTN_INVALID_ARGUMENT for p;
+ * FATTN_NULL_POINTER for keep. */
 FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *args,
                                           fattn_stream stream);
 
@@ -784,11 +805,12 @@ FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_drop
  * ---------------------------------------------------------------------------------------------- */
 
 /* Is given one line of printable ASCII without a newline, which lasts until it returns. May be
- * called from any thread, and from several at a time. */
+ * called from any thread, and from several concurrently. It must not call the library, which may
+ * hold locks meanwhile. */
 typedef void (*fattn_log_callback)(void *user, const char *line);
 
-/* Sends the lines that FATTN_VERBOSE asks for to callback instead of stderr; NULL restores
- * stderr. */
+/* Sends the lines that FATTN_VERBOSE asks for to callback instead of stderr; NULL restores stderr.
+ * It does not wait: another thread may still be in the callback before, or about to call it. */
 FATTN_API void fattn_set_log_callback(fattn_log_callback callback, void *user);
 
 #ifdef __cplusplus

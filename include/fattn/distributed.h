@@ -46,18 +46,20 @@ typedef struct fattn_run {
 FATTN_API int fattn_split_runs(fattn_split split);
 
 /* Run `which` of a rank's share of a sequence of `length` rows. The share is its runs, one after
- * another. Pure: anyone may ask about any rank. */
+ * another. Pure: anyone may ask about any rank. FATTN_NULL_POINTER for run; FATTN_INVALID_ARGUMENT
+ * unless length is in 0..2^31 - 1, ranks in 1..65536, rank below ranks and which below
+ * fattn_split_runs(). */
 FATTN_API fattn_status fattn_split_get_run(fattn_split split, int64_t length, int64_t ranks,
                                            int64_t rank, int which, fattn_run *run);
 
-/* How they compute what their rows have in common with keys of others. */
+/* How ranks compute attention of their own queries to the keys that other ranks hold. */
 typedef enum fattn_scheme {
     FATTN_SCHEME_AUTO = 0,  /* the fastest by forecast: `fattn explain`; not for groups */
     FATTN_SCHEME_RING = 1,  /* keys travel from rank to rank */
     FATTN_SCHEME_HEADS = 2, /* rows are exchanged for heads, all to all, and results back; R divides
                              * heads_k */
     FATTN_SCHEME_BOTH = 3,  /* heads within groups of ranks, a ring over the groups; R and heads_k
-                             * have a common divisor besides 1 and R */
+                             * have a common divisor that is neither 1 nor R */
     FATTN_SCHEME_REDUCE = 4 /* forward of few queries, which all ranks have: keys are divided, and
                              * (o, lse) of all ranks are merged in a tree; not striped */
 } fattn_scheme;
@@ -80,10 +82,19 @@ typedef struct fattn_message {
 #define FATTN_MESSAGES_MAX 16
 
 /*
- * An engine that carries messages: three functions. One thread at a time uses a transport, and has
- * one group of messages under way. In a group no two messages of one direction have peer and tag
- * alike. Between two ranks messages of equal tag arrive in the order in which they were sent; what
- * the two sides of a message start is never further apart than one group.
+ * An engine that carries messages: three functions. One thread at a time uses a transport, and it
+ * has one group of messages under way: start() and wait() take turns.
+ *
+ * What the engine has to do: a message that one rank sends goes to the message that its peer
+ * receives with the same tag, of the same size. Between two ranks, messages of equal tag arrive in
+ * the order in which they were sent. Each message moves as soon as both ranks have started it,
+ * whatever becomes of the other messages of their groups.
+ *
+ * What it may rely on: in a group no two messages of one direction have the same peer and tag.
+ * Every send has its receive, and groups are ordered so that all of them finish even if no send
+ * ends before its receive was started. So an engine needs no buffers. It may not rely on the two
+ * sides of a message being in groups of the same number, or of the same size: a rank without
+ * messages in a step starts no group.
  */
 typedef struct fattn_transport {
     size_t struct_size;  /* sizeof(fattn_transport); set by fattn_transport_init */
@@ -97,8 +108,10 @@ typedef struct fattn_transport {
     /* Waits until all of them are done, `seconds` at most; with device_memory it may return when
      * they are queued before all that the stream gets from then on. An error when that passes, when
      * a peer has given up or is gone, or when the engine fails; the reason names the rank, by
-     * fattn_transport_fail(). After an error the transport is of no more use. Messages of up to 64
-     * bytes are then over; data of larger ones may be used until the engine is closed. */
+     * fattn_transport_fail(). After an error the transport is of no more use. Once wait() has
+     * returned it, the engine no longer touches data of messages of up to 64 bytes, which the
+     * library then frees. It may go on reading and writing the data of larger ones, which is memory
+     * of the plan or of tensors that it sends, until it is closed. */
     fattn_status (*wait)(void *user, const fattn_message *messages, int count, double seconds);
 
     /* Tells all ranks that this one has given up, also after an error of start() or wait(): their
@@ -140,16 +153,17 @@ FATTN_API fattn_status fattn_transport_fail(fattn_status status, const char *rea
  */
 typedef struct fattn_peers fattn_peers;
 
-/* Makes an engine for 1..64 ranks, for fattn_peers_destroy(). */
+/* Creates an engine for 1..64 ranks. Release it with fattn_peers_destroy(). */
 FATTN_API fattn_status fattn_peers_create(int32_t ranks, fattn_peers **peers);
 
 /* Gives an engine up whose transports are closed. NULL is allowed. */
 FATTN_API void fattn_peers_destroy(fattn_peers *peers);
 
 /*
- * Opens the transport of a rank, for fattn_peers_close(). device: the rank's; NULL is the default
- * one; all are of one backend, and several ranks may share one. It is held open. stream: the one on
- * which the rank's plans compute; with NULL, the default one, copies wait for kernels on CUDA.
+ * Opens the transport of a rank. Close it with fattn_peers_close(). device: the rank's; NULL is the
+ * default one; all are of one backend, and several ranks may share one. It is held open. stream:
+ * the one on which the rank's plans compute; with NULL, the default one, copies wait for kernels on
+ * CUDA.
  *
  * A rank that is late holds nobody up before wait(). Any thread may open, and each transport is
  * used by one thread at a time. After an error of a group the engine is of no more use; others are
@@ -166,10 +180,11 @@ FATTN_API void fattn_peers_close(fattn_transport *transport);
  * --- Groups
  * ---------------------------------------------------------------------------------------------- */
 
-/* Who computes together, and how. All ranks give the same split and scheme. */
+/* Who computes together, and how: 1..65536 ranks (fattn_peers_create(): 64), which all give the
+ * same split, scheme and turns, and either all or none a limit of memory. */
 typedef struct fattn_group {
     size_t struct_size;               /* sizeof(fattn_group); set by fattn_group_init */
-    const fattn_transport *transport; /* must outlive the plans */
+    const fattn_transport *transport; /* open while plans of it are made and executed */
     fattn_device *device;             /* whose memory the transport carries; NULL: the default */
     fattn_split split;                /* default FATTN_SPLIT_CONTIGUOUS */
     fattn_scheme scheme;              /* default FATTN_SCHEME_RING */
@@ -197,26 +212,43 @@ typedef struct fattn_group_plan fattn_group_plan;
  * ragged batch has both cu_seqlens, given here for the undivided problem as host memory and
  * copied; its shares are packed likewise, the share of one sequence behind that of another.
  *
- * Honoured: forward and backward, causal masks and windows, scale, soft cap, ALiBi, sinks, bias and
- * masks, dropout (bit for bit that of one device), dLSE, groups of heads, ragged batches, mixed
- * types. A rank's share of bias, mask and dbias has the rows of its share of q, and all keys of the
- * problem; bias_stride, mask_stride and dbias_stride are its own.
+ * Honoured: forward and backward, causal masks and windows, scale, soft cap, ALiBi, slopes that
+ * multiply a bias, sinks, bias and masks, dropout (bit for bit that of one device), dLSE,
+ * FATTN_DETERMINISTIC, groups of heads, ragged batches, mixed types. A rank's share of bias, mask
+ * and dbias has the rows of its share of q, and all keys of the problem; bias_stride, mask_stride
+ * and dbias_stride are its own.
  *
- * Refused with FATTN_UNSUPPORTED and the reason: block masks, seqused, seqstart, pages, positions,
- * chunks, accumulation; bias and masks where batches are ragged or heads are divided; dbias that is
- * summed over queries; in a ring of FATTN_SPLIT_STRIPED dropout, ALiBi and ragged windows with two
- * ends.
+ * Refused with FATTN_UNSUPPORTED and the reason:
  *
- * Where a rank has less `memory` than a plan for all heads at once takes, heads take turns, as many
- * as the rank needs that has least: up to heads_k, each with the queries that share it; then up to
- * heads_q, each a ring with its keys again (of FATTN_SCHEME_HEADS heads_q / R); then in a ring keys
- * in 2, 4, 8 or 16 slices besides. Beyond heads_k turns sums are in another order. This is for
- * rings of one sequence, not ragged, without dbias, and wherever ranks exchange heads; elsewhere,
- * and where it is not enough, the plan is refused with FATTN_OUT_OF_MEMORY. In a ring, on an error,
- * outputs of earlier turns are written then.
+ * - Everywhere: block masks, seqused, seqstart, pages, positions, chunks, accumulation, batch
+ *   invariance, FATTN_CHECKED, f64, fp8; one cu_seqlens without the other; dbias that is summed
+ *   over queries (dbias_stride[2] = 0).
+ * - Ragged batches: bias and masks; devices with memory of their own; rows that are
+ *   FATTN_SPLIT_STRIPED in a ring, with a window that has two ends.
+ * - FATTN_SPLIT_STRIPED in a ring: dropout, and ALiBi, unless its slopes multiply a bias.
+ * - FATTN_SCHEME_HEADS: a single rank, and a number of ranks that does not divide heads_k.
+ * - FATTN_SCHEME_BOTH: ranks and heads_k without a common divisor other than 1 and R.
+ * - FATTN_SCHEME_HEADS and _BOTH: bias and masks.
+ * - FATTN_SCHEME_REDUCE: backward, and FATTN_SPLIT_STRIPED.
+ * - Whatever no kernel of the device takes.
+ *
+ * Where a rank has less `memory` than a plan for all heads at once takes, heads take turns, with as
+ * few as suffice. All ranks take as many as the one that needs most. In this order:
+ *
+ * 1. Turns of key/value heads, each with all query heads that share it: up to heads_k of them.
+ * 2. In FATTN_SCHEME_RING and _HEADS turns of query heads, up to heads_q. Those that share a
+ *    key/value head come one after another; in a ring its keys travel again in each.
+ * 3. In FATTN_SCHEME_RING also slices of keys, 2, 4, 8 or 16, with a ring for each slice in each of
+ *    heads_q turns.
+ *
+ * (Where ranks exchange heads, heads_k and heads_q mean those of one rank.) Steps 2 and 3 add in
+ * another order, so last bits differ. All this is for rings of one sequence (batch 1, not ragged)
+ * without dbias, and for FATTN_SCHEME_HEADS and _BOTH. Elsewhere, and where it is not enough, the
+ * plan is refused with FATTN_OUT_OF_MEMORY.
  *
  * Before anything else the ranks compare the problem: FATTN_RANKS_DISAGREE names the first that
- * has another. The plan holds the memory that it computes in, and serves one execution at a time.
+ * has another. If one rank cannot plan, it gets its own error and the others FATTN_RANK_LOST with
+ * its number. The plan holds the memory that it computes in, and serves one execution at a time.
  */
 FATTN_API fattn_status fattn_group_plan_create(const fattn_group *group,
                                                const fattn_problem *problem,
@@ -224,8 +256,8 @@ FATTN_API fattn_status fattn_group_plan_create(const fattn_group *group,
                                                const int32_t *cu_seqlens_k,
                                                fattn_group_plan **plan);
 
-/* NULL is allowed. After an error of fattn_group_execute() the engine is closed first: it may still
- * use the memory of messages. */
+/* NULL is allowed. After an error of fattn_group_execute() close the engine first: it may still use
+ * the plan's memory, and keys and values that it was sending. */
 FATTN_API void fattn_group_plan_destroy(fattn_group_plan *plan);
 
 /* Bytes of memory that the plan holds on this rank. */
@@ -240,10 +272,15 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
  * whole sum on every rank.
  *
  * Results do not depend on time: the same ranks give the same bits in every run, in backward on a
- * GPU with FATTN_DETERMINISTIC. On an error, also one of another rank, outputs are untouched,
- * except where a rank fails after others were done, where heads take turns
- * (fattn_group_plan_create), and except dbias, which is written where it is, too large to be held
- * twice.
+ * GPU with FATTN_DETERMINISTIC.
+ *
+ * Errors: those of fattn_execute(); FATTN_RANK_LOST and FATTN_RANK_TIMEOUT, after which the
+ * transport is of no more use. On an error, also one of another rank, outputs are untouched, with
+ * these exceptions:
+ *
+ * - A rank that was done before another one failed returns FATTN_OK, with all of its outputs.
+ * - dbias may be written in part: it is too large to be held twice.
+ * - In FATTN_SCHEME_RING, where heads take turns, outputs of earlier turns are written.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 

@@ -61,7 +61,7 @@ static const fattn_feature rows[] = {
     {NAMES(FATTN_BATCH_INVARIANT, "batch_invariant"), .option = "batch-invariant",
      .help = "a row's result depends only on its own inputs"},
     {NAMES(FATTN_CHECKED, "checked"), .option = "checked",
-     .help = "validate lengths and tables on GPUs as well"},
+     .help = "runs validate lengths and tables on GPUs as well"},
     {NAMES(FATTN_SEQSTART_K, "seqstart_k")},
     {NAMES(FATTN_ALIBI_BIAS, "alibi_bias")},
     {NAMES(FATTN_CHUNK, "chunk"), .on_diagonal = true, .option = "chunk N",

@@ -155,6 +155,7 @@ REFUSED = [
     ("bench --dir bwd,plan --scores", 2, "--scores needs --dir fwd or decode"),
     ("bench --ranks --kernel naive", 2, "--ranks has no --kernel"),
     ("bench --ranks --dir plan", 2, "--ranks has no --kernel, --scores, --probabilities or --dir plan"),
+    ("explain --dir plan", 2, '--dir: "plan" is not one of fwd, bwd, decode'),
     ("explain --dir bwd --probabilities", 2, "--probabilities needs --dir fwd or decode"),
     ("explain --ranks 4 --link 4e9 --rate 1 --device cpu", 2, "--ranks has no --device"),
     ("explain --ranks 4 --link 4e9 --rate 1 --threads 2", 2, "--ranks has no --device, --kernel, --threads"),

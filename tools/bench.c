@@ -653,7 +653,7 @@ int fattn_tool_bench(int argc, char **argv)
     bench b;
     memset(&s, 0, sizeof s);
     memset(&b, 0, sizeof b);
-    sweep_options(&s);
+    sweep_options(&s, SWEEP_RUNS);
     bench_ranks ranks;
     memset(&ranks, 0, sizeof ranks);
     const option own[] = {

@@ -114,7 +114,7 @@ int fattn_tool_explain(int argc, char **argv)
 {
     sweep s;
     memset(&s, 0, sizeof s);
-    sweep_options(&s);
+    sweep_options(&s, SWEEP_EXPLAINS);
     ranks_options ranks;
     memset(&ranks, 0, sizeof ranks);
     _Static_assert((int)RANKS_OPTIONS <= (int)SWEEP_MORE, "room after the sweep's options");

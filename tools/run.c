@@ -225,10 +225,10 @@ static int parse(int argc, char **argv, job *j)
         {"ranks",
          "divide sequences over the processes that mpirun\nstarted; each reads its rows alone",
          OPTION_SWITCH, .value = &d->wanted},
-        {"split NAME", "auto, contiguous, zigzag or striped; default auto", OPTION_CHOICE,
+        {"split", "which rows a rank has; default auto: by the masks", OPTION_CHOICE,
          .value = &d->split, .given = &d->any, .words = splits},
-        {"scheme NAME", "ring, heads, both or reduce; default ring", OPTION_CHOICE,
-         .value = &d->scheme, .given = &d->any, .words = schemes},
+        {"scheme", "how ranks share the work; default ring", OPTION_CHOICE, .value = &d->scheme,
+         .given = &d->any, .words = schemes},
         {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
          .value = &d->timeout, .given = &d->any},
     };

@@ -18,6 +18,7 @@
 #include "tools/terminal/terminal.h"
 
 static const char *const dir_words[] = {"fwd", "bwd", "decode", "plan", NULL};
+static const char *const explained_words[] = {"fwd", "bwd", "decode", NULL};
 static const double density_default = 0.5;
 static const int64_t block_default = 128;
 
@@ -62,14 +63,17 @@ enum {
 };
 _Static_assert((int)AXES == (int)SWEEP_OPTIONS, "an axis for every option");
 
-void sweep_options(sweep *s)
+void sweep_options(sweep *s, sweep_use use)
 {
+    const bool runs = use == SWEEP_RUNS;
     const int64_t most = INT64_MAX;
     const option own[] = {
         [DEVICE] = {"device NAME", "cpu, cuda:1, reference ...; default: FATTN_BACKEND",
                     OPTION_WORDS, .value = &s->device},
-        [DIR] = {"dir", "default fwd; decode is fwd with few queries", OPTION_CHOICES,
-                 .value = &s->dir, .words = dir_words},
+        [DIR] = {"dir",
+                 runs ? "default fwd; decode is fwd with few queries, plan only plans"
+                      : "default fwd; decode is fwd with few queries",
+                 OPTION_CHOICES, .value = &s->dir, .words = runs ? dir_words : explained_words},
         [B] = {"b N", "batch; default 1", OPTION_INTEGERS, .value = &s->b, .min = 0, .max = most},
         [HQ] = {"hq N", "query heads; default 8", OPTION_INTEGERS, .value = &s->hq, .min = 0,
                 .max = most},
@@ -117,7 +121,9 @@ void sweep_options(sweep *s)
         [WHOLES_K] = {"wholes-k", "the same of --whole-k", OPTION_SWITCHES,
                       .value = &s->places[SWEEP_WHOLES_K]},
         [LSE] = {"lse", "forward also writes lse", OPTION_SWITCHES, .value = &s->lse},
-        [SCORES] = {"scores", "also fattn_inspect(), which writes them on one thread",
+        [SCORES] = {"scores",
+                    runs ? "also fattn_inspect(), which writes them on one thread"
+                         : "also the size of the scores that fattn_inspect() writes",
                     OPTION_SWITCHES, .value = &s->scores},
         [PROBABILITIES] = {"probabilities", "the same of probabilities", OPTION_SWITCHES,
                            .value = &s->probabilities},

@@ -42,8 +42,12 @@ typedef struct sweep_case {
     fattn_buffers buffers;                   /* positions only */
 } sweep_case;
 
-/* Fills s->rows. *s must be zeroed, and must not move afterwards: the rows point into it. */
-void sweep_options(sweep *s);
+/* What a command does with its cases. */
+typedef enum sweep_use { SWEEP_RUNS, SWEEP_EXPLAINS } sweep_use;
+
+/* Fills s->rows. *s must be zeroed, and must not move afterwards: the rows point into it. A command
+ * that explains has no direction "plan". */
+void sweep_options(sweep *s, sweep_use use);
 
 /* Refuses options that would have no effect; the error names this command. */
 bool sweep_check(const sweep *s, const char *command);

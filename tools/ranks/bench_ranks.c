@@ -31,9 +31,9 @@ void bench_ranks_rows(bench_ranks *values, option *rows)
     const option own[BENCH_RANKS_OPTIONS] = {
         {"ranks", "divide sequences over the processes that mpirun\nstarted", OPTION_SWITCH,
          .value = &values->wanted},
-        {"scheme NAME", "auto, ring, heads, both or reduce; default auto", OPTION_CHOICE,
+        {"scheme", "how ranks share the work; default auto: the fastest", OPTION_CHOICE,
          .value = &values->scheme, .given = &values->any, .words = schemes},
-        {"split NAME", "auto, contiguous, zigzag or striped; default auto", OPTION_CHOICE,
+        {"split", "which rows a rank has; default auto: by the masks", OPTION_CHOICE,
          .value = &values->split, .given = &values->any, .words = splits},
         {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
          .value = &values->timeout, .given = &values->any},

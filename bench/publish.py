@@ -158,6 +158,12 @@ def markdown(head, rows):
     return ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
 
 
+def digits_of(text):
+    """A rate with three digits, or as many as were written down if that is less."""
+    known = len(text.replace(".", "").lstrip("0"))
+    return f"{float(text):#.{min(3, known)}g}".rstrip(".")
+
+
 def ratios(path, peer):
     """A row for each direction, d and mask, a column for each length: TFLOP/s where they are known, and in
     brackets the ratio to the peer; else the ratio alone."""
@@ -168,7 +174,7 @@ def ratios(path, peer):
         for n in lengths:
             row = next(r for r in rows if (r["dir"], r["d"], r["mask"], r["N"]) == (direction, d, mask, n))
             rate, ratio = number(row, "fattn"), f"{number(row, '/' + peer):.2f}"
-            cells.append(ratio if rate is None else f"{rate:#.3g} ({ratio})".replace(". (", " ("))
+            cells.append(ratio if rate is None else f"{digits_of(row['fattn'])} ({ratio})")
         word = {"fwd": "forward", "bwd": "backward"}[direction]
         lines.append([f"{word}, d {d}" + (", causal" if mask == "causal" else ""), *cells])
     return markdown(["", *map(length_word, lengths)], lines)

@@ -39,7 +39,12 @@ __all__ = ["attention", "dot_product_attention"]
 Array = Any
 Window = Sequence[int | None] | int | None
 
-_lib = ctypes.CDLL(_c.find("libfattn_xla.so"))
+try:
+    _lib = ctypes.CDLL(_c.find("libfattn_xla.so"))
+except OSError as error:
+    raise ImportError(f"fattn.jax: cannot load libfattn_xla.so ({error}). pip builds it; a build folder has it in "
+                      "python/, with meson's option -Dpython=enabled, and LD_LIBRARY_PATH has to name that folder"
+                      ) from error
 for _platform, _handler in (("cpu", _lib.fattn_xla_host), ("CUDA", _lib.fattn_xla_gpu),
                             ("ROCM", _lib.fattn_xla_gpu)):
     jax.ffi.register_ffi_target("fattn_attention", jax.ffi.pycapsule(_handler), platform=_platform)

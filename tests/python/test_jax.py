@@ -6,13 +6,16 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 jax = pytest.importorskip("jax")
 try:
     import fattn.jax as fj
-except OSError as error:  # built without the option python
+except ImportError as error:  # built without the option python
+    if "-Dpython=enabled" not in str(error):
+        raise
     pytest.skip(str(error), allow_module_level=True)
 
 import fattn  # noqa: E402
@@ -241,7 +244,6 @@ for f in (jax.jit, lambda f: f):
     got, wanted = (f(jax.grad(lambda *a: (g(*a) ** 2).sum(), argnums=(0, 1, 2, 3)))(*x) for g in (sharded, local))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, wanted)
 """
-    import sys
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -283,7 +285,6 @@ check("square", P("b", "h"), 8, 2, False, {"layout": "bhsd"})
 check("flat", P("x"), 3, 3, False)
 check("flat", P(None, None, "x"), 8, 2, True)
 """
-    import sys
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -438,3 +439,11 @@ def test_interface_is_that_of_xla(tmp_path):
     done = subprocess.run([compiler, "-std=gnu11", "-w", "-fsyntax-only", "-I", os.path.join(HERE, "..", ".."),
                            source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:2000]
+
+
+def test_without_the_library():
+    code = "from fattn import _c; _c.find = lambda name: '/nowhere/' + name; import fattn.jax"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "ImportError: fattn.jax: cannot load libfattn_xla.so" in ran.stderr
+    assert "-Dpython=enabled" in ran.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of a call from Python besides attention itself: the second table of docs/PYTHON.md.
+"""The cost of a call from Python besides attention itself: the second table of docs/notes/python.md.
 
 usage: python bench/python_calls.py [ROUNDS] [NAME]
 

@@ -5,9 +5,9 @@
 
 #include "backends/gpu/gpu.h"
 
-/* Rows of the tensor cores' kernels, best first; the last has no name. Those of Hopper (wgmma.c)
- * are there where the build has code for it. */
-extern const fattn_gpu_kernel fattn_cuda_wgmma[];
+/* Rows of the tensor cores' kernels, best first; the last has no name. Those of Hopper (wgmma.c,
+ * wgmma_backward.c) are there where the build has code for it. */
+extern const fattn_gpu_kernel fattn_cuda_wgmma[], fattn_cuda_wgmma_backward[];
 extern const fattn_gpu_kernel fattn_cuda_mma[];
 extern const fattn_gpu_kernel fattn_cuda_bf16x3[]; /* f32, bf16x3.c */
 /* And rows of plain multiply-adds (simt_wide.c). */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What wgmma.c, which plans them, and the Hopper kernels must agree on, and how Hopper's matrix
- * units lay out their operands. Plain C, so that a test on the host can check the layouts.
+ * What the rows of Hopper's kernels, which plan them, and the kernels must agree on, and how
+ * Hopper's matrix units lay out their operands. Plain C, so that a test on the host can check the
+ * layouts.
  */
 #ifndef FATTN_CUDA_WGMMA_H
 #define FATTN_CUDA_WGMMA_H

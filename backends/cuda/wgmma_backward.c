@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Kernel rows of Hopper's backward kernels (wgmma_backward.cuh), for f16 and bf16: lean ones, of
+ * which a width has a row for each tile, and those with every feature. What they do not take runs
+ * on the rows of mma.c.
+ */
+#include <stddef.h>
+#include <stdio.h>
+
+#include "backends/cuda/cuda.h"
+#include "backends/cuda/wgmma_rows.h"
+#include "backends/gpu/args.h"
+#include "backends/gpu/sizes.h"
+
+#define WGMMA_GRADIENT_ROW(channels, cannot_)                                        \
+    WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_BACKWARD), .cannot = cannot_, \
+                             .own_dtype_o = true
+
+#define BACKWARD_KEYS_MOST 128 /* of a tile */
+
+/* As forward has it, of dO too; but heads of a group may share their queries. */
+static const char *cannot_backward(const fattn_kernel *row, const fattn_problem *p)
+{
+    const int64_t queries = row->tiles[0].br;
+    if (p->seqlen_q >= WGMMA_LENGTH_MAX || p->total_q >= WGMMA_LENGTH_MAX ||
+        p->seqlen_k >= WGMMA_LENGTH_MAX || p->total_k >= WGMMA_LENGTH_MAX) {
+        return "counts queries and keys below 2^30";
+    }
+    const double rows = (double)p->total_q + (double)p->batch * (double)queries;
+    const double keys = (double)p->seqlen_k + BACKWARD_KEYS_MOST;
+    if ((double)p->batch * (double)p->heads_q * rows >= WGMMA_COUNT_MAX ||
+        (double)p->batch * (double)p->heads_k * keys >= WGMMA_COUNT_MAX) {
+        return "counts rows and keys of all heads below 2^31";
+    }
+    if (p->q.seq == 0 || p->k.seq == 0 || p->v.seq == 0 || p->dout.seq == 0) {
+        return "copies no rows of stride 0";
+    }
+    if (fattn_wgmma_stride_is_long(&p->q) || fattn_wgmma_stride_is_long(&p->k) ||
+        fattn_wgmma_stride_is_long(&p->v) || fattn_wgmma_stride_is_long(&p->dout)) {
+        return "copies by strides below 2^40 bytes";
+    }
+    if (!(row->features & MMA_OF_PAIRS) && fattn_score_rule_make(0, p->scale, 0).terms) {
+        return "takes scales above 0 alone";
+    }
+    if (p->features & FATTN_SOFTCAP && p->outputs & FATTN_OUT_DBIAS) {
+        return "makes no dbias beside a softcap";
+    }
+    return NULL;
+}
+
+/* Rows of the tiles of all heads in the workspace; -1 on overflow. */
+static int64_t saved_rows(const fattn_problem *p, int64_t queries)
+{
+    const bool packed = p->features & FATTN_CU_SEQLENS_Q;
+    const int64_t tiles = WGMMA_BACKWARD_TILES(packed, p->total_q, p->batch, queries);
+    return gpu_times(gpu_times(packed ? 1 : p->batch, p->heads_q), gpu_times(tiles, queries));
+}
+
+/* Blocks that share an item. */
+static int backward_blocks(const fattn_gpu_kernel *kernel)
+{
+    return WGMMA_BACKWARD_BLOCKS(kernel->width);
+}
+
+static int64_t backward_items(const fattn_problem *p, const fattn_tiling *t)
+{
+    return gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
+}
+
+/* Tiles that a kernel before looks at, those past the last of some keys too. */
+static int64_t tiles_seen(const fattn_problem *p, const fattn_tiling *t)
+{
+    const int64_t *const stride = p->features & FATTN_BLOCK_MASK ? p->block_mask_stride
+                                  : p->features & FATTN_BIAS     ? p->bias_stride
+                                                                 : p->mask_stride;
+    return wgmma_backward_looks(p, t->q_blocks, t->k_blocks)
+               ? fattn_cuda_seen_heads(p, stride) * t->q_blocks * SEEN_BYTES(t->k_blocks)
+               : 0;
+}
+
+/* The bits of items, of each of their blocks, and a byte for each of those tiles: in units of four
+ * bytes, -1 on overflow. */
+static int64_t skip_words(const fattn_problem *p, const fattn_tiling *t, int64_t blocks)
+{
+    const int64_t items = gpu_times(backward_items(p, t), blocks);
+    const int64_t bits = gpu_times(items, 2 * WGMMA_BACKWARD_WORDS(t->q_blocks));
+    return bits < 0 ? -1 : bits + tiles_seen(p, t) / 4;
+}
+
+/* Words of the list of sequences. */
+static int64_t list_words(const fattn_problem *p, const fattn_tiling *t)
+{
+    return wgmma_orders(p, backward_items(p, t)) ? p->batch * (int64_t)sizeof(wgmma_listed) / 4 : 0;
+}
+
+/* dQ, lse and delta of every row, what the items are, and which tiles they leave out, or the list
+ * of sequences. */
+static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                  const fattn_tiling *t)
+{
+    const int64_t saved = saved_rows(p, t->br);
+    const int64_t rows = gpu_times(saved, fattn_gpu_kernel_of(row)->width + 2);
+    const int64_t blocks = backward_blocks(fattn_gpu_kernel_of(row));
+    const int64_t turns = saved < 0 ? 0 : WGMMA_BACKWARD_TURNS(saved / t->br * blocks);
+    const int64_t items = gpu_times(backward_items(p, t), blocks * WGMMA_BACKWARD_ITEM_BYTES / 4);
+    const int64_t skips = wgmma_skips(p) ? skip_words(p, t, blocks) : list_words(p, t);
+    if (rows < 0 || items < 0 || skips < 0 || items > INT64_MAX / 4 || skips > INT64_MAX / 4 ||
+        rows > INT64_MAX - items - skips - turns - WGMMA_BACKWARD_TAKEN) {
+        return -1;
+    }
+    return gpu_floats(rows + turns + WGMMA_BACKWARD_TAKEN + items + skips);
+}
+
+/* Lists the sequences. */
+static void order_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                        const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_order_%s", kernel->run);
+    shape->blocks = list_words(p, t) > 0;
+    shape->threads = WGMMA_ORDERED_MOST;
+    shape->early = true;
+}
+
+/* One of the kernels before and after, for so many rows of each head, or all that the workspace has
+ * of packed ones. */
+static void row_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
+                      int64_t rows, const char *entry, fattn_gpu_shape *shape)
+{
+    const int64_t of_head = saved_rows(p, t->br) / fattn_max64(p->heads_q, 1);
+    const int64_t all =
+        wgmma_visits_packed(p, of_head, rows) ? p->heads_q * of_head : p->batch * p->heads_q * rows;
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", entry, kernel->run);
+    shape->blocks = fattn_ceil_div(all, FATTN_GPU_BACKWARD_ROWS);
+    shape->threads = WGMMA_ROWS_THREADS;
+    shape->early = true;
+}
+
+static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    row_shape(kernel, p, t, t->q_blocks * t->br, "rows", shape);
+    shape->blocks += shape->blocks == 0; /* which makes the items */
+}
+
+static void dq_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
+                     fattn_gpu_shape *shape)
+{
+    row_shape(kernel, p, t, p->seqlen_q, "dq", shape);
+    shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;
+}
+
+static void sink_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)t;
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_sink_%s", kernel->run);
+    shape->blocks = p->outputs & FATTN_OUT_DSINK ? p->heads_q : 0;
+    shape->threads = WGMMA_SINK_THREADS;
+    shape->early = true;
+}
+
+static void backward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                           const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const bool ordered = backward_blocks(kernel) > 1 && p->features & FATTN_DETERMINISTIC;
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s%s",
+             p->dtype == FATTN_F16 ? "f16" : "bf16", ordered ? "ordered_" : "", kernel->run);
+    shape->together = backward_blocks(kernel);
+    shape->blocks = backward_items(p, t) * shape->together;
+    shape->threads = WGMMA_THREADS(2);
+    shape->shared = kernel->shared;
+    shape->early = true;
+    shape->resident = true;
+}
+
+static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                         const fattn_tiling *t, fattn_gpu_map maps[FATTN_GPU_MAPS])
+{
+    const int keys = (int)t->bc / backward_blocks(kernel);
+    maps[0] = fattn_wgmma_rows_map(p, offsetof(fattn_buffers, q), p->dim, &p->q, (int)t->br);
+    maps[1] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, k), p->dim, &p->k, keys);
+    maps[2] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, v), p->dim_v, &p->v, keys);
+    maps[3] =
+        fattn_wgmma_rows_map(p, offsetof(fattn_buffers, dout), p->dim_v, &p->dout, (int)t->br);
+    return 4;
+}
+
+/* At 64 channels there are tiles of 64 queries and of 128. Long sequences take 1.16 times as long
+ * with the former; in short ones more is saved, for there are fewer rows without a query, and the
+ * first product of an item, which is not used, is smaller. */
+static bool has_few_queries(const fattn_problem *p)
+{
+    const int64_t queries =
+        p->features & FATTN_CU_SEQLENS_Q ? p->total_q / fattn_max64(p->batch, 1) : p->seqlen_q;
+    const int64_t small = fattn_ceil_div(queries, 64) * 64,
+                  large = fattn_ceil_div(queries, 128) * 128;
+    const bool few = queries <= 320 || (fattn_cuda_sees_half(p) && queries <= 512);
+    return (few && p->seqlen_k <= 512) || 7 * small <= 6 * large;
+}
+
+static bool backward_pays(const fattn_kernel *row, const fattn_problem *p,
+                          const fattn_limits *limits)
+{
+    (void)limits;
+    const bool small = fattn_gpu_kernel_of(row)->width == 64 && row->tiles[0].br == 64;
+    return !small || has_few_queries(p);
+}
+
+#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)                      \
+    {                                                                                   \
+        .row = {.name = "wgmma_backward_" #name_,                                       \
+                WGMMA_GRADIENT_ROW(channels, cannot_backward),                          \
+                .features = FATTN_GPU_BACKWARD_LEAN | FATTN_SINK | FATTN_DETERMINISTIC, \
+                .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},                 \
+                .pays = backward_pays,                                                  \
+                .fast_bytes = fattn_gpu_shared_bytes,                                   \
+                .workspace = backward_workspace},                                       \
+        WGMMA_KERNEL("wgmma_backward", channels),                                       \
+        .phases = {order_shape, rows_shape, backward_shape, dq_shape, sink_shape},      \
+        .maps = backward_maps,                                                          \
+        .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages),               \
+        .run = #name_,                                                                  \
+    },
+
+/* --- Backward with every feature -------------------------------------------------------------- */
+
+typedef struct backward_run {
+    const char *name;
+    uint64_t features; /* of pairs */
+    bool dbias;        /* which it may want */
+    int width, shared, stages_of_term;
+} backward_run;
+
+#define BACKWARD_RUN(run, bits, dbias, channels, queries, keys, stages, term_stages) \
+    {#run,                                                                           \
+     bits,                                                                           \
+     dbias,                                                                          \
+     channels,                                                                       \
+     WGMMA_BACKWARD_FULL_SHARED(bits, channels, queries, keys, stages, term_stages), \
+     term_stages},
+static const backward_run backward_runs[] = {WGMMA_BACKWARD_FULL_64(
+    BACKWARD_RUN) WGMMA_BACKWARD_FULL_128(BACKWARD_RUN) WGMMA_BACKWARD_FULL_256(BACKWARD_RUN)};
+
+/* Whether a run's kernel takes the problem: it is for everything, or knows the features to be
+ * there, and no others. Kernels for a bias know its type, and those that have it copied want
+ * strides for that. */
+static bool run_takes(const backward_run *run, const fattn_problem *p)
+{
+    const uint64_t features = p->features & MMA_OF_PAIRS;
+    const bool dbias = p->outputs & FATTN_OUT_DBIAS, copies = run->stages_of_term > 0;
+    if (run->features == MMA_ANY) {
+        return true;
+    }
+    if (run->features != features || run->dbias != dbias) {
+        return false;
+    }
+    return features == FATTN_BIAS
+               ? p->dtype_bias == p->dtype &&
+                     (!copies || fattn_wgmma_term_is_mapped(p->bias_stride, 2, 1))
+               : features != FATTN_MASK || !copies ||
+                     fattn_wgmma_term_is_mapped(p->mask_stride, 1, 1);
+}
+
+/* The last that takes it: the first of a width is for everything. */
+static const backward_run *backward_run_of(const fattn_gpu_kernel *kernel, const fattn_problem *p)
+{
+    const backward_run *found = NULL;
+    for (size_t n = 0; n < sizeof backward_runs / sizeof *backward_runs; n++) {
+        const backward_run *const run = backward_runs + n;
+        found = run->width == kernel->width && run_takes(run, p) ? run : found;
+    }
+    return found;
+}
+
+static int64_t backward_full_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
+{
+    (void)tile;
+    return backward_run_of(fattn_gpu_kernel_of(row), p)->shared;
+}
+
+/* Looks for tiles to leave out, clears dBias, or lists the sequences; no run wants two of these. */
+static void backward_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                                 const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    if (wgmma_backward_looks(p, t->q_blocks, t->k_blocks)) {
+        fattn_cuda_seen_shape(p, t, t->q_blocks, shape);
+        snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%s", kernel->run);
+        if (p->features & FATTN_BLOCK_MASK) { /* a tile is a thread's */
+            shape->blocks = fattn_ceil_div(tiles_seen(p, t), shape->threads);
+        }
+        return;
+    }
+    if (list_words(p, t) > 0) {
+        order_shape(kernel, p, t, shape);
+        return;
+    }
+    fattn_gpu_backward_clear(kernel, p, t, shape);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_clear_dbias");
+}
+
+static void backward_full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                                const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const backward_run *const run = backward_run_of(kernel, p);
+    backward_shape(kernel, p, t, shape);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s_%d", run->name,
+             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width);
+    shape->shared = run->shared;
+}
+
+/* The maps of backward, and one of the bias or mask, as full_maps(). */
+static int backward_full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                              const fattn_tiling *t, fattn_gpu_map maps[FATTN_GPU_MAPS])
+{
+    const int count = backward_maps(kernel, p, t, maps);
+    const backward_run *const run = backward_run_of(kernel, p);
+    if (run->stages_of_term == 0) {
+        return count;
+    }
+    const int64_t *const stride = run->features == FATTN_BIAS ? p->bias_stride : p->mask_stride;
+    fattn_gpu_map *const map = &maps[count];
+    *map = fattn_wgmma_term_map(p, run->features);
+    fattn_wgmma_axis_add(map, p->seqlen_q, stride[2], stride[2] ? (int)t->br : 1);
+    fattn_wgmma_axis_add(map, p->heads_q, stride[1], 1);
+    fattn_wgmma_axis_add(map, p->batch, stride[0], 1);
+    return count + 1;
+}
+
+/* A block mask is looked at tile by tile, once for all heads of a group. */
+static const char *cannot_backward_full(const fattn_kernel *row, const fattn_problem *p)
+{
+    if (!(p->features & FATTN_BLOCK_MASK)) {
+        return cannot_backward(row, p);
+    }
+    if ((p->features & MMA_OF_PAIRS) != FATTN_BLOCK_MASK) {
+        return "takes a block mask without a feature of single pairs";
+    }
+    if (p->features & FATTN_DETERMINISTIC) {
+        return "takes no block mask in deterministic runs";
+    }
+    const fattn_tile tile = row->tiles[0];
+    if (p->block_m % tile.br ||
+        p->block_n % (tile.bc / backward_blocks(fattn_gpu_kernel_of(row)))) {
+        return "takes block masks of whole tiles";
+    }
+    if (p->block_mask_stride[1] != 0 && fattn_gpu_group(p) > 1) {
+        return "takes block masks that the heads of a group share";
+    }
+    const double tiles = (double)p->batch * (double)p->heads_k *
+                         (double)(p->seqlen_q / row->tiles[0].br + 1) *
+                         (double)(p->seqlen_k / row->tiles[0].bc + 8);
+    if (tiles >= WGMMA_COUNT_MAX) {
+        return "counts tiles of a block mask below 2^31";
+    }
+    return cannot_backward(row, p);
+}
+
+/* A row of more channels has smaller tiles, into which block masks fit that this width's own row
+ * declines; but half of its products would be of zeros. */
+static bool backward_full_pays(const fattn_kernel *row, const fattn_problem *p,
+                               const fattn_limits *limits)
+{
+    (void)limits;
+    return !(p->features & FATTN_BLOCK_MASK) || fattn_gpu_kernel_of(row)->width == 64 ||
+           fattn_wgmma_needs_width(row, p);
+}
+
+/* Entries of dbias must be countable for what clears them. */
+static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                       const fattn_tiling *t)
+{
+    const int64_t common = fattn_gpu_backward_workspace(row, p, t);
+    return common < 0 ? -1 : backward_workspace(row, p, t);
+}
+
+#define WGMMA_BACKWARD_FULL_ROW(channels, keys)                                                  \
+    {                                                                                            \
+        .row = {.name = "wgmma_backward_full_" #channels,                                        \
+                WGMMA_GRADIENT_ROW(channels, cannot_backward_full),                              \
+                .features = FATTN_KERNEL_COMMON & ~FATTN_GPU_NOT_BACKWARD,                       \
+                .adds_dbias = true,                                                              \
+                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                           \
+                .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},                               \
+                .pays = backward_full_pays,                                                      \
+                .fast_bytes = backward_full_bytes,                                               \
+                .workspace = backward_full_workspace},                                           \
+        WGMMA_KERNEL("wgmma_backward_full_" #channels, channels),                                \
+        .phases = {backward_begin_shape, rows_shape, backward_full_shape, dq_shape, sink_shape}, \
+        .maps = backward_full_maps, .run = "full_" #channels,                                    \
+    }
+
+const fattn_gpu_kernel fattn_cuda_wgmma_backward[] = {WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW)
+                                                          WGMMA_BACKWARD_PAIRS(WGMMA_BACKWARD_ROW)
+                                                              WGMMA_BACKWARD_FULL_ROW(64, 128),
+                                                      WGMMA_BACKWARD_FULL_ROW(128, 128),
+                                                      WGMMA_BACKWARD_FULL_ROW(256, 128),
+                                                      {.row = {.name = NULL}}};

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tensor maps by which Hopper's kernels copy, and the strides that these take. */
+#include <stddef.h>
+
+#include "backends/cuda/wgmma_rows.h"
+
+#define STRIDE_MAX (INT64_C(1) << 39) /* elements */
+
+bool fattn_wgmma_stride_is_long(const fattn_strides *s)
+{
+    return s->batch >= STRIDE_MAX || s->seq >= STRIDE_MAX || s->head >= STRIDE_MAX;
+}
+
+void fattn_wgmma_axis_add(fattn_gpu_map *map, int64_t extent, int64_t stride, int box)
+{
+    const bool shared = stride == 0;
+    map->extent[map->axes] = shared || extent < 1 ? 1 : (uint64_t)extent;
+    map->stride[map->axes - 1] = shared ? 16 : map->bytes * (uint64_t)stride;
+    map->box[map->axes] = (uint32_t)box;
+    map->axes++;
+}
+
+fattn_gpu_map fattn_wgmma_map(size_t buffer, int64_t dim)
+{
+    fattn_gpu_map map = {
+        .buffer = buffer, .bytes = 2, .axes = 1, .extent = {(uint64_t)dim}, .box = {64}};
+    return map;
+}
+
+/* Channels, rows, heads, sequences; these are one where rows are packed. */
+static fattn_gpu_map plain_map(size_t buffer, int64_t dim, int64_t rows, int64_t heads,
+                               int64_t batch, const fattn_strides *s, int box)
+{
+    fattn_gpu_map map = fattn_wgmma_map(buffer, dim);
+    fattn_wgmma_axis_add(&map, rows, s->seq, box);
+    fattn_wgmma_axis_add(&map, heads, s->head, 1);
+    fattn_wgmma_axis_add(&map, batch, s->batch, 1);
+    return map;
+}
+
+fattn_gpu_map fattn_wgmma_keys_map(const fattn_problem *p, size_t buffer, int64_t dim,
+                                   const fattn_strides *s, int keys)
+{
+    const int64_t batch = p->features & FATTN_CU_SEQLENS_K ? 1 : p->batch;
+    if (p->features & FATTN_PAGED) { /* a page's keys, heads, pages */
+        return plain_map(buffer, dim, p->page_size, p->heads_k, p->num_pages, s,
+                         (int)WGMMA_PIECE(p->page_size, keys));
+    }
+    return plain_map(buffer, dim, p->total_k, p->heads_k, batch, s, keys);
+}
+
+fattn_gpu_map fattn_wgmma_rows_map(const fattn_problem *p, size_t buffer, int64_t dim,
+                                   const fattn_strides *s, int rows)
+{
+    const int64_t batch = p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch;
+    return plain_map(buffer, dim, p->total_q, p->heads_q, batch, s, rows);
+}
+
+bool fattn_wgmma_term_is_mapped(const int64_t stride[4], int64_t bytes, int64_t group)
+{
+    bool maps = stride[3] == 1;
+    for (int n = 0; n < 3; n++) {
+        maps = maps && stride[n] * bytes % 16 == 0 && stride[n] < STRIDE_MAX / group;
+    }
+    return maps;
+}
+
+fattn_gpu_map fattn_wgmma_term_map(const fattn_problem *p, uint64_t feature)
+{
+    const bool bias = feature == FATTN_BIAS;
+    fattn_gpu_map map =
+        fattn_wgmma_map(bias ? offsetof(fattn_buffers, bias) : offsetof(fattn_buffers, mask),
+                        p->seqlen_k > 1 ? p->seqlen_k : 1);
+    map.optional = true;
+    map.bytes = bias ? 2 : 1;
+    map.box[0] = 128 / map.bytes;
+    return map;
+}

@@ -1114,6 +1114,50 @@ static fattn_plan_info plan_info(fattn_device *device, const fattn_problem *p, c
     return info;
 }
 
+/* Problems without query heads, or without any, are planned by rows that do not divide by a group;
+ * those that do say so when they are named. */
+static void check_without_heads(void)
+{
+    static const uint64_t features[] = {0, FATTN_MASK, FATTN_BIAS, FATTN_ALIBI};
+    fattn_device *device = open_h100("no query heads");
+    fattn_problem p = problem_of(FORWARD);
+    p.layout = FATTN_BHSD;
+    EACH (n, features) {
+        for (int heads_k = 0; heads_k <= 2; heads_k += 2) {
+            p.features = features[n];
+            p.heads_q = 0, p.heads_k = heads_k;
+            p.dtype_bias = features[n] & FATTN_BIAS ? p.dtype : FATTN_DTYPE_DEFAULT;
+            p.mask_stride[2] = features[n] & FATTN_MASK ? 80 : 0;
+            p.bias_stride[2] = features[n] & FATTN_BIAS ? 80 : 0;
+            p.mask_stride[3] = p.mask_stride[2] > 0, p.bias_stride[3] = p.bias_stride[2] > 0;
+            const fattn_plan_info info = plan_info(device, &p, "a plan");
+            expect(info.work_items == 0, "case %d: %lld items", (int)n, (long long)info.work_items);
+        }
+    }
+    fattn_device_close(device);
+    static const char *const rows[] = {"wgmma_64", "wgmma_short_64", "wgmma_split_64",
+                                       "wgmma_full_64"};
+    EACH (n, rows) {
+        fattn_plan *plan = NULL;
+        setenv("FATTN_KERNEL", rows[n], 1);
+        fattn_env_reload();
+        expect_ok(fattn_device_open("cuda:0", &device), "opening");
+        p.features = 0;
+        p.heads_q = 0, p.heads_k = 2;
+        memset(p.bias_stride, 0, sizeof p.bias_stride);
+        memset(p.mask_stride, 0, sizeof p.mask_stride);
+        const fattn_status status = fattn_plan_create(device, &p, &plan);
+        expect(status == FATTN_UNSUPPORTED && says("takes no problem without query heads"),
+               "%s: %s: %s", rows[n], fattn_status_string(status), fattn_last_reason());
+        fattn_plan_destroy(plan);
+        fattn_device_close(device);
+    }
+    unsetenv("FATTN_KERNEL");
+    fattn_env_reload();
+    stub->units = 4;
+    tap_check(wrong == 0, "no row of Hopper takes a problem without query heads");
+}
+
 /* The rows that the planner takes for 16-bit types on an H100. */
 static void check_hopper_rows(void)
 {
@@ -1367,6 +1411,7 @@ static bool check_maps(void)
         }
         check_map_strides();
         check_map_refusals();
+        check_without_heads();
         check_hopper_rows();
         check_packed_rows();
         check_backward_rows();

@@ -42,6 +42,9 @@ enum {
  * leaves the axis out; rows that share it are not worth that. */
 static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
 {
+    if (p->heads_q == 0) {
+        return "takes no problem without query heads";
+    }
     if (fattn_gpu_group(p) > GROUP_MAX) {
         return "takes 128 query heads of a key/value head at most";
     }
@@ -133,9 +136,10 @@ static bool short_pays(const fattn_kernel *row, const fattn_problem *p, const fa
 /* Of rows that split keys: a group's heads are rows of one block, as they are for what merges. */
 static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
 {
-    const int64_t group = fattn_gpu_group(p);
-    return group < 1 || WGMMA_SPLIT_ROWS % group ? "takes groups of 1, 2, 4 .. 128 query heads"
-                                                 : cannot(row, p);
+    const char *const why = cannot(row, p);
+    return !why && WGMMA_SPLIT_ROWS % fattn_gpu_group(p)
+               ? "takes groups of 1, 2, 4 .. 128 query heads"
+               : why;
 }
 
 /* Keys that take as long as the rest of a part does. Where a head has several blocks of rows, its

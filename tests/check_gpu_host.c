@@ -1201,7 +1201,9 @@ static void check_hopper_rows(void)
         {"mma_full_128", 8, 32, 8, 16, 300, 128, FATTN_ALIBI, 0},  /* and few of them */
         {"wgmma_full_128", 256, 16, 16, 32, 32, 128, FATTN_MASK, 64},
         {"wgmma_full_64", 1, 4, 4, 2048, 2048, 64, FATTN_SOFTCAP, 128},
-        {"mma_full_64", 1, 1, 1, 2048, 2048, 64, FATTN_SOFTCAP, 0}, /* 16 of many keys */
+        {"mma_full_64", 1, 1, 1, 2048, 2048, 64, FATTN_SOFTCAP, 0},      /* 16 of many keys */
+        {"mma_full_64", 1, 12, 12, 128, 1024, 64, FATTN_ALIBI, 0},       /* 12 are too few at 64, */
+        {"wgmma_full_128", 1, 12, 12, 128, 1024, 128, FATTN_ALIBI, 128}, /* enough at 128 */
     };
     fattn_device *const device = open_h100("Hopper's rows");
     EACH (n, cases) {

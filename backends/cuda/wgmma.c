@@ -418,23 +418,24 @@ static bool few_rows_pay(const fattn_kernel *row, const fattn_problem *p)
 {
     const int64_t rows = fattn_gpu_group(p) * p->seqlen_q;
     return rows > MMA_DECODE_ROWS && rows <= 64 &&
-           (p->seqlen_k > 128 ||
-            (fattn_gpu_kernel_of(row)->width > 128 && fattn_wgmma_needs_width(row, p))) &&
+           (p->seqlen_k > 128 || fattn_gpu_kernel_of(row)->width > 128) &&
            (double)p->batch * (double)p->heads_k >= BLOCKS_MIN;
 }
 
 /* Where blocks of a block mask are no multiples of a tile, most tiles are kept in part. These are
- * slow: 3 times the time of the rows of mma.c. */
+ * slow: 3 times the time of the rows of mma.c. A row of more channels has smaller tiles, which such
+ * blocks may be multiples of; what a narrower row declines for another reason pays no more here. */
 static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     const fattn_tile *tile = row->tiles;
     while (full_fast_bytes(row, p, *tile) < 0) {
         tile++;
     }
-    const bool blocks = p->features & FATTN_BLOCK_MASK;
-    const bool whole =
-        !blocks || (p->block_m * fattn_gpu_group(p) % tile->br == 0 && p->block_n % tile->bc == 0);
-    return whole && (few_pay(row, p, limits) || few_rows_pay(row, p) || pays(row, p, limits) ||
+    const bool suits =
+        p->features & FATTN_BLOCK_MASK
+            ? p->block_m * fattn_gpu_group(p) % tile->br == 0 && p->block_n % tile->bc == 0
+            : fattn_wgmma_needs_width(row, p);
+    return suits && (few_pay(row, p, limits) || few_rows_pay(row, p) || pays(row, p, limits) ||
                      full_is_short(row, p, limits));
 }
 

@@ -355,14 +355,13 @@ static const char *cannot_backward_full(const fattn_kernel *row, const fattn_pro
     return cannot_backward(row, p);
 }
 
-/* A row of more channels has smaller tiles, into which block masks fit that this width's own row
- * declines; but half of its products would be of zeros. */
+/* A row of more channels has smaller tiles, into which block masks fit that a narrower row
+ * declines. */
 static bool backward_full_pays(const fattn_kernel *row, const fattn_problem *p,
                                const fattn_limits *limits)
 {
     (void)limits;
-    return !(p->features & FATTN_BLOCK_MASK) || fattn_gpu_kernel_of(row)->width == 64 ||
-           fattn_wgmma_needs_width(row, p);
+    return !(p->features & FATTN_BLOCK_MASK) || fattn_wgmma_needs_width(row, p);
 }
 
 /* Entries of dbias must be countable for what clears them. */

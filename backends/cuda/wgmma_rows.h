@@ -19,11 +19,12 @@
 #define WGMMA_LENGTH_MAX (1 << 30) /* queries, and keys */
 #define WGMMA_COUNT_MAX 0x1p31     /* items, rows of all heads, and tiles that are looked at */
 
-/* Whether a row of half as many channels would be too narrow. */
+/* Whether a row of half as many channels would be too narrow: half of this one's products would be
+ * of zeros if it took what the other declines. */
 static inline bool fattn_wgmma_needs_width(const fattn_kernel *row, const fattn_problem *p)
 {
-    const int half = fattn_gpu_kernel_of(row)->width / 2;
-    return p->dim > half || p->dim_v > half;
+    const int width = fattn_gpu_kernel_of(row)->width;
+    return width == 64 || p->dim > width / 2 || p->dim_v > width / 2;
 }
 
 /* Whether a tensor has a stride that no map takes. */

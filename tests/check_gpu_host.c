@@ -1229,6 +1229,30 @@ static void check_hopper_rows(void)
               (int)(sizeof cases / sizeof *cases));
 }
 
+/* The same with as many blocks, on a device of half as many multiprocessors: 40 leave few of them
+ * idle. */
+static void check_half_a_device(void)
+{
+    static const char *const rows[] = {"wgmma_split_128", "wgmma_128"};
+    fattn_problem p = problem_of(FORWARD);
+    p.features = 0;
+    p.batch = 1, p.heads_q = p.heads_k = 5;
+    p.seqlen_q = 1024, p.seqlen_k = 2048;
+    p.dim = p.dim_v = 128;
+    EACH (n, rows) {
+        fattn_device *device = open_h100("half of an H100");
+        fattn_device_close(device);
+        stub->units /= (int)n + 1;
+        expect_ok(fattn_device_open("cuda:0", &device), "opening");
+        const fattn_plan_info info = plan_info(device, &p, rows[n]);
+        expect(strcmp(info.kernel, rows[n]) == 0, "%d multiprocessors: %s", stub->units,
+               info.kernel);
+        close_h100(device);
+        tap_check(wrong == 0, "how many blocks pay follows from the multiprocessors, here %d",
+                  132 / ((int)n + 1));
+    }
+}
+
 /* Which row takes a packed batch, and whether a kernel before lists its sequences: this depends on
  * the longest of them, their mean and their number. */
 static void check_packed_rows(void)
@@ -1415,6 +1439,7 @@ static bool check_maps(void)
         check_map_refusals();
         check_without_heads();
         check_hopper_rows();
+        check_half_a_device();
         check_packed_rows();
         check_backward_rows();
         check_block_mask_rows();

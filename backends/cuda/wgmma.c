@@ -33,10 +33,12 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
 
 enum {
     GROUP_MAX = 128, /* query heads of a key/value head: a tile has all of a query */
-    BLOCKS_MIN = 80, /* fewer leave so much of a GPU idle that rows which split keys are faster */
     SPLIT_KEYS_MIN = 128,
     SPLIT_KEYS_LONG = 1024
 };
+
+/* Rows of a key/value head. */
+static int64_t rows_of(const fattn_problem *p) { return fattn_gpu_group(p) * p->seqlen_q; }
 
 /* Tensor maps have no axis of stride 0. Where heads or sequences share what they read, the kernel
  * leaves the axis out; rows that share it are not worth that. */
@@ -52,9 +54,7 @@ static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
         p->seqlen_k >= WGMMA_LENGTH_MAX || p->total_k >= WGMMA_LENGTH_MAX) {
         return "counts queries and keys below 2^30";
     }
-    if ((double)p->batch * (double)p->heads_k *
-            (double)(fattn_gpu_group(p) * p->seqlen_q / 64 + 1) >=
-        WGMMA_COUNT_MAX) {
+    if ((double)p->batch * (double)p->heads_k * (double)(rows_of(p) / 64 + 1) >= WGMMA_COUNT_MAX) {
         return "counts tiles below 2^31";
     }
     if (p->q.seq == 0 || p->k.seq == 0 || p->v.seq == 0) {
@@ -83,13 +83,20 @@ static bool sequences_differ(const fattn_problem *p)
                           FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS);
 }
 
+/* Blocks of so many rows. */
+static double blocks_of(const fattn_problem *p, int64_t rows)
+{
+    return (double)p->batch * (double)p->heads_k * (double)fattn_ceil_div(rows_of(p), rows);
+}
+
+/* Fewer blocks leave so many multiprocessors idle that rows which split keys are faster. */
+static double least_blocks(const fattn_limits *limits) { return 0.6 * (double)limits->units; }
+
 /* Whether there are blocks of rows enough, and most of them full. */
 static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
-    (void)row, (void)limits;
-    const int64_t rows = fattn_gpu_group(p) * p->seqlen_q;
-    return rows > 64 &&
-           (double)p->batch * (double)p->heads_k * (double)((rows + 127) / 128) >= BLOCKS_MIN;
+    (void)row;
+    return rows_of(p) > 64 && blocks_of(p, 128) >= least_blocks(limits);
 }
 
 /* Of rows for short sequences: a group's heads are rows of one block. */
@@ -118,9 +125,8 @@ static bool are_short(const fattn_kernel *row, const fattn_problem *p, const fat
 {
     enum { KEYS_MAX = 1024 };
     const int64_t keys = fattn_cuda_sees_half(p) ? p->seqlen_k / 2 : p->seqlen_k;
-    const int64_t rows = fattn_gpu_group(p) * p->seqlen_q;
-    const double units = (double)limits->units;
-    const double blocks = (double)p->batch * (double)p->heads_k * (double)((rows + 63) / 64);
+    const int64_t rows = rows_of(p);
+    const double units = (double)limits->units, blocks = blocks_of(p, 64);
     const bool few = blocks <= 1.5 * units;
     return rows > MMA_DECODE_ROWS &&
            (are_short_in_mean(p) ||
@@ -146,7 +152,7 @@ static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
  * keys come from L2, and sums that are written and read again count for more. */
 static int64_t part_keys(const fattn_problem *p)
 {
-    return fattn_gpu_group(p) * p->seqlen_q > WGMMA_SPLIT_ROWS ? 640 : 256;
+    return rows_of(p) > WGMMA_SPLIT_ROWS ? 640 : 256;
 }
 
 static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem *p,
@@ -179,8 +185,7 @@ static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t
     if (rows == 0) {
         return false;
     }
-    const int64_t blocks =
-        p->batch * p->heads_k * fattn_ceil_div(fattn_gpu_group(p) * p->seqlen_q, rows);
+    const int64_t blocks = p->batch * p->heads_k * fattn_ceil_div(rows_of(p), rows);
     const double whole =
         (double)(fattn_ceil_div(blocks, units) * rows) * (double)keys / WGMMA_SPLIT_ROWS;
     const bool banded = p->window_right >= 0 && p->seqlen_q > keys / 8;
@@ -198,7 +203,7 @@ static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t
  * its tile has more rows than the head. Decoding takes fewer rows. */
 static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
-    const int64_t rows = fattn_gpu_group(p) * p->seqlen_q, keys = p->seqlen_k;
+    const int64_t rows = rows_of(p), keys = p->seqlen_k;
     const bool one = rows <= WGMMA_SPLIT_ROWS &&
                      (keys >= SPLIT_KEYS_LONG ||
                       whole_rows(p, fattn_gpu_kernel_of(row)->width) > WGMMA_SPLIT_ROWS);
@@ -387,8 +392,7 @@ static int64_t full_fast_bytes(const fattn_kernel *row, const fattn_problem *p, 
 static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
 {
     const uint64_t features = p->features & MMA_OF_PAIRS;
-    const double tiles = (double)p->batch * (double)p->heads_k *
-                         (double)(fattn_gpu_group(p) * p->seqlen_q / 64 + 1) *
+    const double tiles = (double)p->batch * (double)p->heads_k * (double)(rows_of(p) / 64 + 1) *
                          (double)(p->seqlen_k / row->tiles[0].bc + 8);
     if (features & FATTN_BLOCK_MASK && features != FATTN_BLOCK_MASK) {
         return "takes a block mask without a feature of single pairs";
@@ -399,27 +403,23 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
     return cannot(row, p);
 }
 
-/* Whether these kernels take less time than those of mma.c although their blocks leave most
+/* Whether these kernels take less time than those of mma.c although their blocks may leave most
  * multiprocessors idle. Theirs is proportional to the keys; that of mma.c, which cuts keys into
  * parts and merges them, to keys times blocks, beside a constant. Where the two lines meet was
- * fitted to runs of up to 95 blocks (docs/notes/hopper-forward.md). */
-static bool few_pay(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
+ * fitted to runs of up to 95 blocks (docs/notes/hopper-forward.md). Where heads have so few rows
+ * that half of a block is empty, many blocks pay, up to 128 channels with keys for more than one
+ * tile. */
+static bool full_blocks_pay(const fattn_kernel *row, const fattn_problem *p,
+                            const fattn_limits *limits)
 {
-    const bool narrow = fattn_gpu_kernel_of(row)->width == 64;
-    const int64_t rows = fattn_gpu_group(p) * p->seqlen_q;
-    const double blocks = (double)p->batch * (double)p->heads_k * (double)((rows + 127) / 128);
-    const double enough = (double)limits->units * (narrow ? 0.36 : 0.33);
-    return rows > 64 && (double)p->seqlen_k * (enough - blocks) <= (narrow ? 32e3 : 42e3);
-}
-
-/* The same where heads have so few rows that half of a block is empty. Up to 128 channels this pays
- * where there are keys for more than one tile. */
-static bool few_rows_pay(const fattn_kernel *row, const fattn_problem *p)
-{
-    const int64_t rows = fattn_gpu_group(p) * p->seqlen_q;
-    return rows > MMA_DECODE_ROWS && rows <= 64 &&
-           (p->seqlen_k > 128 || fattn_gpu_kernel_of(row)->width > 128) &&
-           (double)p->batch * (double)p->heads_k >= BLOCKS_MIN;
+    const int width = fattn_gpu_kernel_of(row)->width;
+    const double enough = (double)limits->units * (width == 64 ? 0.36 : 0.33);
+    if (rows_of(p) > 64) {
+        return (double)p->seqlen_k * (enough - blocks_of(p, 128)) <= (width == 64 ? 32e3 : 42e3);
+    }
+    const bool wide = width > 128 && fattn_wgmma_needs_width(row, p);
+    return rows_of(p) > MMA_DECODE_ROWS && (p->seqlen_k > 128 || wide) &&
+           blocks_of(p, 64) >= least_blocks(limits);
 }
 
 /* Where blocks of a block mask are no multiples of a tile, most tiles are kept in part. These are
@@ -435,8 +435,7 @@ static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fat
         p->features & FATTN_BLOCK_MASK
             ? p->block_m * fattn_gpu_group(p) % tile->br == 0 && p->block_n % tile->bc == 0
             : fattn_wgmma_needs_width(row, p);
-    return suits && (few_pay(row, p, limits) || few_rows_pay(row, p) || pays(row, p, limits) ||
-                     full_is_short(row, p, limits));
+    return suits && (full_blocks_pay(row, p, limits) || full_is_short(row, p, limits));
 }
 
 /* The counter, and the order of sequences, or what a bias, a mask or a block mask leaves of each

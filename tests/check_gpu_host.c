@@ -1316,6 +1316,27 @@ static void check_packed_rows(void)
     tap_check(wrong == 0, "rows of packed batches, and when their sequences are put in order");
 }
 
+/* Groups of 33 heads, of whose tiles of 64 rows each has one query: 2^32 of them, or a few less. */
+static void check_looked_tiles(void)
+{
+    fattn_device *const device = open_h100("tiles that are looked at");
+    for (int many = 0; many < 2; many++) {
+        fattn_problem p = problem_of(FORWARD);
+        p.features = FATTN_MASK | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+        p.batch = many ? 8192 : 8191;
+        p.heads_k = 8, p.heads_q = 8 * 33;
+        p.seqlen_q = 64, p.seqlen_k = 65536;
+        p.total_q = 64 * p.batch, p.total_k = 200 * p.batch;
+        p.mask_stride[2] = p.seqlen_k, p.mask_stride[3] = 1;
+        const char *const row = many ? "mma_full_64" : "wgmma_full_64";
+        const fattn_plan_info info = plan_info(device, &p, row);
+        expect(strcmp(info.kernel, row) == 0, "%lld sequences: %s by %lld", (long long)p.batch,
+               info.kernel, (long long)info.br);
+    }
+    close_h100(device);
+    tap_check(wrong == 0, "a kernel that looks at a mask counts 2^32 - 1 tiles at most");
+}
+
 /* Which tile lean backward has on an H100: that of 64 queries where a larger one would be empty for
  * the most part, or sequences are short. */
 static void check_backward_rows(void)
@@ -1441,6 +1462,7 @@ static bool check_maps(void)
         check_hopper_rows();
         check_half_a_device();
         check_packed_rows();
+        check_looked_tiles();
         check_backward_rows();
         check_block_mask_rows();
         check_resident_clusters();

@@ -359,10 +359,16 @@ static const full_run *run_of(const fattn_gpu_kernel *kernel, const fattn_proble
 }
 
 /* Tiles of queries of all heads, as the kernel has them: of whole queries. */
-static int64_t full_items(const fattn_problem *p, const fattn_tiling *t)
+static int64_t full_items(const fattn_problem *p, int64_t rows)
 {
-    const int64_t queries = t->br / fattn_gpu_group(p);
+    const int64_t queries = rows / fattn_gpu_group(p);
     return gpu_times(gpu_times(p->batch, p->heads_k), fattn_ceil_div(p->seqlen_q, queries));
+}
+
+/* Tiles of keys of all of those, -1 on overflow. */
+static int64_t full_tiles(const fattn_problem *p, int64_t rows, int64_t keys)
+{
+    return gpu_times(full_items(p, rows), SEEN_BYTES(fattn_ceil_div(p->seqlen_k, keys)));
 }
 
 /* Whether the run is one for short sequences. If a bias or mask hides keys, a row sees fewer than
@@ -386,21 +392,25 @@ static int64_t full_fast_bytes(const fattn_kernel *row, const fattn_problem *p, 
 }
 
 #define FULL_LOOKS (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK) /* that a kernel before looks at */
+#define LOOKED_MAX (INT64_C(1) << 32) /* tiles, which that kernel counts */
 
 /* A block mask beside another feature of pairs runs on the rows of mma.c, which skip what it rules
  * out too. */
 static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
 {
     const uint64_t features = p->features & MMA_OF_PAIRS;
-    const double tiles = (double)p->batch * (double)p->heads_k * (double)(rows_of(p) / 64 + 1) *
-                         (double)(p->seqlen_k / row->tiles[0].bc + 8);
     if (features & FATTN_BLOCK_MASK && features != FATTN_BLOCK_MASK) {
         return "takes a block mask without a feature of single pairs";
     }
-    if (features & FULL_LOOKS && tiles >= WGMMA_COUNT_MAX) {
-        return "counts tiles of a bias or mask below 2^31";
+    const char *const why = cannot(row, p);
+    for (const fattn_tile *tile = row->tiles; !why && features & FULL_LOOKS && tile->br; tile++) {
+        const bool has_run = run_of(fattn_gpu_kernel_of(row), p, tile->br);
+        const int64_t tiles = has_run ? full_tiles(p, tile->br, tile->bc) : 0;
+        if (tiles < 0 || tiles >= LOOKED_MAX) {
+            return "counts tiles of a bias or mask below 2^32";
+        }
     }
-    return cannot(row, p);
+    return why;
 }
 
 /* Whether these kernels take less time than those of mma.c although their blocks may leave most
@@ -446,7 +456,7 @@ static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
     if (!(p->features & FULL_LOOKS)) {
         return workspace(row, p, t);
     }
-    const int64_t bytes = fattn_cuda_seen_workspace(full_items(p, t), t->k_blocks);
+    const int64_t bytes = fattn_cuda_seen_workspace(full_items(p, t->br), t->k_blocks);
     return bytes < 0 || bytes > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + bytes;
 }
 
@@ -466,8 +476,7 @@ static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem
         seen_shape(kernel, p, t, shape);
     } else if (p->features & FATTN_BLOCK_MASK) {
         snprintf(shape->entry, sizeof shape->entry, "wgmma_blocks_%d", kernel->width);
-        const int64_t tiles = gpu_times(full_items(p, t), SEEN_BYTES(t->k_blocks));
-        shape->blocks = fattn_ceil_div(tiles, WGMMA_BLOCK_THREADS);
+        shape->blocks = fattn_ceil_div(full_tiles(p, t->br, t->bc), WGMMA_BLOCK_THREADS);
         shape->threads = WGMMA_BLOCK_THREADS;
         shape->early = true;
     } else {

@@ -21,7 +21,7 @@
 const char *fattn_cuda_too_large(const fattn_kernel *row, const fattn_problem *p)
 {
     const double heads = (double)p->batch * (double)p->heads_k;
-    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const int64_t group = fattn_gpu_group(p);
     const double rows = (double)group * (double)p->seqlen_q;
     (void)row;
     if (group >= 1 << 20) {

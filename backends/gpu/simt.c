@@ -20,8 +20,6 @@
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static int64_t group_of(const fattn_problem *p) { return p->heads_k ? p->heads_q / p->heads_k : 0; }
-
 static void name(fattn_gpu_shape *shape, const char *kernel, int64_t width)
 {
     snprintf(shape->entry, sizeof shape->entry, "%s_%d", kernel, (int)width);
@@ -69,7 +67,7 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
     args->dtype_gradient = gradient;
     args->dropout_threshold =
         p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) : 0;
-    args->group = group_of(p);
+    args->group = fattn_gpu_group(p);
     args->counters = -1;
     const int64_t sums = fattn_gpu_sums(p, args->sums_stride);
     args->sums = sums > 0 ? tiling->workspace - gpu_floats(sums) : -1;
@@ -118,7 +116,7 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 /* Rows of an item that can exist. */
 static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
 {
-    const int64_t rows = group_of(p) * p->seqlen_q;
+    const int64_t rows = fattn_gpu_group(p) * p->seqlen_q;
     return rows < t->br ? rows : t->br;
 }
 

@@ -125,8 +125,8 @@ static int64_t forward_bytes(const fattn_kernel *row, const fattn_problem *p, fa
 
 static void name_entry(char entry[48], const fattn_problem *p, const mma_shape *s)
 {
-    snprintf(entry, 48, "mma_%s_%s_%d_%dx%d", s->run, p->dtype == FATTN_F16 ? "f16" : "bf16",
-             s->width, s->rows, s->keys);
+    snprintf(entry, 48, "mma_%s_%s_%d_%dx%d", s->run, fattn_dtype_name(p->dtype), s->width, s->rows,
+             s->keys);
 }
 
 /* Whether a kernel before looks at a bias or a mask. */
@@ -220,7 +220,7 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 {
     const decode_form *const form = decode_form_of(kernel, t->bc);
     snprintf(shape->entry, sizeof shape->entry, "mma_decode_%s_%s_%d_%d", kernel->run,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", form->width, form->keys);
+             fattn_dtype_name(p->dtype), form->width, form->keys);
     shape->blocks = t->items;
     shape->threads = 32 * form->warps;
     shape->shared = (int)decode_bytes(&kernel->row, p, (fattn_tile){t->br, t->bc});
@@ -327,14 +327,14 @@ static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 {
     const char *const run = strcmp(kernel->run, "full") == 0 ? run_of(p) : kernel->run;
     snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%s_%d_%dx%d", run,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width, (int)t->br, (int)t->bc);
+             fattn_dtype_name(p->dtype), kernel->width, (int)t->br, (int)t->bc);
     shape->blocks = p->batch * p->heads_k * t->k_blocks;
     shape->resident = strcmp(run, "lean") == 0;
     shape->threads = MMA_BACKWARD_THREADS;
     shape->shared = (int)MMA_BACKWARD_SHARED(kernel->width, t->br, t->bc);
     if (run != kernel->run && !shape->resident) {
         snprintf(shape->general, sizeof shape->general, "mma_backward_full_%s_%d_%dx%d",
-                 p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width, (int)t->br, (int)t->bc);
+                 fattn_dtype_name(p->dtype), kernel->width, (int)t->br, (int)t->bc);
         shape->general_shared = shape->shared;
     }
 }

@@ -11,6 +11,7 @@
 #include "backends/cuda/wgmma_rows.h"
 #include "backends/gpu/args.h"
 #include "backends/gpu/sizes.h"
+#include "core/dtype.h"
 
 /* Rows of mma.c skip what block masks rule out, and so does forward here. What a batch-invariant
  * run is computed by must not depend on how long its sequences are, and these rows are for long
@@ -247,8 +248,8 @@ static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                           const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s",
-             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->run);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", fattn_dtype_name(p->dtype),
+             kernel->run);
     shape->blocks = t->items;
     shape->threads = WGMMA_THREADS((int)t->br / 64);
     shape->shared = kernel->shared;
@@ -260,8 +261,8 @@ static void lean_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     forward_shape(kernel, p, t, shape);
-    snprintf(shape->onto, sizeof shape->onto, "wgmma_onto_%s_%s",
-             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->run);
+    snprintf(shape->onto, sizeof shape->onto, "wgmma_onto_%s_%s", fattn_dtype_name(p->dtype),
+             kernel->run);
 }
 
 /* Items are alike, or as many as blocks. */
@@ -489,7 +490,7 @@ static void full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 {
     const full_run *const run = run_of(kernel, p, t->br);
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s_%d", run->name,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width);
+             fattn_dtype_name(p->dtype), kernel->width);
     shape->blocks = t->items;
     shape->threads = WGMMA_THREADS(run->rows / 64);
     shape->shared = run->shared;

@@ -11,6 +11,7 @@
 #include "backends/cuda/wgmma_rows.h"
 #include "backends/gpu/args.h"
 #include "backends/gpu/sizes.h"
+#include "core/dtype.h"
 
 #define WGMMA_GRADIENT_ROW(channels, cannot_)                                        \
     WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_BACKWARD), .cannot = cannot_, \
@@ -164,7 +165,7 @@ static void backward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *
 {
     const bool ordered = backward_blocks(kernel) > 1 && p->features & FATTN_DETERMINISTIC;
     snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s%s",
-             p->dtype == FATTN_F16 ? "f16" : "bf16", ordered ? "ordered_" : "", kernel->run);
+             fattn_dtype_name(p->dtype), ordered ? "ordered_" : "", kernel->run);
     shape->together = backward_blocks(kernel);
     shape->blocks = backward_items(p, t) * shape->together;
     shape->threads = WGMMA_THREADS(2);
@@ -304,7 +305,7 @@ static void backward_full_shape(const fattn_gpu_kernel *kernel, const fattn_prob
     const backward_run *const run = backward_run_of(kernel, p);
     backward_shape(kernel, p, t, shape);
     snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s_%d", run->name,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width);
+             fattn_dtype_name(p->dtype), kernel->width);
     shape->shared = run->shared;
 }
 

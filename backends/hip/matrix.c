@@ -16,7 +16,7 @@ static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
                      fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "matrix_%s_%s_%d", kernel->run,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width);
+             fattn_dtype_name(p->dtype), kernel->width);
     shape->blocks = t->items;
     shape->threads = 2 * (int)t->br; /* local memory is static */
 }

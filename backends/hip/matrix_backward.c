@@ -12,6 +12,7 @@
 #include "backends/gpu/gpu.h"
 #include "backends/gpu/sizes.h"
 #include "backends/hip/hip.h"
+#include "core/dtype.h"
 
 #define BACKWARD_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
@@ -19,7 +20,7 @@ static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "matrix_backward_%s_%s_%d", kernel->run,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width);
+             fattn_dtype_name(p->dtype), kernel->width);
     shape->blocks = p->batch * p->heads_k * t->k_blocks;
     shape->threads = kernel->threads;
 }

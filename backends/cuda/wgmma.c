@@ -13,12 +13,9 @@
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 
-/* Rows of mma.c skip what block masks rule out, and so does forward here. What a batch-invariant
- * run is computed by must not depend on how long its sequences are, and these rows are for long
- * ones. */
-#define WGMMA_NOT (FATTN_BLOCK_MASK | FATTN_BATCH_INVARIANT)
-#define WGMMA_FEATURES ((FATTN_GPU_LEAN | FATTN_SINK) & ~WGMMA_NOT)
-#define WGMMA_FULL_FEATURES ((FATTN_KERNEL_COMMON & ~WGMMA_NOT) | FATTN_BLOCK_MASK)
+/* Not batch-invariant: which row takes a problem depends here on its lengths. */
+#define WGMMA_FEATURES ((FATTN_GPU_LEAN & ~FATTN_BATCH_INVARIANT) | FATTN_SINK)
+#define WGMMA_FULL_FEATURES (FATTN_KERNEL_COMMON & ~FATTN_BATCH_INVARIANT)
 
 #define WGMMA_FORWARD_ROW(channels) \
     WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_FORWARD), .packs_groups = true
@@ -41,43 +38,28 @@ enum {
 /* Rows of a key/value head. */
 static int64_t rows_of(const fattn_problem *p) { return fattn_gpu_group(p) * p->seqlen_q; }
 
-/* Tensor maps have no axis of stride 0. Where heads or sequences share what they read, the kernel
- * leaves the axis out; rows that share it are not worth that. */
 static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
 {
-    if (p->heads_q == 0) {
+    if (p->heads_q == 0) { /* tiles are divided among those of a group */
         return "takes no problem without query heads";
     }
     if (fattn_gpu_group(p) > GROUP_MAX) {
         return "takes 128 query heads of a key/value head at most";
     }
-    if (p->seqlen_q >= WGMMA_LENGTH_MAX || p->total_q >= WGMMA_LENGTH_MAX ||
-        p->seqlen_k >= WGMMA_LENGTH_MAX || p->total_k >= WGMMA_LENGTH_MAX) {
-        return "counts queries and keys below 2^30";
-    }
     if ((double)p->batch * (double)p->heads_k * (double)(rows_of(p) / 64 + 1) >= WGMMA_COUNT_MAX) {
         return "counts tiles below 2^31";
     }
-    if (p->q.seq == 0 || p->k.seq == 0 || p->v.seq == 0) {
-        return "copies no rows of stride 0";
-    }
     if (p->q.head == 0 && fattn_gpu_group(p) > 1) {
         return "copies no queries that the heads of a group share";
-    }
-    if (fattn_wgmma_stride_is_long(&p->q) || fattn_wgmma_stride_is_long(&p->k) ||
-        fattn_wgmma_stride_is_long(&p->v)) {
-        return "copies by strides below 2^40 bytes";
     }
     if (p->features & FATTN_PAGED &&
         WGMMA_PIECE(p->page_size, row->tiles[0].bc) < WGMMA_PIECE_LEAST) {
         return "copies pages of a multiple of 8 keys";
     }
-    if (!(row->features & MMA_OF_PAIRS) && fattn_score_rule_make(0, p->scale, 0).terms) {
-        return "takes scales above 0 alone";
-    }
-    return NULL;
+    return fattn_wgmma_cannot(row, p);
 }
 
+/* As gpu_sequences_differ() has it. */
 static bool sequences_differ(const fattn_problem *p)
 {
     return p->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
@@ -230,7 +212,8 @@ static int maps_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const
     return 3;
 }
 
-/* As wgmma_counts() has it. */
+/* Whether a counter that hands out items is to be cleared: wgmma_counts(), but for what may hide
+ * keys, where the kernel that looks for these clears it. */
 static bool counts(const fattn_problem *p)
 {
     return sequences_differ(p) || p->window_left >= 0 || p->window_right >= 0;
@@ -245,16 +228,22 @@ static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->threads = wgmma_orders(p, t->items) ? WGMMA_ORDERED_MOST : 32;
 }
 
+/* All but the entry. */
+static void launch_shape(const fattn_tiling *t, int shared, fattn_gpu_shape *shape)
+{
+    shape->blocks = t->items;
+    shape->threads = WGMMA_THREADS((int)t->br / 64);
+    shape->shared = shared;
+    shape->early = true;
+    shape->resident = true;
+}
+
 static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                           const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", fattn_dtype_name(p->dtype),
              kernel->run);
-    shape->blocks = t->items;
-    shape->threads = WGMMA_THREADS((int)t->br / 64);
-    shape->shared = kernel->shared;
-    shape->early = true;
-    shape->resident = true;
+    launch_shape(t, kernel->shared, shape);
 }
 
 static void lean_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
@@ -332,14 +321,15 @@ static const full_run full_runs[] = {WGMMA_FULL_64(FULL_RUN) WGMMA_FULL_128(FULL
 static uint64_t known_features(const fattn_problem *p)
 {
     const uint64_t features = p->features & MMA_OF_PAIRS;
-    const bool tame = p->scale > 0x1p-100 && p->scale < 0x1p100; /* and so times log2 e */
-    const bool rows = features == FATTN_BIAS
-                          ? tame && p->dtype_bias == p->dtype &&
-                                fattn_wgmma_term_is_mapped(p->bias_stride, 2, fattn_gpu_group(p))
-                      : features == FATTN_MASK
-                          ? fattn_wgmma_term_is_mapped(p->mask_stride, 1, fattn_gpu_group(p))
-                          : true;
-    return rows ? features : MMA_ANY;
+    /* The product with log2 e stays normal. */
+    const bool tame = p->scale > 0x1p-100 && p->scale < 0x1p100;
+    const int64_t group = fattn_gpu_group(p);
+    const bool is_known =
+        features == FATTN_BIAS ? tame && p->dtype_bias == p->dtype &&
+                                     fattn_wgmma_term_is_mapped(p->bias_stride, 2, group)
+        : features == FATTN_MASK ? fattn_wgmma_term_is_mapped(p->mask_stride, 1, group)
+                                 : true;
+    return is_known ? features : MMA_ANY;
 }
 
 /* The run that takes the problem by tiles of so many rows, or NULL. */
@@ -372,8 +362,8 @@ static int64_t full_tiles(const fattn_problem *p, int64_t rows, int64_t keys)
     return gpu_times(full_items(p, rows), SEEN_BYTES(fattn_ceil_div(p->seqlen_k, keys)));
 }
 
-/* Whether the run is one for short sequences. If a bias or mask hides keys, a row sees fewer than
- * there are. */
+/* Whether the run is one for short sequences: of 512 keys, not 320, for a bias or mask usually hides
+ * some. */
 static bool full_is_short(const fattn_kernel *row, const fattn_problem *p,
                           const fattn_limits *limits)
 {
@@ -392,7 +382,6 @@ static int64_t full_fast_bytes(const fattn_kernel *row, const fattn_problem *p, 
     return run ? run->shared : -1;
 }
 
-#define FULL_LOOKS (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK) /* that a kernel before looks at */
 #define LOOKED_MAX (INT64_C(1) << 32) /* tiles, which that kernel counts */
 
 /* A block mask beside another feature of pairs runs on the rows of mma.c, which skip what it rules
@@ -404,7 +393,7 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
         return "takes a block mask without a feature of single pairs";
     }
     const char *const why = cannot(row, p);
-    for (const fattn_tile *tile = row->tiles; !why && features & FULL_LOOKS && tile->br; tile++) {
+    for (const fattn_tile *tile = row->tiles; !why && features & WGMMA_HIDES && tile->br; tile++) {
         const bool has_run = run_of(fattn_gpu_kernel_of(row), p, tile->br);
         const int64_t tiles = has_run ? full_tiles(p, tile->br, tile->bc) : 0;
         if (tiles < 0 || tiles >= LOOKED_MAX) {
@@ -454,7 +443,7 @@ static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fat
 static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_tiling *t)
 {
-    if (!(p->features & FULL_LOOKS)) {
+    if (!(p->features & WGMMA_HIDES)) {
         return workspace(row, p, t);
     }
     const int64_t bytes = fattn_cuda_seen_workspace(full_items(p, t->br), t->k_blocks);
@@ -491,11 +480,7 @@ static void full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     const full_run *const run = run_of(kernel, p, t->br);
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s_%d", run->name,
              fattn_dtype_name(p->dtype), kernel->width);
-    shape->blocks = t->items;
-    shape->threads = WGMMA_THREADS(run->rows / 64);
-    shape->shared = run->shared;
-    shape->early = true;
-    shape->resident = true;
+    launch_shape(t, run->shared, shape);
 }
 
 /* The maps of forward, and one of the bias or mask where that is the only feature of pairs. Where

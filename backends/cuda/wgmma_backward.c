@@ -19,34 +19,20 @@
 
 #define BACKWARD_KEYS_MOST 128 /* of a tile */
 
-/* As forward has it, of dO too; but heads of a group may share their queries. */
+/* Unlike in forward, heads of a group may share their queries. */
 static const char *cannot_backward(const fattn_kernel *row, const fattn_problem *p)
 {
     const int64_t queries = row->tiles[0].br;
-    if (p->seqlen_q >= WGMMA_LENGTH_MAX || p->total_q >= WGMMA_LENGTH_MAX ||
-        p->seqlen_k >= WGMMA_LENGTH_MAX || p->total_k >= WGMMA_LENGTH_MAX) {
-        return "counts queries and keys below 2^30";
-    }
     const double rows = (double)p->total_q + (double)p->batch * (double)queries;
     const double keys = (double)p->seqlen_k + BACKWARD_KEYS_MOST;
     if ((double)p->batch * (double)p->heads_q * rows >= WGMMA_COUNT_MAX ||
         (double)p->batch * (double)p->heads_k * keys >= WGMMA_COUNT_MAX) {
         return "counts rows and keys of all heads below 2^31";
     }
-    if (p->q.seq == 0 || p->k.seq == 0 || p->v.seq == 0 || p->dout.seq == 0) {
-        return "copies no rows of stride 0";
-    }
-    if (fattn_wgmma_stride_is_long(&p->q) || fattn_wgmma_stride_is_long(&p->k) ||
-        fattn_wgmma_stride_is_long(&p->v) || fattn_wgmma_stride_is_long(&p->dout)) {
-        return "copies by strides below 2^40 bytes";
-    }
-    if (!(row->features & MMA_OF_PAIRS) && fattn_score_rule_make(0, p->scale, 0).terms) {
-        return "takes scales above 0 alone";
-    }
     if (p->features & FATTN_SOFTCAP && p->outputs & FATTN_OUT_DBIAS) {
         return "makes no dbias beside a softcap";
     }
-    return NULL;
+    return fattn_wgmma_cannot(row, p);
 }
 
 /* Rows of the tiles of all heads in the workspace; -1 on overflow. */

@@ -1,14 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tensor maps by which Hopper's kernels copy, and the strides that these take. */
+/* The tensor maps by which Hopper's kernels copy, and what these and the kernels do not take. */
 #include <stddef.h>
 
 #include "backends/cuda/wgmma_rows.h"
+#include "backends/gpu/args.h"
 
+#define LENGTH_MAX (1 << 30)
 #define STRIDE_MAX (INT64_C(1) << 39) /* elements */
 
-bool fattn_wgmma_stride_is_long(const fattn_strides *s)
+/* Tensor maps have no axis of stride 0. Where heads or sequences share what they read, the map has
+ * one of them, and all copy that. Rows are copied many at a time, and so each needs its own. */
+const char *fattn_wgmma_cannot(const fattn_kernel *row, const fattn_problem *p)
 {
-    return s->batch >= STRIDE_MAX || s->seq >= STRIDE_MAX || s->head >= STRIDE_MAX;
+    const fattn_strides *const copied[] = {&p->q, &p->k, &p->v, &p->dout};
+    const int count = p->op == FATTN_BACKWARD ? 4 : 3;
+    if (p->seqlen_q >= LENGTH_MAX || p->total_q >= LENGTH_MAX || p->seqlen_k >= LENGTH_MAX ||
+        p->total_k >= LENGTH_MAX) {
+        return "counts queries and keys below 2^30";
+    }
+    for (int n = 0; n < count; n++) {
+        const fattn_strides *const s = copied[n];
+        if (s->seq == 0) {
+            return "copies no rows of stride 0";
+        }
+        if (s->batch >= STRIDE_MAX || s->seq >= STRIDE_MAX || s->head >= STRIDE_MAX) {
+            return "copies by strides below 2^40 bytes";
+        }
+    }
+    if (!(row->features & MMA_OF_PAIRS) && fattn_score_rule_make(0, p->scale, 0).terms) {
+        return "takes scales above 0 alone";
+    }
+    return NULL;
 }
 
 void fattn_wgmma_axis_add(fattn_gpu_map *map, int64_t extent, int64_t stride, int box)

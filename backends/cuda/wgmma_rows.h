@@ -16,8 +16,7 @@
 #define WGMMA_KERNEL(image_, channels) \
     .image = image_, .isa = 90, .isa_past = 100, .needs = "sm_90", .width = channels
 
-#define WGMMA_LENGTH_MAX (1 << 30) /* queries, and keys */
-#define WGMMA_COUNT_MAX 0x1p31     /* items, rows of all heads, and tiles that are looked at */
+#define WGMMA_COUNT_MAX 0x1p31 /* items, rows of all heads, and tiles that are looked at */
 
 /* Whether a row of half as many channels would be too narrow: half of this one's products would be
  * of zeros if it took what the other declines. */
@@ -27,8 +26,8 @@ static inline bool fattn_wgmma_needs_width(const fattn_kernel *row, const fattn_
     return width == 64 || p->dim > width / 2 || p->dim_v > width / 2;
 }
 
-/* Whether a tensor has a stride that no map takes. */
-bool fattn_wgmma_stride_is_long(const fattn_strides *strides);
+/* Why a row of either takes no such lengths, strides or scale, or NULL. */
+const char *fattn_wgmma_cannot(const fattn_kernel *row, const fattn_problem *problem);
 
 /* Whether a map takes a bias or mask of so many bytes an element, with a stride of `group` heads.
  * Whether its address is a multiple of 16 is known only when it runs: the kernel asks. */

@@ -12,7 +12,6 @@
 #include "backends/cuda/seen.h"
 #include "backends/gpu/args.h"
 #include "backends/gpu/sizes.h"
-#include "core/dtype.h"
 
 #define BF16X3_LEAN (FATTN_GPU_LEAN & ~FATTN_PAGED)
 /* A soft cap is to be as exact as f32 is. */
@@ -20,9 +19,6 @@
     (BF16X3_LEAN | FATTN_SINK | (MMA_OF_PAIRS & ~(FATTN_SOFTCAP | FATTN_BLOCK_MASK)))
 
 /* --- Forward ---------------------------------------------------------------------------------- */
-
-/* Below it reading keys is what takes time, and not multiplying them. */
-#define BF16X3_ROWS_MIN 17
 
 typedef struct bf16x3_shape {
     const char *run;
@@ -92,8 +88,8 @@ static fattn_split_cost forward_split(const fattn_kernel *row, const fattn_probl
                 .dtypes = FATTN_DTYPE_BIT(FATTN_F32),                                              \
                 .features = bits,                                                                  \
                 .dim_max = channels,                                                               \
-                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                             \
-                .rows_min = BF16X3_ROWS_MIN,                                                       \
+                .dropout_max = FATTN_GPU_DROPOUT_MAX,                                              \
+                .rows_min = MMA_DECODE_ROWS + 1,                                                   \
                 .align = 16,                                                                       \
                 .must_fit = true,                                                                  \
                 .packs_groups = true,                                                              \
@@ -102,7 +98,7 @@ static fattn_split_cost forward_split(const fattn_kernel *row, const fattn_probl
                 .cannot = fattn_cuda_too_large,                                                    \
                 .fast_bytes = forward_bytes,                                                       \
                 .workspace = fattn_cuda_forward_workspace},                                        \
-        .image = "bf16x3_forward", .isa = 80, .needs = "sm_80 or newer",                           \
+        .image = "bf16x3_forward", FATTN_CUDA_AMPERE,                                              \
         .phases = {seen_shape, forward_shape, fattn_gpu_combine}, .width = channels, .run = #run_, \
     }
 
@@ -165,24 +161,21 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
     return gpu_floats(gpu_times(gpu_times(heads, p->total_q), width + 3));
 }
 
-#define BF16X3_BACKWARD \
-    ((BF16X3_LEAN & ~(FATTN_DETERMINISTIC | FATTN_BATCH_INVARIANT)) | FATTN_DLSE | FATTN_ACCUMULATE)
-
-#define BF16X3_BACKWARD_ROW(channels, ...)                                \
-    {                                                                     \
-        .row = {.name = "bf16x3_backward_" #channels,                     \
-                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                      \
-                .dtypes = FATTN_DTYPE_BIT(FATTN_F32),                     \
-                .features = BF16X3_BACKWARD,                              \
-                .dim_max = channels,                                      \
-                .align = 16,                                              \
-                .own_dtype_o = true,                                      \
-                .must_fit = true,                                         \
-                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},       \
-                .fast_bytes = backward_bytes,                             \
-                .workspace = backward_workspace},                         \
-        .image = "bf16x3_backward", .isa = 80, .needs = "sm_80 or newer", \
-        .phases = {rows_shape, keys_shape, dq_shape}, .width = channels,  \
+#define BF16X3_BACKWARD_ROW(channels, ...)                               \
+    {                                                                    \
+        .row = {.name = "bf16x3_backward_" #channels,                    \
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                     \
+                .dtypes = FATTN_DTYPE_BIT(FATTN_F32),                    \
+                .features = FATTN_GPU_BACKWARD_LEAN,                     \
+                .dim_max = channels,                                     \
+                .align = 16,                                             \
+                .own_dtype_o = true,                                     \
+                .must_fit = true,                                        \
+                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},      \
+                .fast_bytes = backward_bytes,                            \
+                .workspace = backward_workspace},                        \
+        .image = "bf16x3_backward", FATTN_CUDA_AMPERE,                   \
+        .phases = {rows_shape, keys_shape, dq_shape}, .width = channels, \
     }
 
 const fattn_gpu_kernel fattn_cuda_bf16x3[] = {

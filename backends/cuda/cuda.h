@@ -37,9 +37,8 @@ bool fattn_cuda_looks(const fattn_problem *problem, const fattn_tiling *tiling);
 int64_t fattn_cuda_forward_workspace(const fattn_kernel *row, const fattn_problem *problem,
                                      const fattn_tiling *tiling);
 
-/* The largest probability of dropout for kernels that multiply weights of 16 bits: beyond it the
- * few pairs that are kept may be too small beside the others. */
-#define FATTN_CUDA_DROPOUT_MAX 0.99
+/* Fields of rows from Ampere on. */
+#define FATTN_CUDA_AMPERE .isa = 80, .needs = "sm_80 or newer"
 
 /* What parts of the keys cost: they fill rounds of all multiprocessors. */
 fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_problem *p,

@@ -12,8 +12,6 @@
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 
-#define MMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
-
 /* --- Sizes ------------------------------------------------------------------------------------ */
 
 /* Items, and rows of a head. A tile has at least 32 rows, or all. It has at most 128 by 128 entries
@@ -174,11 +172,11 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     {                                                                                \
         .row = {.name = "mma_" #variant "_" #channels,                               \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),                                  \
-                .dtypes = MMA_DTYPES,                                                \
+                .dtypes = FATTN_GPU_HALVES,                                          \
                 .features = bits,                                                    \
                 .dim_max = channels,                                                 \
                 .align = bytes,                                                      \
-                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                               \
+                .dropout_max = FATTN_GPU_DROPOUT_MAX,                                \
                 .must_fit = true,                                                    \
                 .packs_groups = true,                                                \
                 .split = fattn_cuda_split_forward,                                   \
@@ -186,7 +184,7 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                 .cannot = fattn_cuda_too_large,                                      \
                 .fast_bytes = forward_bytes,                                         \
                 .workspace = forward_workspace},                                     \
-        .image = "mma_forward", .isa = 80, .needs = "sm_80 or newer",                \
+        .image = "mma_forward", FATTN_CUDA_AMPERE,                                   \
         .phases = {seen_shape, forward_shape, fattn_gpu_combine}, .width = channels, \
     }
 
@@ -269,26 +267,26 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
     {                         \
         MMA_DECODE_ROWS, keys \
     }
-#define MMA_DECODE_ROW(variant, channels, bits, when, ...)                               \
-    {                                                                                    \
-        .row = {.name = "mma_decode_" #variant "_" #channels,                            \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                      \
-                .dtypes = MMA_DTYPES,                                                    \
-                .features = MMA_DECODE(bits),                                            \
-                .dim_max = channels,                                                     \
-                .rows_max = MMA_DECODE_ROWS,                                             \
-                .align = 16,                                                             \
-                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                   \
-                .packs_groups = true,                                                    \
-                .split = fattn_cuda_split_evenly,                                        \
-                .must_fit = true,                                                        \
-                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                      \
-                .cannot = fattn_cuda_too_large,                                          \
-                .fast_bytes = decode_bytes,                                              \
-                .workspace = decode_workspace,                                           \
-                .pays = when},                                                           \
-        .image = "mma_decode", .isa = 80, .needs = "sm_80 or newer",                     \
-        .phases = {decode_shape, fattn_gpu_combine}, .width = channels, .run = #variant, \
+#define MMA_DECODE_ROW(variant, channels, bits, when, ...)                                     \
+    {                                                                                          \
+        .row = {.name = "mma_decode_" #variant "_" #channels,                                  \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                            \
+                .dtypes = FATTN_GPU_HALVES,                                                    \
+                .features = MMA_DECODE(bits),                                                  \
+                .dim_max = channels,                                                           \
+                .rows_max = MMA_DECODE_ROWS,                                                   \
+                .align = 16,                                                                   \
+                .dropout_max = FATTN_GPU_DROPOUT_MAX,                                          \
+                .packs_groups = true,                                                          \
+                .split = fattn_cuda_split_evenly,                                              \
+                .must_fit = true,                                                              \
+                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                            \
+                .cannot = fattn_cuda_too_large,                                                \
+                .fast_bytes = decode_bytes,                                                    \
+                .workspace = decode_workspace,                                                 \
+                .pays = when},                                                                 \
+        .image = "mma_decode", FATTN_CUDA_AMPERE, .phases = {decode_shape, fattn_gpu_combine}, \
+        .width = channels, .run = #variant,                                                    \
     }
 
 /* --- Backward --------------------------------------------------------------------------------- */
@@ -357,18 +355,18 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
     {                                                                             \
         .row = {.name = label,                                                    \
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),                              \
-                .dtypes = MMA_DTYPES,                                             \
+                .dtypes = FATTN_GPU_HALVES,                                       \
                 .features = bits,                                                 \
                 .dim_max = channels,                                              \
                 .align = bytes,                                                   \
                 .own_dtype_o = true,                                              \
                 .adds_dbias = true,                                               \
-                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                            \
+                .dropout_max = FATTN_GPU_DROPOUT_MAX,                             \
                 .must_fit = true,                                                 \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},               \
                 .fast_bytes = backward_bytes,                                     \
                 .workspace = backward_workspace},                                 \
-        .image = "mma_backward", .isa = 80, .needs = "sm_80 or newer",            \
+        .image = "mma_backward", FATTN_CUDA_AMPERE,                               \
         .phases = {fattn_gpu_backward_clear, fattn_gpu_backward_rows, keys_shape, \
                    fattn_gpu_backward_dq, fattn_gpu_backward_sink},               \
         .width = channels, .run = #variant,                                       \

@@ -7,13 +7,8 @@
 #include <stdio.h>
 
 #include "backends/cuda/cuda.h"
+#include "backends/cuda/mma.h"
 #include "backends/cuda/simt_wide.h"
-#include "core/dtype.h"
-#include "core/problem.h"
-
-#define WIDE_DTYPES \
-    (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
-#define WIDE_ROWS_MIN 17 /* fewer are decoding */
 
 static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                      fattn_gpu_shape *shape)
@@ -40,10 +35,10 @@ static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem 
     {                                                                \
         .row = {.name = "simt_wide_" #channels,                      \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),                  \
-                .dtypes = WIDE_DTYPES,                               \
+                .dtypes = FATTN_GPU_FLOATS,                          \
                 .features = FATTN_KERNEL_COMMON,                     \
                 .dim_max = channels,                                 \
-                .rows_min = WIDE_ROWS_MIN,                           \
+                .rows_min = MMA_DECODE_ROWS + 1,                     \
                 .must_fit = true,                                    \
                 .packs_groups = true,                                \
                 .split = split_cost,                                 \
@@ -51,8 +46,7 @@ static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem 
                 .fast_bytes = fattn_gpu_shared_bytes,                \
                 .workspace = fattn_gpu_parts_workspace},             \
         .image = "simt_wide",                                        \
-        .isa = 80,                                                   \
-        .needs = "sm_80 or newer",                                   \
+        FATTN_CUDA_AMPERE,                                           \
         .phases = {shape_of, fattn_gpu_combine},                     \
         .width = channels,                                           \
         .shared = WIDE_SHARED(channels, rows, keys, lines),          \

@@ -510,7 +510,7 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
         .row = {.name = "wgmma_full_" #channels,                                                   \
                 WGMMA_FORWARD_ROW(channels),                                                       \
                 .features = WGMMA_FULL_FEATURES,                                                   \
-                .dropout_max = FATTN_CUDA_DROPOUT_MAX,                                             \
+                .dropout_max = FATTN_GPU_DROPOUT_MAX,                                              \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                                \
                 .cannot = cannot_full,                                                             \
                 .pays = full_pays,                                                                 \

@@ -10,9 +10,8 @@
 #include "backends/cuda/wgmma.h"
 
 /* What rows have in common: fields of a row, and those around it. */
-#define WGMMA_ANY_ROW(channels)                                                              \
-    .dtypes = FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16), .dim_max = channels, \
-    .align = 16, .must_fit = true
+#define WGMMA_ANY_ROW(channels) \
+    .dtypes = FATTN_GPU_HALVES, .dim_max = channels, .align = 16, .must_fit = true
 #define WGMMA_KERNEL(image_, channels) \
     .image = image_, .isa = 90, .isa_past = 100, .needs = "sm_90", .width = channels
 

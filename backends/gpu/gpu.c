@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "backends/gpu/args.h"
-#include "core/dtype.h"
 #include "core/integer.h"
 #include "core/memory.h"
 #include "core/operands.h"

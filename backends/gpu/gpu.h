@@ -92,8 +92,15 @@ bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa);
     ((FATTN_GPU_LEAN & ~(FATTN_GPU_NOT_BACKWARD | FATTN_DETERMINISTIC)) | FATTN_DLSE | \
      FATTN_ACCUMULATE)
 
-/* Rows for any GPU (simt.c), best first, the last of which has no name; and those to go before them
- * where registers are many. */
+/* Types of rows on matrix units, and of rows of multiply-adds. */
+#define FATTN_GPU_HALVES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
+#define FATTN_GPU_FLOATS (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_GPU_HALVES)
+
+/* The largest probability of dropout for kernels that multiply weights of 16 bits: beyond it the
+ * few pairs that are kept may be too small beside the others. */
+#define FATTN_GPU_DROPOUT_MAX 0.99
+
+/* Rows for any GPU (simt.c), best first; the last has no name. */
 extern const fattn_gpu_kernel fattn_gpu_simt[];
 
 /* What parts of the keys cost: each must be worth writing and merging o. */

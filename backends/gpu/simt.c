@@ -12,25 +12,17 @@
 #include "core/dtype.h"
 #include "core/problem.h"
 
-#define SIMT_DTYPES \
-    (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 #define SIMT_DIM_MAX 576
 #define SIMT_COLUMNS 64 /* of a tile */
 #define DECODE_ROWS 16
-
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static void name(fattn_gpu_shape *shape, const char *kernel, int64_t width)
 {
     snprintf(shape->entry, sizeof shape->entry, "%s_%d", kernel, (int)width);
 }
 
-/* The narrowest slab of channels that holds `dim`, of 64, 128 and `widest`. */
-static int64_t slab_width(int64_t dim, int64_t widest)
-{
-    const int64_t width = dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
-    return width < widest ? width : widest;
-}
+/* The narrowest slab of channels that holds `dim`, of 64, 128 and 256. */
+static int64_t slab_width(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
 
 /* --- Arguments -------------------------------------------------------------------------------- */
 
@@ -96,7 +88,7 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                           const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     (void)kernel;
-    const int64_t width = slab_width(p->dim_v, 256);
+    const int64_t width = slab_width(p->dim_v);
     name(shape, "simt_forward", width);
     shape->blocks = forward_blocks(p, t, width);
     shape->threads = 256;
@@ -106,7 +98,7 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                          const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     (void)kernel;
-    const int64_t width = slab_width(p->dim_v, 256);
+    const int64_t width = slab_width(p->dim_v);
     name(shape, "simt_decode", width);
     shape->blocks = forward_blocks(p, t, width);
     shape->threads = 128;
@@ -135,7 +127,7 @@ void fattn_gpu_combine(const fattn_gpu_kernel *kernel, const fattn_problem *p,
         shape->blocks = blocks * fattn_ceil_div(rows, FATTN_GPU_COMBINE_ROWS);
     } else {
         snprintf(shape->entry, sizeof shape->entry, "combine");
-        const int64_t pieces = blocks * rows * larger(fattn_ceil_div(p->dim_v, 32), 1);
+        const int64_t pieces = blocks * rows * fattn_max64(fattn_ceil_div(p->dim_v, 32), 1);
         shape->blocks = fattn_ceil_div(pieces, FATTN_GPU_COMBINE_THREADS / 32);
     }
     shape->threads = FATTN_GPU_COMBINE_THREADS;
@@ -179,7 +171,7 @@ bool fattn_gpu_merges(const fattn_problem *p, const fattn_tiling *t, int threads
 {
     enum { TURNS = 3 };
     const int64_t pieces =
-        item_rows(p, t) * larger(fattn_ceil_div(p->dim_v, FATTN_GPU_MERGE_CHANNELS), 1);
+        item_rows(p, t) * fattn_max64(fattn_ceil_div(p->dim_v, FATTN_GPU_MERGE_CHANNELS), 1);
     const int64_t turns = gpu_times(fattn_ceil_div(pieces, threads / 32),
                                     fattn_ceil_div(t->splits, FATTN_GPU_MERGE_PARTS));
     return t->splits > 1 && turns >= 0 && turns <= TURNS;
@@ -218,7 +210,7 @@ static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     (void)kernel;
-    const int64_t dim = larger(p->dim, p->dim_v), width = slab_width(dim, 256);
+    const int64_t dim = fattn_max64(p->dim, p->dim_v), width = slab_width(dim);
     name(shape, "simt_backward_keys", width);
     shape->blocks = p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV)
                         ? p->batch * p->heads_k * t->k_blocks * fattn_ceil_div(dim, width)
@@ -231,7 +223,7 @@ static void queries_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                           const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     (void)kernel;
-    const int64_t width = slab_width(p->dim, 256);
+    const int64_t width = slab_width(p->dim);
     name(shape, "simt_backward_queries", width);
     shape->blocks = p->outputs & FATTN_OUT_DQ ? t->items * fattn_ceil_div(p->dim, width) : 0;
     shape->threads = BACKWARD_THREADS;
@@ -270,7 +262,7 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
 {
     (void)row;
     const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
-    const int64_t slabs = fattn_ceil_div(larger(p->dim, p->dim_v), 64);
+    const int64_t slabs = fattn_ceil_div(fattn_max64(p->dim, p->dim_v), 64);
     const int64_t key_blocks = gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
     const bool countable = gpu_times(t->items, slabs) >= 0 && gpu_times(key_blocks, slabs) >= 0 &&
                            gpu_times(gpu_times(p->batch, p->heads_q), p->seqlen_q) >= 0 &&
@@ -290,8 +282,8 @@ int64_t fattn_gpu_shared_bytes(const fattn_kernel *row, const fattn_problem *p, 
 static int64_t tile_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
     (void)row, (void)p;
-    return 4 * (larger(32 * (tile.br + tile.bc), 4096) + tile.br * tile.bc) + 16 * tile.br * 2 +
-           16 * tile.bc;
+    return 4 * (fattn_max64(32 * (tile.br + tile.bc), 4096) + tile.br * tile.bc) +
+           16 * tile.br * 2 + 16 * tile.bc;
 }
 
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, SIMT_COLUMNS}, {0, 0}};
@@ -301,7 +293,7 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
     {
         .row = {.name = "simt_decode",
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
-                .dtypes = SIMT_DTYPES,
+                .dtypes = FATTN_GPU_FLOATS,
                 .features = FATTN_KERNEL_LAST & ~FATTN_BATCH_INVARIANT,
                 .dim_max = SIMT_DIM_MAX,
                 .rows_max = DECODE_ROWS,
@@ -316,7 +308,7 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
     {
         .row = {.name = "simt_forward",
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
-                .dtypes = SIMT_DTYPES,
+                .dtypes = FATTN_GPU_FLOATS,
                 .features = FATTN_KERNEL_LAST,
                 .dim_max = SIMT_DIM_MAX,
                 .packs_groups = true,
@@ -330,8 +322,8 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
     {
         .row = {.name = "simt_backward",
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),
-                .dtypes = SIMT_DTYPES,
-                .features = FATTN_KERNEL_LAST & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
+                .dtypes = FATTN_GPU_FLOATS,
+                .features = FATTN_KERNEL_LAST & ~FATTN_GPU_NOT_BACKWARD,
                 .dim_max = SIMT_DIM_MAX,
                 .packs_groups = true,
                 .tiles = square_tiles,

@@ -10,8 +10,6 @@
 #include "backends/hip/matrix.h"
 #include "core/dtype.h"
 
-#define MATRIX_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
-
 static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                      fattn_gpu_shape *shape)
 {
@@ -21,18 +19,15 @@ static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
     shape->threads = 2 * (int)t->br; /* local memory is static */
 }
 
-/* Beyond it the few pairs that are kept may be too small beside the others for f16. */
-#define MATRIX_DROPOUT_MAX 0.99
-
 #define MATRIX_ROW(unit, least, beyond, words, variant, bytes, bits, channels, rows, keys, held) \
     {                                                                                            \
         .row = {.name = unit "_" variant "_" #channels,                                          \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),                                              \
-                .dtypes = MATRIX_DTYPES,                                                         \
+                .dtypes = FATTN_GPU_HALVES,                                                      \
                 .features = bits,                                                                \
                 .dim_max = channels,                                                             \
                 .align = bytes,                                                                  \
-                .dropout_max = MATRIX_DROPOUT_MAX,                                               \
+                .dropout_max = FATTN_GPU_DROPOUT_MAX,                                            \
                 .must_fit = true,                                                                \
                 .packs_groups = true,                                                            \
                 .split = fattn_gpu_split,                                                        \

@@ -14,8 +14,6 @@
 #include "backends/hip/hip.h"
 #include "core/dtype.h"
 
-#define BACKWARD_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
-
 static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -62,9 +60,6 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
 
 #define BACKWARD_FULL (FATTN_KERNEL_COMMON & ~(FATTN_GPU_NOT_BACKWARD | FATTN_DETERMINISTIC))
 
-/* Beyond it the few pairs that are kept may be too small beside the others for f16. */
-#define BACKWARD_DROPOUT_MAX 0.99
-
 #define BACKWARD_ROW(label, least, beyond, words, types, wave, variant, bits, channels, queries, \
                      keys, waves)                                                                \
     {                                                                                            \
@@ -75,7 +70,7 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
                 .dim_max = channels,                                                             \
                 .own_dtype_o = true,                                                             \
                 .adds_dbias = true,                                                              \
-                .dropout_max = BACKWARD_DROPOUT_MAX,                                             \
+                .dropout_max = FATTN_GPU_DROPOUT_MAX,                                            \
                 .must_fit = true,                                                                \
                 .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},                          \
                 .fast_bytes = fattn_gpu_shared_bytes,                                            \
@@ -92,11 +87,11 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
         .run = variant,                                                                          \
     },
 #define MFMA_ROW(...) \
-    BACKWARD_ROW("mfma", 0x942, 0xa00, "gfx942 or gfx950", BACKWARD_DTYPES, 64, __VA_ARGS__)
+    BACKWARD_ROW("mfma", 0x942, 0xa00, "gfx942 or gfx950", FATTN_GPU_HALVES, 64, __VA_ARGS__)
 #define MFMA_BF16_ROW(...) \
     BACKWARD_ROW("mfma_bf16", 0x90a, 0x942, "gfx90a", FATTN_DTYPE_BIT(FATTN_BF16), 64, __VA_ARGS__)
 #define WMMA_ROW(...) \
-    BACKWARD_ROW("wmma", 0x1100, 0, "gfx11 or gfx12", BACKWARD_DTYPES, 32, __VA_ARGS__)
+    BACKWARD_ROW("wmma", 0x1100, 0, "gfx11 or gfx12", FATTN_GPU_HALVES, 32, __VA_ARGS__)
 #define MFMA_LEAN(...) MFMA_ROW("lean", FATTN_GPU_BACKWARD_LEAN, __VA_ARGS__)
 #define MFMA_FULL(...) MFMA_ROW("full", BACKWARD_FULL, __VA_ARGS__)
 #define MFMA_BF16_LEAN(...) MFMA_BF16_ROW("lean", FATTN_GPU_BACKWARD_LEAN, __VA_ARGS__)

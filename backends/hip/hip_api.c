@@ -3,8 +3,9 @@
  * Backend "hip": AMD's runtime, opened when it is first asked for. The library links nothing of
  * ROCm's, so it starts on machines that have none, and there has no devices.
  *
- * HIP has a current device for each thread where CUDA's driver has a current context. A context is
- * here the number of a device and 1, and entering one is making that device current.
+ * HIP has a current device for each thread where CUDA's driver has a current context. Here a
+ * context is a device's number plus 1, so that device 0 is not NULL; entering it makes the device
+ * current.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -212,14 +213,18 @@ static const struct {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char absent[256]; /* why there is no runtime; empty when there is */
 
-/* The first library that is there. */
+/* The first library that is there. Where none is, `absent` says why the newest is not. */
 static void *find_library(const char **name)
 {
     for (size_t n = 0; n < sizeof libraries / sizeof libraries[0]; n++) {
         void *const library = dlopen(libraries[n], RTLD_NOW | RTLD_LOCAL);
         if (library) {
+            absent[0] = '\0';
             *name = libraries[n];
             return library;
+        }
+        if (n == 0) {
+            snprintf(absent, sizeof absent, "no runtime: %s", dlerror());
         }
     }
     return NULL;
@@ -231,7 +236,6 @@ static void load(void)
     const char *name = NULL;
     void *const library = find_library(&name);
     if (!library) {
-        snprintf(absent, sizeof absent, "no runtime: %s", dlerror());
         return;
     }
     for (size_t n = 0; n < sizeof symbols / sizeof symbols[0]; n++) {

@@ -306,6 +306,12 @@ void fattn_gpu_limits(void *impl, fattn_limits *limits)
                              .units = d->units};
 }
 
+int64_t fattn_gpu_shared_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
+{
+    (void)p, (void)tile;
+    return fattn_gpu_kernel_of(row)->shared;
+}
+
 bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa)
 {
     return isa >= kernel->isa && (!kernel->isa_past || isa < kernel->isa_past);
@@ -351,7 +357,8 @@ typedef struct made {
     fattn_gpu_args args; /* all but buffers and workspace */
     fattn_gpu_map maps[FATTN_GPU_MAPS];
     int map_count;
-    unsigned char encoded[sizeof(encoded)]; /* all but addresses */
+    /* Bytes of an `encoded`, all but its addresses: the heap does not align to 64. */
+    unsigned char encoded[sizeof(encoded)];
     launch launches[FATTN_GPU_PHASES];
     int count;
 } made;
@@ -785,9 +792,9 @@ fattn_status fattn_gpu_stream_create(void *impl, fattn_stream *stream)
 fattn_status fattn_gpu_stream_destroy(void *impl, fattn_stream stream)
 {
     const device *const d = impl;
-    if (!stream) {
+    if (!stream) { /* the default stream is nobody's */
         return FATTN_OK;
-    } /* the default stream is nobody's */
+    }
     VERB(d, stream_destroy((gpu_stream)stream), "destroying a stream");
 }
 

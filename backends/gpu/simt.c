@@ -6,11 +6,8 @@
  */
 #include <stdio.h>
 
-#include "backends/gpu/args.h"
 #include "backends/gpu/gpu.h"
 #include "backends/gpu/sizes.h"
-#include "core/dtype.h"
-#include "core/problem.h"
 
 #define SIMT_DIM_MAX 576
 #define SIMT_COLUMNS 64 /* of a tile */
@@ -23,58 +20,6 @@ static void name(fattn_gpu_shape *shape, const char *kernel, int64_t width)
 
 /* The narrowest slab of channels that holds `dim`, of 64, 128 and 256. */
 static int64_t slab_width(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
-
-/* --- Arguments -------------------------------------------------------------------------------- */
-
-/* Whether rows of a tensor begin at multiples of so many bytes: by their strides, and by what is
- * promised of the pointer. */
-static bool is_aligned(const fattn_problem *p, const fattn_strides *s, fattn_dtype dtype,
-                       int64_t bytes)
-{
-    const int64_t elements = bytes / fattn_dtype_size(dtype);
-    return p->pointer_alignment >= bytes && s->batch % elements == 0 && s->seq % elements == 0 &&
-           s->head % elements == 0;
-}
-
-void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fattn_gpu_args *args)
-{
-    const unsigned terms = (p->features & FATTN_SINK ? FATTN_SCORE_SCALE : 0) | /* it is natural */
-                           (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
-                           (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
-                           (p->features & FATTN_ALIBI ? FATTN_SCORE_ALIBI : 0);
-    const fattn_dtype gradient = fattn_gradient_dtype(p, p->dtype);
-    const struct {
-        unsigned bit;
-        const fattn_strides *strides;
-        fattn_dtype dtype;
-    } tensors[] = {
-        {FATTN_GPU_QUADS_Q, &p->q, p->dtype},         {FATTN_GPU_QUADS_K, &p->k, p->dtype},
-        {FATTN_GPU_QUADS_V, &p->v, p->dtype},         {FATTN_GPU_QUADS_O, &p->o, p->dtype_o},
-        {FATTN_GPU_QUADS_DOUT, &p->dout, p->dtype_o}, {FATTN_GPU_QUADS_DQ, &p->dq, gradient},
-        {FATTN_GPU_QUADS_DK, &p->dk, gradient},       {FATTN_GPU_QUADS_DV, &p->dv, gradient},
-    };
-    args->problem = *p;
-    args->tiling = *tiling;
-    args->rule = fattn_score_rule_make(terms, p->scale, p->softcap);
-    args->dtype_gradient = gradient;
-    args->dropout_threshold =
-        p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) : 0;
-    args->group = fattn_gpu_group(p);
-    args->counters = -1;
-    const int64_t sums = fattn_gpu_sums(p, args->sums_stride);
-    args->sums = sums > 0 ? tiling->workspace - gpu_floats(sums) : -1;
-    args->quads = args->chunks = 0;
-    for (size_t n = 0; n < sizeof tensors / sizeof tensors[0]; n++) {
-        const fattn_strides *const strides = tensors[n].strides;
-        const fattn_dtype dtype = tensors[n].dtype;
-        if (is_aligned(p, strides, dtype, 4 * fattn_dtype_size(dtype))) {
-            args->quads |= tensors[n].bit;
-        }
-        if (is_aligned(p, strides, dtype, 16)) {
-            args->chunks |= tensors[n].bit;
-        }
-    }
-}
 
 /* --- Forward ---------------------------------------------------------------------------------- */
 
@@ -103,78 +48,6 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->blocks = forward_blocks(p, t, width);
     shape->threads = 128;
     shape->merges = fattn_gpu_merges(p, t, shape->threads);
-}
-
-/* Rows of an item that can exist. */
-static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
-{
-    const int64_t rows = fattn_gpu_group(p) * p->seqlen_q;
-    return rows < t->br ? rows : t->br;
-}
-
-/* From so many rows on combine_rows is faster: 2,048 on an H100 (docs/notes/hopper-forward.md). */
-#define MANY_ROWS 2048
-
-void fattn_gpu_combine(const fattn_gpu_kernel *kernel, const fattn_problem *p,
-                       const fattn_tiling *t, fattn_gpu_shape *shape)
-{
-    (void)kernel;
-    const int64_t blocks = t->splits > 1 ? t->items / t->splits : 0, rows = item_rows(p, t);
-    /* Rows of parts then lie at multiples of 16 bytes: there are two floats of each before them. */
-    const bool quads = p->dim_v % 4 == 0 && rows % 2 == 0;
-    if (quads && blocks * rows >= MANY_ROWS) {
-        snprintf(shape->entry, sizeof shape->entry, "combine_rows");
-        shape->blocks = blocks * fattn_ceil_div(rows, FATTN_GPU_COMBINE_ROWS);
-    } else {
-        snprintf(shape->entry, sizeof shape->entry, "combine");
-        const int64_t pieces = blocks * rows * fattn_max64(fattn_ceil_div(p->dim_v, 32), 1);
-        shape->blocks = fattn_ceil_div(pieces, FATTN_GPU_COMBINE_THREADS / 32);
-    }
-    shape->threads = FATTN_GPU_COMBINE_THREADS;
-    shape->early = true;
-}
-
-fattn_split_cost fattn_gpu_split(const fattn_kernel *row, const fattn_problem *p,
-                                 const fattn_limits *limits)
-{
-    (void)row, (void)p;
-    return (fattn_split_cost){.keys = 256, .pieces = limits->parallelism};
-}
-
-/* m, l and o of every row of every item. */
-int64_t fattn_gpu_parts_workspace(const fattn_kernel *row, const fattn_problem *p,
-                                  const fattn_tiling *t)
-{
-    (void)row;
-    if (gpu_times(gpu_times(t->items, fattn_ceil_div(p->dim_v, 64)), 2) < 0) {
-        return -1;
-    }
-    if (t->splits == 1) {
-        return 0;
-    }
-    return gpu_floats(gpu_times(gpu_times(t->items, item_rows(p, t)), 2 + p->dim_v));
-}
-
-int64_t fattn_gpu_decode_workspace(const fattn_kernel *row, const fattn_problem *p,
-                                   const fattn_tiling *t)
-{
-    const int64_t parts = fattn_gpu_parts_workspace(row, p, t);
-    const int64_t counters = gpu_floats(gpu_times(t->items / t->splits, 2));
-    return parts <= 0                                     ? parts
-           : counters < 0 || parts > INT64_MAX - counters ? -1
-                                                          : parts + counters;
-}
-
-/* One block that merges waits for memory once a turn. A second kernel, whose blocks take their
- * turns side by side, instead waits for its launch, which lasts two or three turns. */
-bool fattn_gpu_merges(const fattn_problem *p, const fattn_tiling *t, int threads)
-{
-    enum { TURNS = 3 };
-    const int64_t pieces =
-        item_rows(p, t) * fattn_max64(fattn_ceil_div(p->dim_v, FATTN_GPU_MERGE_CHANNELS), 1);
-    const int64_t turns = gpu_times(fattn_ceil_div(pieces, threads / 32),
-                                    fattn_ceil_div(t->splits, FATTN_GPU_MERGE_PARTS));
-    return t->splits > 1 && turns >= 0 && turns <= TURNS;
 }
 
 /* --- Backward --------------------------------------------------------------------------------- */
@@ -268,12 +141,6 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
                            gpu_times(gpu_times(p->batch, p->heads_q), p->seqlen_q) >= 0 &&
                            (!(p->outputs & FATTN_OUT_DBIAS) || bias_blocks(p) >= 0);
     return countable ? gpu_floats(gpu_times(gpu_times(heads, p->total_q), 3)) : -1;
-}
-
-int64_t fattn_gpu_shared_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
-{
-    (void)p, (void)tile;
-    return fattn_gpu_kernel_of(row)->shared;
 }
 
 /* --- Tables ----------------------------------------------------------------------------------- */

@@ -194,4 +194,19 @@ fattn_status fattn_gpu_event_synchronize(void *impl, void *event);
 fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
 fattn_status fattn_gpu_reach(void *impl, void *other);
 
+/* The fields of a backend's table that vendors share: all but its name, count and open. */
+#define FATTN_GPU_VERBS                                                                       \
+    .close = fattn_gpu_close, .describe = fattn_gpu_describe, .limits = fattn_gpu_limits,     \
+    .kernel = fattn_gpu_kernel_at, .peak = fattn_gpu_peak_at, .plan = fattn_gpu_plan,         \
+    .run = fattn_gpu_run, .run_onto = fattn_gpu_run_onto, .release = fattn_gpu_release,       \
+    .merge = fattn_gpu_merge, .dropout_mask = fattn_gpu_dropout_mask, .rows = fattn_gpu_rows, \
+    .inspect = fattn_inspect_refuse, .reads = fattn_gpu_reads, .alloc = fattn_gpu_alloc,      \
+    .free = fattn_gpu_free, .copy = fattn_gpu_copy, .stream_create = fattn_gpu_stream_create, \
+    .stream_destroy = fattn_gpu_stream_destroy,                                               \
+    .stream_synchronize = fattn_gpu_stream_synchronize, .stream_wait = fattn_gpu_stream_wait, \
+    .stream_capture = fattn_gpu_stream_capture, .capture_mode = fattn_gpu_capture_mode,       \
+    .event_create = fattn_gpu_event_create, .event_destroy = fattn_gpu_event_destroy,         \
+    .event_record = fattn_gpu_event_record, .event_synchronize = fattn_gpu_event_synchronize, \
+    .event_elapsed = fattn_gpu_event_elapsed, .reach = fattn_gpu_reach
+
 #endif

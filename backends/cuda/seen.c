@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launch of a kernel that looks at a bias or a mask before forward (seen.cuh). */
+/* The launch of a kernel that looks at a bias or a mask before forward or backward (seen.cuh). */
 #include "backends/cuda/seen.h"
 
 #include "backends/cuda/cuda.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What kernels that look at a bias or a mask before forward (seen.cuh), the forward kernels and the
- * rows that plan both must agree on. Each tile of keys of an item has a byte in the workspace:
- * whether some pair is kept, and whether the tile is mixed, that is, some pair is dropped, or has a
- * bias that is not 0.
+ * What kernels that look at a bias or a mask before forward or backward (seen.cuh), the kernels
+ * after them and the rows that plan both must agree on. Each tile of keys of an item has a byte in
+ * the workspace: whether some pair is kept, and whether the tile is mixed, that is, some pair is
+ * dropped, or has a bias that is not 0.
  */
 #ifndef FATTN_CUDA_SEEN_H
 #define FATTN_CUDA_SEEN_H

@@ -211,7 +211,7 @@ FATTN_HD bool wgmma_orders(const fattn_problem *p, int64_t items)
     (WGMMA_BACKWARD_SHARED(width, queries, keys, stages) +                              \
      (term_stages)*WGMMA_TERM_TILE(features, queries, keys))
 
-/* Of the kernels before and after it, and how many rows a block of them takes. */
+/* Threads of a block of the kernels before and after it. */
 #define WGMMA_ROWS_THREADS 128
 #define WGMMA_SINK_THREADS 256
 

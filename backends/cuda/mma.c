@@ -77,20 +77,17 @@ typedef struct mma_shape {
 #define MMA_SHAPE(run, ...) {#run, __VA_ARGS__},
 static const mma_shape mma_shapes[] = {MMA_SHAPES(MMA_SHAPE)};
 
-/* The shape that knows these features, or else that which is for all. */
+/* The shape that knows these features, or else the one for any. */
 static const mma_shape *shape_find(uint64_t features, int width, fattn_tile tile)
 {
-    const mma_shape *any = NULL;
+    const mma_shape *found = NULL;
     for (size_t n = 0; n < sizeof mma_shapes / sizeof *mma_shapes; n++) {
         const mma_shape *const s = mma_shapes + n;
-        if (s->width == width && s->rows == tile.br && s->keys == tile.bc) {
-            if (s->features == features) {
-                return s;
-            }
-            any = s->features == MMA_ANY ? s : any;
-        }
+        const bool fits = s->width == width && s->rows == tile.br && s->keys == tile.bc;
+        const bool knows = s->features == features, any = s->features == MMA_ANY;
+        found = fits && (knows || (any && !found)) ? s : found;
     }
-    return any;
+    return found;
 }
 
 /* Kernels for one feature want a bias's or mask's entries along keys to be neighbours; one without
@@ -291,27 +288,24 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
-/* Which of the full kernels, or lean, a full row's run is for. Those of one feature want rows of
- * tensors at multiples of 16 bytes. A run without features is lean but for a sink, of which keys
- * know nothing. */
+/* Which of the full kernels, or lean, a full row's run is for: the one that knows the features, or
+ * else the one for any. Those of one feature want rows of tensors at multiples of 16 bytes. A run
+ * without features is lean but for a sink, of which keys know nothing. */
 static const char *run_of(const fattn_problem *p)
 {
 #define MMA_RUN(name, bits, ...) {#name, bits},
     static const struct {
         const char *name;
         uint64_t features;
-    } runs[] = {MMA_RUNS(MMA_RUN, )};
-    const uint64_t features = known_features(p);
-    const bool knows = !(p->features & FATTN_DETERMINISTIC) && !(p->outputs & FATTN_OUT_DBIAS);
-    if (knows && !features) {
-        return "lean";
+    } runs[] = {{"lean", 0}, MMA_RUNS(MMA_RUN, )};
+    const bool ordered = p->features & FATTN_DETERMINISTIC;
+    const uint64_t features = ordered || p->outputs & FATTN_OUT_DBIAS ? MMA_ANY : known_features(p);
+    const char *found = NULL;
+    for (size_t n = 0; n < sizeof runs / sizeof *runs; n++) {
+        const bool knows = runs[n].features == features, any = runs[n].features == MMA_ANY;
+        found = knows || (any && !found) ? runs[n].name : found;
     }
-    for (size_t n = 1; knows && n < sizeof runs / sizeof *runs; n++) {
-        if (runs[n].features == features) {
-            return runs[n].name;
-        }
-    }
-    return runs[0].name;
+    return found;
 }
 
 static int64_t backward_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)

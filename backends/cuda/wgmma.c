@@ -332,21 +332,20 @@ static uint64_t known_features(const fattn_problem *p)
     return is_known ? features : MMA_ANY;
 }
 
-/* The run that takes the problem by tiles of so many rows, or NULL. */
+/* The run that takes the problem by tiles of so many rows: the one that knows its features, or else
+ * the one for any, or NULL. */
 static const full_run *run_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, int64_t rows)
 {
     const uint64_t features = known_features(p);
-    const full_run *any = NULL;
+    const full_run *found = NULL;
     for (size_t n = 0; n < sizeof full_runs / sizeof *full_runs; n++) {
         const full_run *const run = full_runs + n;
         const bool fits =
             run->width == kernel->width && run->rows == rows && fattn_gpu_group(p) <= rows;
-        if (fits && run->features == features) {
-            return run;
-        }
-        any = fits && run->features == MMA_ANY ? run : any;
+        const bool knows = run->features == features, any = run->features == MMA_ANY;
+        found = fits && (knows || (any && !found)) ? run : found;
     }
-    return any;
+    return found;
 }
 
 /* Tiles of queries of all heads, as the kernel has them: of whole queries. */
@@ -362,8 +361,8 @@ static int64_t full_tiles(const fattn_problem *p, int64_t rows, int64_t keys)
     return gpu_times(full_items(p, rows), SEEN_BYTES(fattn_ceil_div(p->seqlen_k, keys)));
 }
 
-/* Whether the run is one for short sequences: of 512 keys, not 320, for a bias or mask usually hides
- * some. */
+/* Whether the run is one for short sequences: of 512 keys, not 320, because a bias or mask usually
+ * hides some. */
 static bool full_is_short(const fattn_kernel *row, const fattn_problem *p,
                           const fattn_limits *limits)
 {

@@ -228,16 +228,12 @@ typedef struct backward_run {
 static const backward_run backward_runs[] = {WGMMA_BACKWARD_FULL_64(
     BACKWARD_RUN) WGMMA_BACKWARD_FULL_128(BACKWARD_RUN) WGMMA_BACKWARD_FULL_256(BACKWARD_RUN)};
 
-/* Whether a run's kernel takes the problem: it is for everything, or knows the features to be
- * there, and no others. Kernels for a bias know its type, and those that have it copied want
- * strides for that. */
-static bool run_takes(const backward_run *run, const fattn_problem *p)
+/* Whether a run's kernel knows the problem's features to be there, and no others. Those for a bias
+ * know its type, and those that have it copied want strides for that. */
+static bool run_knows(const backward_run *run, const fattn_problem *p)
 {
     const uint64_t features = p->features & MMA_OF_PAIRS;
     const bool dbias = p->outputs & FATTN_OUT_DBIAS, copies = run->stages_of_term > 0;
-    if (run->features == MMA_ANY) {
-        return true;
-    }
     if (run->features != features || run->dbias != dbias) {
         return false;
     }
@@ -248,13 +244,15 @@ static bool run_takes(const backward_run *run, const fattn_problem *p)
                      fattn_wgmma_term_is_mapped(p->mask_stride, 1, 1);
 }
 
-/* The last that takes it: the first of a width is for everything. */
+/* The run that knows the problem's features, or else the one for any. */
 static const backward_run *backward_run_of(const fattn_gpu_kernel *kernel, const fattn_problem *p)
 {
     const backward_run *found = NULL;
     for (size_t n = 0; n < sizeof backward_runs / sizeof *backward_runs; n++) {
         const backward_run *const run = backward_runs + n;
-        found = run->width == kernel->width && run_takes(run, p) ? run : found;
+        const bool fits = run->width == kernel->width;
+        const bool knows = run_knows(run, p), any = run->features == MMA_ANY;
+        found = fits && (knows || (any && !found)) ? run : found;
     }
     return found;
 }

@@ -2,7 +2,6 @@
 /* In four parts: what is kept, how it is freed, borrowing and returning, the public door. */
 #include "core/cache.h"
 
-#include <pthread.h>
 #include <string.h>
 
 #include "core/abi.h"
@@ -40,19 +39,15 @@ typedef struct entry {
     int made;              /* workspaces, idle or lent */
 } entry;
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of all below */
-static entry *entries;                                    /* the last used first */
-static fattn_workspace *graphs;                           /* workspaces that graphs own */
+/* The mutex of all below is FATTN_FORK_CACHE. */
+static entry *entries;          /* the last used first */
+static fattn_workspace *graphs; /* workspaces that graphs own */
 static int64_t entries_most = ENTRIES, bytes_most = BYTES;
 static fattn_cache_info counts; /* all but what is counted when asked */
 
-/* A fork waits for whoever has the lock. Where its handler could not be registered,
- * fattn_attention() has failed already. */
-static void lock(void)
-{
-    (void)fattn_fork_guard(FATTN_FORK_CACHE, &mutex, NULL);
-    pthread_mutex_lock(&mutex);
-}
+static void lock(void) { fattn_fork_lock(FATTN_FORK_CACHE); }
+
+static void unlock(void) { fattn_fork_unlock(FATTN_FORK_CACHE); }
 
 /* Its address names the thread. */
 static _Thread_local char here;
@@ -260,7 +255,7 @@ static fattn_status allocate(const fattn_device *device, size_t bytes, fattn_str
     if (status == FATTN_OUT_OF_MEMORY) {
         lock();
         trim_bytes(&out, device, 0);
-        pthread_mutex_unlock(&mutex);
+        unlock();
     }
     if (out.workspaces) {
         dispose(&out);
@@ -368,7 +363,7 @@ static fattn_status borrow(fattn_device *device, const fattn_problem *problem, f
     counts.hits += e != NULL;
     counts.misses += e == NULL;
     if (!e) {
-        pthread_mutex_unlock(&mutex);
+        unlock();
         const fattn_status status = make_entry(device, problem, hash, &e);
         if (status) {
             return status;
@@ -378,7 +373,7 @@ static fattn_status borrow(fattn_device *device, const fattn_problem *problem, f
     }
     loan->plan = fattn_plan_retain(e->plan);
     borrow_workspace(e, stream, loan, make, &out);
-    pthread_mutex_unlock(&mutex);
+    unlock();
     dispose(&out);
     return FATTN_OK;
 }
@@ -402,7 +397,7 @@ static bool put_back(const fattn_loan *loan, fattn_workspace *w)
         w->next = *list;
         *list = w;
     }
-    pthread_mutex_unlock(&mutex);
+    unlock();
     return list != NULL;
 }
 
@@ -491,7 +486,7 @@ static void forget(const fattn_device *device)
             link = &(*link)->next;
         }
     }
-    pthread_mutex_unlock(&mutex);
+    unlock();
     dispose(&out);
 }
 
@@ -527,7 +522,7 @@ fattn_status fattn_cache_set_options(const fattn_cache_options *options)
     bytes_most = wanted.bytes;
     trim_entries(&out);
     trim_bytes(&out, NULL, bytes_most);
-    pthread_mutex_unlock(&mutex);
+    unlock();
     dispose(&out);
     return FATTN_OK;
 }
@@ -544,6 +539,6 @@ fattn_status fattn_cache_get_info(fattn_cache_info *info)
     for (const fattn_workspace *w = graphs; w; w = w->next) {
         now.graph_bytes += w->plan->tiling.workspace;
     }
-    pthread_mutex_unlock(&mutex);
+    unlock();
     return fattn_abi_write(info, &now, sizeof now, "fattn_cache_info");
 }

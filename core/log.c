@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/log.h"
 
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -9,23 +8,15 @@
 #include "core/fork.h"
 #include "core/status.h"
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static fattn_log_callback log_callback; /* under mutex */
-static void *log_user;                  /* under mutex */
-
-/* Where a fork cannot be guarded, for want of memory, opening a device says so. */
-static void lock(void)
-{
-    (void)fattn_fork_guard(FATTN_FORK_LOG, &mutex, NULL);
-    pthread_mutex_lock(&mutex);
-}
+static fattn_log_callback log_callback; /* under FATTN_FORK_LOG */
+static void *log_user;                  /* under FATTN_FORK_LOG */
 
 void fattn_set_log_callback(fattn_log_callback callback, void *user)
 {
-    lock();
+    fattn_fork_lock(FATTN_FORK_LOG);
     log_callback = callback;
     log_user = user;
-    pthread_mutex_unlock(&mutex);
+    fattn_fork_unlock(FATTN_FORK_LOG);
 }
 
 bool fattn_log_wants(int level)
@@ -43,10 +34,10 @@ void fattn_log(const char *format, ...)
     va_end(arguments);
     fattn_text_clean(line);
 
-    lock();
+    fattn_fork_lock(FATTN_FORK_LOG);
     const fattn_log_callback callback = log_callback;
     void *const user = log_user;
-    pthread_mutex_unlock(&mutex);
+    fattn_fork_unlock(FATTN_FORK_LOG);
     if (callback) {
         callback(user, line);
     } else {

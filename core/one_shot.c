@@ -3,8 +3,6 @@
  * fattn_attention(): a run of a plan from the cache, with a workspace from there, on the default
  * device where none is named.
  */
-#include <pthread.h>
-
 #include "core/backend.h"
 #include "core/cache.h"
 #include "core/fork.h"
@@ -14,8 +12,7 @@
 
 #define ALIGNMENT_MAX 16 /* what kernels make use of: a larger one would only multiply plans */
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static fattn_device *default_device; /* under mutex */
+static fattn_device *default_device; /* under FATTN_FORK_DEFAULT */
 
 static int64_t alignment_of(const fattn_buffers *b)
 {
@@ -70,7 +67,7 @@ fattn_status fattn_device_acquire(fattn_device **device)
         fattn_device_retain(*device);
         return FATTN_OK;
     }
-    pthread_mutex_lock(&mutex);
+    fattn_fork_lock(FATTN_FORK_DEFAULT);
     fattn_status status = FATTN_OK;
     if (!default_device) {
         status = fattn_device_open(NULL, &default_device);
@@ -78,14 +75,14 @@ fattn_status fattn_device_acquire(fattn_device **device)
     if (!status) {
         *device = fattn_device_retain(default_device);
     }
-    pthread_mutex_unlock(&mutex);
+    fattn_fork_unlock(FATTN_FORK_DEFAULT);
     return status;
 }
 
 fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
                              const fattn_buffers *buffers, fattn_stream stream)
 {
-    if (!fattn_fork_guard(FATTN_FORK_DEFAULT, &mutex, NULL)) {
+    if (!fattn_fork_is_guarded()) {
         return fattn_fail(FATTN_OUT_OF_MEMORY, "a handler of forks could not be registered");
     }
     if (device) {
@@ -102,9 +99,9 @@ fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
 void fattn_cache_clear(void)
 {
     fattn_cache_empty();
-    pthread_mutex_lock(&mutex);
+    fattn_fork_lock(FATTN_FORK_DEFAULT);
     fattn_device *const device = default_device;
     default_device = NULL;
-    pthread_mutex_unlock(&mutex);
+    fattn_fork_unlock(FATTN_FORK_DEFAULT);
     fattn_device_drop(device);
 }

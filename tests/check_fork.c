@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Children of a process that uses the library can use it too: after their parent has computed,
- * while another of its threads computes, and in nested forks. They give the parent's results and
- * create threads of their own.
+ * while another of its threads opens a device or computes, and in nested forks. They give the
+ * parent's results and create threads of their own.
  *
  *     check_fork [CHILDREN]
  */
 #define _DEFAULT_SOURCE /* usleep */
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -44,6 +45,26 @@ static bool child_succeeds(child_work work, attend *a, uint64_t expected)
     return false;
 }
 
+/* The result, of a child: this process has not used the library then. 0 on failure. */
+static uint64_t expect(attend *a)
+{
+    int ends[2];
+    uint64_t expected = 0;
+    if (pipe(ends)) {
+        return 0;
+    }
+    const pid_t child = fork();
+    if (child == 0) {
+        expected = attend_with(a, NULL);
+        _exit(write(ends[1], &expected, sizeof expected) != sizeof expected);
+    }
+    close(ends[1]);
+    const bool whole = read(ends[0], &expected, sizeof expected) == sizeof expected;
+    close(ends[0]);
+    waitpid(child, NULL, 0);
+    return whole ? expected : 0;
+}
+
 static int attend_once(attend *a, uint64_t expected) { return attend_with(a, NULL) != expected; }
 
 /* Closes everything and opens it again. */
@@ -64,6 +85,66 @@ static int make_threads(attend *a, uint64_t expected)
 static int fork_again(attend *a, uint64_t expected)
 {
     return attend_with(a, NULL) != expected || !child_succeeds(attend_once, a, expected);
+}
+
+/* Allocations of the thread that opens the default device first take a while: the fork comes
+ * before it has opened it. */
+static sem_t opening;
+static atomic_bool slow;
+
+static void *allocate_slowly(void *user, size_t bytes)
+{
+    (void)user;
+    if (atomic_exchange(&slow, false)) {
+        sem_post(&opening);
+        usleep(200000);
+    }
+    return malloc(bytes);
+}
+
+static void release(void *user, void *memory)
+{
+    (void)user;
+    free(memory);
+}
+
+static void *attend_first(void *a) { return attend_with(a, NULL) ? a : NULL; }
+
+static void *ask_first(void *a)
+{
+    fattn_device_info info;
+    fattn_device_info_init(&info);
+    return fattn_device_get_info(NULL, &info) ? NULL : a;
+}
+
+/* In a process that has not used the library. */
+static int fork_beside(void *(*first)(void *), attend *a, uint64_t expected)
+{
+    fattn_host_allocator slowly;
+    fattn_host_allocator_init(&slowly);
+    slowly.allocate = allocate_slowly;
+    slowly.release = release;
+    pthread_t opener;
+    sem_init(&opening, 0, 0);
+    atomic_store(&slow, true);
+    if (fattn_set_host_allocator(&slowly) || pthread_create(&opener, NULL, first, a)) {
+        return 1;
+    }
+    sem_wait(&opening);
+    const bool right = child_succeeds(attend_once, a, expected);
+    void *result = NULL;
+    pthread_join(opener, &result);
+    return !right || !result;
+}
+
+static int fork_beside_attention(attend *a, uint64_t expected)
+{
+    return fork_beside(attend_first, a, expected);
+}
+
+static int fork_beside_info(attend *a, uint64_t expected)
+{
+    return fork_beside(ask_first, a, expected);
 }
 
 static atomic_bool stop;
@@ -97,10 +178,14 @@ int main(int argc, char **argv)
     setenv("FATTN_BACKEND", "cpu", 1);
     setenv("FATTN_NUM_THREADS", "4", 1);
     attend_make(&a, FATTN_BACKWARD, 8, 200, 200, 32);
-    const uint64_t expected = attend_with(&a, NULL);
+    const uint64_t expected = expect(&a);
 
-    tap_check(expected && child_succeeds(attend_once, &a, expected),
-              "a child computes after its parent has");
+    tap_check(child_succeeds(fork_beside_attention, &a, expected),
+              "a fork beside the first attention of the process");
+    tap_check(child_succeeds(fork_beside_info, &a, expected),
+              "a fork beside the first opening of the default device");
+    tap_check(expected && attend_with(&a, NULL) == expected, "the parent computes as a child did");
+    tap_check(child_succeeds(attend_once, &a, expected), "a child computes after its parent has");
     tap_check(child_succeeds(attend_afresh, &a, expected), "a child gives devices back");
     tap_check(child_succeeds(make_threads, &a, expected), "a child has %d threads of its own",
               THREADS);

@@ -57,14 +57,12 @@ struct fattn_cpu_pool {
     int64_t retry;        /* not before this time; under mutex */
     worker *workers;      /* room for FATTN_THREADS_MAX; under mutex */
     fattn_cpu_set cpus;   /* empty: whichever */
-    int64_t references;   /* under `pools_mutex` */
-    fattn_cpu_pool *next; /* under `pools_mutex` */
+    int64_t references;   /* under FATTN_FORK_THREADS */
+    fattn_cpu_pool *next; /* under FATTN_FORK_THREADS */
 };
 
-/* A fork finds it free, so that the list is whole in the child. */
-static pthread_mutex_t pools_mutex = PTHREAD_MUTEX_INITIALIZER;
-static fattn_cpu_pool *pools;       /* all of them; under pools_mutex */
-static fattn_cpu_pool *shared_pool; /* under pools_mutex */
+static fattn_cpu_pool *pools;       /* all of them; under FATTN_FORK_THREADS */
+static fattn_cpu_pool *shared_pool; /* under FATTN_FORK_THREADS */
 
 static int64_t now(void)
 {
@@ -362,10 +360,11 @@ static fattn_cpu_pool *make(const fattn_cpu_set *cpus)
 
 fattn_cpu_pool *fattn_cpu_pool_open(const fattn_cpu_set *cpus, bool shared)
 {
-    if (!fattn_fork_guard(FATTN_FORK_THREADS, &pools_mutex, reset_all)) {
+    if (!fattn_fork_is_guarded()) {
         return NULL;
     }
-    pthread_mutex_lock(&pools_mutex);
+    fattn_fork_set_child(reset_all);
+    fattn_fork_lock(FATTN_FORK_THREADS);
     fattn_cpu_pool *pool = shared ? shared_pool : NULL;
     if (pool) {
         pool->references++;
@@ -375,7 +374,7 @@ fattn_cpu_pool *fattn_cpu_pool_open(const fattn_cpu_set *cpus, bool shared)
     if (shared) {
         shared_pool = pool;
     }
-    pthread_mutex_unlock(&pools_mutex);
+    fattn_fork_unlock(FATTN_FORK_THREADS);
     return pool;
 }
 
@@ -397,7 +396,7 @@ static void end(fattn_cpu_pool *pool)
 
 void fattn_cpu_pool_close(fattn_cpu_pool *pool)
 {
-    pthread_mutex_lock(&pools_mutex);
+    fattn_fork_lock(FATTN_FORK_THREADS);
     const bool last = --pool->references == 0;
     if (last) {
         fattn_cpu_pool **at = &pools;
@@ -407,7 +406,7 @@ void fattn_cpu_pool_close(fattn_cpu_pool *pool)
         *at = pool->next;
         shared_pool = shared_pool == pool ? NULL : shared_pool;
     }
-    pthread_mutex_unlock(&pools_mutex);
+    fattn_fork_unlock(FATTN_FORK_THREADS);
     if (last) {
         end(pool);
     }

@@ -369,6 +369,48 @@ static void check_halves(void)
     }
 }
 
+/* Bytes count what travels: types of keys and values, and gradients and results that are wanted. */
+static void check_bytes(void)
+{
+    enum { RANK_ROWS = 64, HEADS = 8, DIM = 8 };
+    const double q = RANK_ROWS * HEADS * DIM * 2, lse = RANK_ROWS * HEADS * 4; /* bf16; f32 */
+    static const struct {
+        const char *what;
+        fattn_op op;
+        uint32_t outputs;
+        fattn_dtype dtype_kv, dtype_v;
+        double ring, heads; /* sent by a rank: q's by a hop of the ring; by an exchange of all */
+        double lse;         /* and lse's by an exchange */
+    } cases[] = {
+        {"one type", FATTN_FORWARD, FATTN_OUT_O, 0, 0, 2, 4, 0},
+        {"lse", FATTN_FORWARD, FATTN_OUT_O | FATTN_OUT_LSE, 0, 0, 2, 4, 1},
+        {"f32 values", FATTN_FORWARD, FATTN_OUT_O, FATTN_BF16, FATTN_F32, 3, 5, 0},
+        {"f32 keys", FATTN_FORWARD, FATTN_OUT_O, FATTN_F32, FATTN_F32, 4, 6, 0},
+        {"dq", FATTN_BACKWARD, FATTN_OUT_DQ, 0, 0, 2, 6, 1},
+        {"dv", FATTN_BACKWARD, FATTN_OUT_DV, 0, 0, 2 + 2, 6, 1},
+        {"dk and dv", FATTN_BACKWARD, FATTN_OUT_DK | FATTN_OUT_DV, 0, 0, 2 + 4, 7, 1},
+        {"dk of f32 keys", FATTN_BACKWARD, FATTN_OUT_DK, FATTN_F32, FATTN_BF16, 3 + 2, 8, 1},
+    };
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        fattn_problem p;
+        fattn_problem_init(&p);
+        p.op = cases[n].op, p.outputs = cases[n].outputs;
+        p.dtype = FATTN_BF16, p.dtype_kv = cases[n].dtype_kv, p.dtype_v = cases[n].dtype_v;
+        p.heads_q = p.heads_k = HEADS, p.dim = p.dim_v = DIM;
+        p.seqlen_q = p.seqlen_k = 8 * RANK_ROWS;
+        if (fattn_problem_normalise(&p, &p)) {
+            exit(1);
+        }
+        const fattn_whole whole = {.problem = &p, .split = FATTN_SPLIT_CONTIGUOUS, .ranks = 8};
+        const double ring = forecast_of(&whole, FATTN_SCHEME_RING, 1e9).most_bytes;
+        const double heads = forecast_of(&whole, FATTN_SCHEME_HEADS, 1e9).most_bytes;
+        const double kept = 7.0 / 8; /* that an exchange of all sends on */
+        tap_check(ring == 7 * cases[n].ring * q &&
+                      heads == kept * (cases[n].heads * q + cases[n].lse * lse),
+                  "bytes of %s: %.0f in a ring, %.0f of heads", cases[n].what, ring, heads);
+    }
+}
+
 static void check_forecast(void)
 {
     fattn_problem p = problem_of(1 << 16, 1 << 16, -1, 0);
@@ -423,6 +465,7 @@ int main(void)
     check_messages();
     check_neighbours();
     check_balance();
+    check_bytes();
     check_forecast();
     check_halves();
     return tap_done();

@@ -52,10 +52,21 @@ static double rows_of_run(const fattn_whole *whole, bool keys, int64_t rank, int
     return kinds == 1 ? rows * (double)whole->problem->batch : rows;
 }
 
-/* Elements of k and v, for so many keys. */
-static double block_elements(const fattn_problem *p, double keys)
+/* Bytes of a key and its value in all heads, with so many an element of each. */
+static double bytes_of_key(const fattn_problem *p, int64_t k_size, int64_t v_size)
 {
-    return keys * (double)p->heads_k * (double)(p->dim + p->dim_v);
+    return (double)p->heads_k * (double)(p->dim * k_size + p->dim_v * v_size);
+}
+
+static double bytes_of_inputs(const fattn_problem *p)
+{
+    return bytes_of_key(p, fattn_dtype_size(p->dtype_kv), fattn_dtype_size(p->dtype_v));
+}
+
+/* Of the gradients that are wanted, in f32. */
+static double bytes_of_sums(const fattn_problem *p)
+{
+    return bytes_of_key(p, p->outputs & FATTN_OUT_DK ? 4 : 0, p->outputs & FATTN_OUT_DV ? 4 : 0);
 }
 
 /* --- The ring --------------------------------------------------------------------------------- */
@@ -64,8 +75,8 @@ static double block_elements(const fattn_problem *p, double keys)
 typedef struct walker {
     double start, end; /* of the step */
     double computing, transferring, pairs, sent;
-    double last_work;         /* seconds of computing in the last step that has blocks */
-    double block[FATTN_RUNS]; /* elements of its keys and values, by runs */
+    double last_work;        /* seconds of computing in the last step that has blocks */
+    double keys[FATTN_RUNS]; /* of its own, by runs */
 } walker;
 
 /* What a rank does in a step. The walkers' starts are known, their ends become so. */
@@ -73,8 +84,7 @@ static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_s
                  int64_t rank, int64_t step, walker *walkers)
 {
     const fattn_problem *const p = whole->problem;
-    const double size = (double)fattn_dtype_size(p->dtype);
-    const double sum_size = p->op == FATTN_BACKWARD ? 4 : 0;
+    const double size = bytes_of_inputs(p), sum_size = bytes_of_sums(p);
     walker *const w = &walkers[rank];
     double begin = w->start, in = 0, out = 0, pairs = 0, rows = 0;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
@@ -99,7 +109,7 @@ static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_s
                     (n < 2 ? fattn_ring_keys : fattn_ring_sums)(ring, lane, of, messages[n].hops);
                 for (int run = 0; run < FATTN_RUNS; run++) {
                     *messages[n].into +=
-                        runs >> run & 1 ? walkers[of].block[run] * messages[n].size : 0;
+                        runs >> run & 1 ? walkers[of].keys[run] * messages[n].size : 0;
                 }
                 begin = walkers[messages[n].peer].start > begin ? walkers[messages[n].peer].start
                                                                 : begin;
@@ -158,10 +168,11 @@ static fattn_status foretell_ring(const fattn_whole *whole, const fattn_speed *s
     memset(walkers, 0, bytes);
     for (int64_t r = 0; r < whole->ranks; r++) {
         for (int n = 0; n < fattn_split_runs(whole->split); n++) {
-            walkers[r].block[n] = block_elements(whole->problem, rows_of_run(whole, true, r, n));
+            walkers[r].keys[n] = rows_of_run(whole, true, r, n);
         }
     }
-    const int64_t rounds = ring.last_step + (whole->problem->op == FATTN_BACKWARD ? 2 : 1);
+    const bool gradients = fattn_split_has_sums(whole->problem);
+    const int64_t rounds = ring.last_step + (gradients ? 2 : 1);
     for (int64_t step = 0; step < rounds; step++) {
         for (int64_t r = 0; r < whole->ranks; r++) {
             walk(whole, &ring, speed, r, step, walkers);
@@ -172,7 +183,7 @@ static fattn_status foretell_ring(const fattn_whole *whole, const fattn_speed *s
     }
     f->steps = ring.last_step + 1;
     f->least_pairs = f->least_bytes = (double)INT64_MAX * (double)INT64_MAX;
-    *found = (berth){walkers[0].last_work, fattn_ring_room(&ring, rounds > f->steps) / 2};
+    *found = (berth){walkers[0].last_work, fattn_ring_room(&ring, gradients) / 2};
     for (int64_t r = 0; r < whole->ranks; r++) {
         const double work = walkers[r].last_work;
         take_walker(f, &walkers[r]);
@@ -202,16 +213,20 @@ static int64_t head_ranks(const fattn_whole *whole, int64_t limit)
 static double exchanged_bytes(const fattn_whole *whole, bool in)
 {
     const fattn_problem *const p = whole->problem;
-    const double size = (double)fattn_dtype_size(p->dtype);
-    const double size_o = (double)fattn_dtype_size(p->dtype_o);
+    const int64_t k_size = fattn_dtype_size(p->dtype_kv), v_size = fattn_dtype_size(p->dtype_v);
     const double rows = rows_of(whole, 0, fattn_whole_q) * (double)p->heads_q;
-    const double q = rows * (double)p->dim * size, o = rows * (double)p->dim_v * size_o;
-    const double kv = block_elements(p, rows_of(whole, 0, fattn_whole_k)) * size;
-    const double lse = rows * 4;
-    if (p->op == FATTN_FORWARD) {
-        return in ? q + kv : o + lse;
+    const double keys = rows_of(whole, 0, fattn_whole_k);
+    const double q = rows * (double)(p->dim * fattn_dtype_size(p->dtype));
+    const double o = rows * (double)(p->dim_v * fattn_dtype_size(p->dtype_o)), lse = rows * 4;
+    const uint32_t outputs = p->outputs;
+    if (in) {
+        const double dlse = p->features & FATTN_DLSE ? lse : 0;
+        return q + keys * bytes_of_inputs(p) + (p->op == FATTN_BACKWARD ? 2 * o + lse + dlse : 0);
     }
-    return in ? q + kv + 2 * o + lse : q + kv;
+    return (outputs & FATTN_OUT_O ? o : 0) + (outputs & FATTN_OUT_LSE ? lse : 0) +
+           (outputs & FATTN_OUT_DQ ? q : 0) +
+           keys * bytes_of_key(p, outputs & FATTN_OUT_DK ? k_size : 0,
+                               outputs & FATTN_OUT_DV ? v_size : 0);
 }
 
 bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k, int64_t turns)

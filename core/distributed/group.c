@@ -568,7 +568,7 @@ fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *p
     plan->shares.problem = p;
     plan->ragged = p->features & FATTN_CU_SEQLENS_Q;
     plan->backward = p->op == FATTN_BACKWARD;
-    plan->gradients = plan->backward && p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV);
+    plan->gradients = fattn_split_has_sums(p);
     if (!plan->ragged && (cu_q || cu_k)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT,
                           "cu_seqlens are given, and the problem has no FATTN_CU_SEQLENS_Q");

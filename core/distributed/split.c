@@ -89,11 +89,15 @@ int fattn_whole_q_runs(const fattn_whole *whole)
     return whole->all_queries ? 1 : whole->halves ? 2 : fattn_split_runs(whole->split);
 }
 
+bool fattn_split_has_sums(const fattn_problem *p)
+{
+    return p->op == FATTN_BACKWARD && p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV);
+}
+
 void fattn_whole_set_halves(fattn_whole *whole)
 {
     const fattn_problem *const p = whole->problem;
-    whole->halves = whole->ranks > 1 && !whole->all_queries && p->op == FATTN_BACKWARD &&
-                    p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV) &&
+    whole->halves = whole->ranks > 1 && !whole->all_queries && fattn_split_has_sums(p) &&
                     fattn_split_runs(whole->split) == 1;
 }
 

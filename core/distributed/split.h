@@ -45,6 +45,9 @@ typedef struct fattn_whole {
 int64_t fattn_whole_q(const fattn_whole *whole, int64_t sequence);
 int64_t fattn_whole_k(const fattn_whole *whole, int64_t sequence);
 
+/* Whether gradients of keys or values are wanted, which are summed over ranks. */
+bool fattn_split_has_sums(const fattn_problem *problem);
+
 /* For a ring: queries count as halves where gradients of keys travel and ranks have one run of
  * them, so that there is something to compute beside the last transfer (ring.h). */
 void fattn_whole_set_halves(fattn_whole *whole);

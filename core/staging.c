@@ -127,9 +127,14 @@ static fattn_status copy_out(const staging *s, fattn_stream stream)
     return backend->stream_synchronize(impl, stream);
 }
 
-/* Frees the copies. Returns status, or the first failure after it. */
-static fattn_status release(staging *s, fattn_status status)
+/* Frees the copies; after a failure, once what was queued no longer uses them. Returns status, or
+ * the first failure after it. */
+static fattn_status release(staging *s, fattn_stream stream, fattn_status status)
 {
+    fattn_reason_hold(status);
+    if (status) {
+        (void)s->plan->device->backend->stream_synchronize(s->plan->device->impl, stream);
+    }
     for (int i = 0; i < s->range_count; i++) {
         if (s->ranges[i].device) {
             char *const memory = s->ranges[i].device - s->ranges[i].first % FATTN_MEMORY_ALIGNMENT;
@@ -153,5 +158,5 @@ fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *
         status = fattn_plan_run(plan, &moved, workspace, stream);
     }
     status = status ? status : copy_out(&s, stream);
-    return release(&s, status);
+    return release(&s, stream, status);
 }

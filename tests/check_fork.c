@@ -31,6 +31,7 @@ static bool child_succeeds(child_work work, attend *a, uint64_t expected)
     fflush(stdout);
     const pid_t child = fork();
     if (child == 0) {
+        alarm(2 * PATIENCE); /* where the one that waits is killed itself */
         _exit(work(a, expected));
     }
     int status = 0;

@@ -15,6 +15,7 @@
 #include "core/memory.h"
 #include "core/plan.h"
 #include "core/status.h"
+#include "fattn/distributed.h"
 #include "tests/unit_answers.h"
 
 static void set_environment(const char *name, const char *value)
@@ -699,8 +700,12 @@ static fattn_status remote_alloc(void *impl, size_t bytes, void **memory)
     return status;
 }
 
+static bool remote_works; /* what was queued uses memory until somebody waits */
+static bool remote_early; /* memory was freed before */
+
 static fattn_status remote_free(void *impl, void *memory)
 {
+    remote_early = remote_early || remote_works;
     for (int i = 0; i < 64; i++) {
         if (remote[i].first == memory) {
             remote[i].first = NULL;
@@ -713,10 +718,34 @@ static bool remote_breaks; /* queued work fails */
 
 static fattn_status remote_synchronize(void *impl, fattn_stream stream)
 {
+    remote_works = false;
     if (remote_breaks) {
         return fattn_fail(FATTN_DEVICE_ERROR, "the remote device broke");
     }
     return fattn_host_stream_synchronize(impl, stream);
+}
+
+static fattn_status remote_wait(void *impl, void *event)
+{
+    remote_works = false;
+    return fattn_host_event_synchronize(impl, event);
+}
+
+static const fattn_backend *reference;
+static bool remote_run_fails; /* after it has queued something */
+
+static fattn_status remote_run(const fattn_plan *plan, const fattn_buffers *buffers,
+                               void *workspace, fattn_stream stream)
+{
+    remote_works = true;
+    return remote_run_fails ? fattn_fail(FATTN_DEVICE_ERROR, "the second launch failed")
+                            : reference->run(plan, buffers, workspace, stream);
+}
+
+static fattn_status remote_rows(void *impl, const fattn_rows_args *args, fattn_stream stream)
+{
+    remote_works = true;
+    return reference->rows(impl, args, stream);
 }
 
 static fattn_backend remote_backend;
@@ -724,8 +753,12 @@ static fattn_backend remote_backend;
 static fattn_device *open_remote(void)
 {
     fattn_device *const device = open_device("reference");
-    remote_backend = *device->backend;
+    reference = device->backend;
+    remote_backend = *reference;
     remote_backend.host_memory = false;
+    remote_backend.run = remote_run;
+    remote_backend.rows = remote_rows;
+    remote_backend.event_synchronize = remote_wait;
     remote_backend.reads = remote_reads;
     remote_backend.alloc = remote_alloc;
     remote_backend.free = remote_free;
@@ -791,6 +824,11 @@ Test(staging, host_memory_on_a_device_of_its_own)
     ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_DEVICE_ERROR);
     REASON_HAS("broke");
     remote_breaks = false;
+    remote_run_fails = true;
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_DEVICE_ERROR);
+    REASON_HAS("the second launch");
+    remote_run_fails = false;
+    cr_assert_not(remote_early);
 
     fattn_cache_clear(); /* a plan knows from the beginning whether its runs are logged */
     set_environment("FATTN_VERBOSE", "3");
@@ -800,6 +838,47 @@ Test(staging, host_memory_on_a_device_of_its_own)
     set_environment("FATTN_VERBOSE", NULL);
     fattn_cache_clear();
     fattn_device_close(device);
+    cr_assert_eq(fattn_memory_alive(), 0);
+}
+
+static fattn_status carry_none(void *user, const fattn_message *messages, int count)
+{
+    (void)user, (void)messages, (void)count;
+    return FATTN_OK;
+}
+
+static fattn_status await_none(void *user, const fattn_message *messages, int count, double seconds)
+{
+    (void)seconds;
+    return carry_none(user, messages, count);
+}
+
+static void give_up_none(void *user, const char *reason) { (void)user, (void)reason; }
+
+/* A group of one rank. Its memory is not freed while an execution may be at work that has returned,
+ * failed or not. */
+Test(staging, memory_of_a_group_outlasts_its_work)
+{
+    const fattn_problem p = small();
+    fattn_buffers b = small_buffers();
+    fattn_transport one;
+    fattn_group group;
+    fattn_transport_init(&one);
+    one.ranks = 1, one.device_memory = 1;
+    one.start = carry_none, one.wait = await_none, one.abort = give_up_none;
+    fattn_group_init(&group);
+    group.transport = &one;
+    group.device = open_remote();
+    for (int fails = 0; fails < 2; fails++) {
+        fattn_group_plan *plan = NULL;
+        ANSWERS(fattn_group_plan_create(&group, &p, NULL, NULL, &plan), FATTN_OK);
+        remote_run_fails = fails;
+        ANSWERS(fattn_group_execute(plan, &b), fails ? FATTN_DEVICE_ERROR : FATTN_OK);
+        cr_assert(remote_works);
+        fattn_group_plan_destroy(plan);
+        cr_assert_not(remote_early);
+    }
+    fattn_device_close(group.device);
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 

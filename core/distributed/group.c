@@ -691,14 +691,17 @@ static fattn_status reserve(fattn_group_plan *plan)
 {
     const fattn_status status =
         fattn_device_malloc(plan->device, (size_t)plan->bytes, &plan->memory_at);
-    if (!status) {
-        lay_out(plan, plan->workspace_bytes);
-        if (!plan->transport.device_memory) {
-            /* Kernels also score what lies behind the last key of a tile, before they mask it. */
-            memset(plan->workspace, 0, (size_t)plan->workspace_bytes);
-        }
+    if (status) {
+        return status;
     }
-    return status;
+    lay_out(plan, plan->workspace_bytes);
+    if (plan->transport.device_memory) {
+        return fattn_event_create(plan->device, &plan->finished);
+    }
+    /* Kernels branch on scores behind the last key before they mask them; valgrind would report
+     * scratch that was never written. */
+    memset(plan->workspace, 0, (size_t)plan->workspace_bytes);
+    return FATTN_OK;
 }
 
 static fattn_status open_device(fattn_group_plan *plan, fattn_device *device)
@@ -782,6 +785,10 @@ void fattn_group_plan_destroy(fattn_group_plan *plan)
 {
     if (!plan) {
         return;
+    }
+    if (plan->finished) {
+        (void)fattn_event_synchronize(plan->finished);
+        fattn_event_destroy(plan->finished);
     }
     destroy_pieces(plan);
     fattn_memory_free(plan->q_offsets);

@@ -97,7 +97,8 @@ struct fattn_group_plan {
     fattn_slots slots;
     char *outward[2], *inward[2]; /* [members][slot]: rows that go to members, and come */
     void *workspace;
-    void *answers; /* in device memory, to compare ranks */
+    void *answers;         /* in device memory, to compare ranks */
+    fattn_event *finished; /* behind the last execution, on a device with memory of its own */
 
     /* Of an execution: runs of queries whose o and lse are the caller's already; and the lane whose
      * home is yet to be added to the own sums, or -1. */

@@ -515,6 +515,21 @@ static fattn_status end_exchanges(const fattn_group_plan *plan, const fattn_buff
     return status ? status : fattn_group_store_results(plan, b);
 }
 
+/* Notes where the execution's work ends, also what a failed one has queued: the plan's memory is in
+ * use until then. */
+static fattn_status finish(const fattn_group_plan *plan, fattn_status status)
+{
+    const fattn_stream stream = plan->transport.stream;
+    if (!plan->finished) {
+        return status;
+    }
+    fattn_reason_hold(status);
+    const bool noted = fattn_event_record(plan->finished, stream) == FATTN_OK;
+    const fattn_status ended = noted ? FATTN_OK : fattn_stream_synchronize(plan->device, stream);
+    fattn_reason_let();
+    return status ? status : ended;
+}
+
 fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers)
 {
     if (!plan) {
@@ -534,5 +549,6 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
         }
     }
     status = status || !exchanged ? status : end_exchanges(plan, &b);
-    return status || !dsink ? status : sum_dsink(plan, b.dsink);
+    status = status || !dsink ? status : sum_dsink(plan, b.dsink);
+    return finish(plan, status);
 }

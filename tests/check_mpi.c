@@ -129,6 +129,37 @@ static void check_fault(bool silent, divided_share *share, fattn_transport **bro
     divided_free(&d);
 }
 
+/* Rank 0 cannot start all messages of a group: what rank 1 sends then does not come to where the
+ * first of them would have put it. *broken: the transport, whose memory stays */
+static void check_half_started(fattn_transport **broken)
+{
+    enum { BYTES = 64 };
+    static char data[BYTES]; /* of rank 1: what is sent */
+    const fattn_message halves[] = {{1, 3, 1, 0, data, BYTES}, {ranks, 3, 0, 0, data, BYTES}};
+    const fattn_message sent = {0, 3, 0, 0, data, BYTES};
+    fattn_transport *t = NULL;
+    bool right = fattn_mpi_open(MPI_COMM_WORLD, &t) == FATTN_OK;
+    if (!all(right)) {
+        check(right, "a transport is opened");
+        return;
+    }
+    memset(data, rank, sizeof data);
+    if (rank == 0) {
+        right = t->start(t->user, halves, 2) == FATTN_RANK_LOST;
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 1) {
+        right = !t->start(t->user, &sent, 1) && !t->wait(t->user, &sent, 1, 60);
+    }
+    for (int n = 0; n < 3; n++) { /* messages move while MPI is called */
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    check(right && data[0] == rank && data[BYTES - 1] == rank,
+          "messages that could not all be started are not received");
+    fattn_mpi_close(t);
+    *broken = t;
+}
+
 /* Seconds of a processor that this thread has taken. */
 static double taken(void)
 {
@@ -184,11 +215,12 @@ int main(int argc, char **argv)
     }
     check_results(argc > 1 ? atoi(argv[1]) : 50);
     divided_share shares[2];
-    static fattn_transport *broken[2];
+    static fattn_transport *broken[3];
     memset(shares, 0, sizeof shares);
     if (!device_named()) {
         check_fault(false, &shares[0], &broken[0]);
         check_fault(true, &shares[1], &broken[1]);
+        check_half_started(&broken[2]);
     }
     MPI_Barrier(MPI_COMM_WORLD);
     MPI_Finalize();

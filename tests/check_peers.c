@@ -210,6 +210,21 @@ static void check_tags(void)
     close_two(&t);
 }
 
+/* Messages that could not all be started are gone: the other side waits for one of them in vain. */
+static void check_half_started(void)
+{
+    two t = open_two();
+    fattn_message sent[2] = {message_of(&t, 0, false, COUNT), message_of(&t, 0, false, COUNT)};
+    const fattn_message got = message_of(&t, 1, true, COUNT);
+    const fattn_status refused = t.transport[0]->start(t.transport[0]->user, sent, 2);
+    memset(sent, 0, sizeof sent);
+    must(start(&t, 1, &got));
+    const fattn_status status = wait(&t, 1, &got, 0.05);
+    tap_check(refused && status == FATTN_RANK_TIMEOUT, "a group that was half started: %s",
+              fattn_last_reason());
+    close_two(&t);
+}
+
 static void check_lengths(void)
 {
     two t = open_two();
@@ -286,6 +301,7 @@ int main(int argc, char **argv)
     check_giving_up(true);
     check_half();
     check_tags();
+    check_half_started();
     check_lengths();
     check_turns();
     check_arguments();

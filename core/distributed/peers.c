@@ -116,6 +116,25 @@ static fattn_status meet(const peer *p, const fattn_message *m, bool *met)
     return status;
 }
 
+/* Takes back what the others have not taken; waits for those who are copying. */
+static void take_back(const peer *p, const fattn_message *messages, const bool *done, int count)
+{
+    for (int n = 0; n < count; n++) {
+        const fattn_message *const m = &messages[n];
+        slot *const s = slot_for(p, m);
+        const fattn_message **const side = m->receive ? &s->receive : &s->send;
+        if (done[n] || *side != m) {
+            continue;
+        }
+        while (s->state == SLOT_BUSY) {
+            pthread_cond_wait(&p->all->changed, &p->all->mutex);
+        }
+        s->state = s->state == SLOT_QUEUED ? SLOT_FAILED : s->state;
+        s->copied = NULL; /* an event of a rank that may be closed next */
+        *side = NULL;
+    }
+}
+
 static fattn_status start(void *user, const fattn_message *messages, int count)
 {
     peer *const p = user;
@@ -138,6 +157,10 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
             s->copied = p->copied[n];
             p->number[n] = ++s->begun;
         }
+    }
+    if (status) { /* nobody has looked at them since the mutex was taken */
+        const bool done[FATTN_MESSAGES_MAX] = {false};
+        take_back(p, messages, done, count);
     }
     pthread_cond_broadcast(&all->changed);
     pthread_mutex_unlock(&all->mutex);
@@ -168,25 +191,6 @@ static bool take(const peer *p, const fattn_message *m, int n, fattn_status *sta
     s->taken++;
     pthread_cond_broadcast(&p->all->changed);
     return true;
-}
-
-/* Takes back what the others have not taken; waits for those who are copying. */
-static void take_back(const peer *p, const fattn_message *messages, const bool *done, int count)
-{
-    for (int n = 0; n < count; n++) {
-        const fattn_message *const m = &messages[n];
-        slot *const s = slot_for(p, m);
-        const fattn_message **const side = m->receive ? &s->receive : &s->send;
-        if (done[n] || *side != m) {
-            continue;
-        }
-        while (s->state == SLOT_BUSY) {
-            pthread_cond_wait(&p->all->changed, &p->all->mutex);
-        }
-        s->state = s->state == SLOT_QUEUED ? SLOT_FAILED : s->state;
-        s->copied = NULL; /* an event of a rank that may be closed next */
-        *side = NULL;
-    }
 }
 
 /* Waits for the copies that a rank has queued. The mutex is held, but not meanwhile: `holds` keeps

@@ -102,7 +102,8 @@ typedef struct fattn_transport {
     void *user;          /* first argument of the functions */
 
     /* Begins all messages of a group, and returns at once. The array and its data stay as they are
-     * until wait() returns. */
+     * until wait() returns. An error of start() leaves messages as one of wait() does, which is not
+     * called then. */
     fattn_status (*start)(void *user, const fattn_message *messages, int count);
 
     /* Waits until all of them are done, `seconds` at most; with device_memory it may return when
@@ -256,8 +257,9 @@ FATTN_API fattn_status fattn_group_plan_create(const fattn_group *group,
                                                const int32_t *cu_seqlens_k,
                                                fattn_group_plan **plan);
 
-/* NULL is allowed. After an error of fattn_group_execute() close the engine first: it may still use
- * the plan's memory, and keys and values that it was sending. */
+/* NULL is allowed. Waits until executions no longer use the plan's memory. After an error of
+ * fattn_group_execute() close the engine first: it may still use that memory, and keys and values
+ * that it was sending. */
 FATTN_API void fattn_group_plan_destroy(fattn_group_plan *plan);
 
 /* Bytes of memory that the plan holds on this rank. */

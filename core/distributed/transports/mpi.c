@@ -181,31 +181,6 @@ static fattn_status post(transport *t, const fattn_message *messages, int count,
     return FATTN_OK;
 }
 
-static fattn_status start(void *user, const fattn_message *messages, int count)
-{
-    transport *const t = user;
-    if (t->broken) {
-        return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
-    }
-    /* MPI knows nothing of streams: what is to be sent has to be there. */
-    fattn_status status =
-        t->device ? fattn_stream_synchronize(t->device, t->table.stream) : FATTN_OK;
-    if (status) {
-        t->broken = true;
-        return status;
-    }
-    lock(t);
-    t->count = t->error = 0;
-    /* Receives first: data then goes where it belongs at once. */
-    status = post(t, messages, count, true);
-    status = status ? status : post(t, messages, count, false);
-    unlock(t);
-    if (!status) {
-        set_moving(t, true);
-    }
-    return status;
-}
-
 /* Cancels receives. Messages that are moving already are left to MPI, and so are sends, which
  * cannot be cancelled. */
 static void give_up(transport *t, const fattn_message *messages)
@@ -224,6 +199,34 @@ static void give_up(transport *t, const fattn_message *messages)
         }
     }
     t->count = 0;
+}
+
+static fattn_status start(void *user, const fattn_message *messages, int count)
+{
+    transport *const t = user;
+    if (t->broken) {
+        return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
+    }
+    /* MPI knows nothing of streams: what is to be sent has to be there. */
+    fattn_status status =
+        t->device ? fattn_stream_synchronize(t->device, t->table.stream) : FATTN_OK;
+    if (status) {
+        t->broken = true;
+        return status;
+    }
+    lock(t);
+    t->count = t->error = 0;
+    /* Receives first: data then goes where it belongs at once. */
+    status = post(t, messages, count, true);
+    status = status ? status : post(t, messages, count, false);
+    if (status) {
+        give_up(t, messages);
+    }
+    unlock(t);
+    if (!status) {
+        set_moving(t, true);
+    }
+    return status;
 }
 
 /* Fails, with the reason that a rank sent when it gave up; FATTN_OK if none did. */

@@ -12,11 +12,7 @@
 
 static fattn_status check_size(const char *name, int64_t value, int64_t low, int64_t high)
 {
-    if (value < low || value > high) {
-        return fattn_fail(FATTN_INVALID_SHAPE, "%s is %lld, not in %lld..%lld", name,
-                          (long long)value, (long long)low, (long long)high);
-    }
-    return FATTN_OK;
+    return fattn_check_range(name, value, low, high, FATTN_INVALID_SHAPE);
 }
 
 /* --- Merge ------------------------------------------------------------------------------------ */

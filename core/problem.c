@@ -73,19 +73,9 @@ uint32_t fattn_dropout_threshold(double p)
 
 /* --- Numbers one by one ----------------------------------------------------------------------- */
 
-static fattn_status check_range(const char *name, int64_t value, int64_t low, int64_t high,
-                                fattn_status status)
-{
-    if (value < low || value > high) {
-        return fattn_fail(status, "%s is %lld, not in %lld..%lld", name, (long long)value,
-                          (long long)low, (long long)high);
-    }
-    return FATTN_OK;
-}
-
 static fattn_status check_enums(const fattn_problem *p)
 {
-    const fattn_dtype f32 = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    const fattn_dtype statistics = fattn_statistics_dtype(p);
     if (p->op != FATTN_FORWARD && p->op != FATTN_BACKWARD) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "op is %d, no fattn_op", (int)p->op);
     }
@@ -95,7 +85,7 @@ static fattn_status check_enums(const fattn_problem *p)
     if (p->dtype == FATTN_E4M3) {
         return fattn_fail(FATTN_UNSUPPORTED, "dtype is e4m3, which no backend takes yet");
     }
-    if (p->dtype_o != 0 && p->dtype_o != p->dtype && p->dtype_o != f32) {
+    if (p->dtype_o != 0 && p->dtype_o != p->dtype && p->dtype_o != statistics) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "dtype_o is %s (%d), neither dtype (%s) nor f32",
                           fattn_dtype_name(p->dtype_o), (int)p->dtype_o,
                           fattn_dtype_name(p->dtype));
@@ -146,8 +136,8 @@ static fattn_status check_feature_fields(const fattn_problem *p)
         const fattn_feature_field *field = fattn_feature_row(bit)->fields;
         for (; !status && p->features >> bit & 1 && field->name; field++) {
             if (field->high) {
-                status = check_range(field->name, fattn_feature_integer(p, field), field->low,
-                                     field->high, FATTN_INVALID_SHAPE);
+                status = fattn_check_range(field->name, fattn_feature_integer(p, field), field->low,
+                                           field->high, FATTN_INVALID_SHAPE);
             }
         }
     }
@@ -173,8 +163,8 @@ static fattn_status check_sizes(const fattn_problem *p)
     };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].used) {
-            const fattn_status status = check_range(sizes[i].name, sizes[i].value, sizes[i].low,
-                                                    sizes[i].high, FATTN_INVALID_SHAPE);
+            const fattn_status status = fattn_check_range(
+                sizes[i].name, sizes[i].value, sizes[i].low, sizes[i].high, FATTN_INVALID_SHAPE);
             if (status) {
                 return status;
             }
@@ -250,11 +240,12 @@ static fattn_status check_options(const fattn_problem *p)
                           (long long)p->alibi_batch_stride, (long long)p->heads_q);
     }
     if (p->features & FATTN_DROPOUT) { /* b, h are 32-bit counter words */
-        fattn_status status = check_range("batch_offset", p->batch_offset, 0,
-                                          FATTN_DROPOUT_BATCHES - p->batch, FATTN_INVALID_ARGUMENT);
+        fattn_status status =
+            fattn_check_range("batch_offset", p->batch_offset, 0, FATTN_DROPOUT_BATCHES - p->batch,
+                              FATTN_INVALID_ARGUMENT);
         if (!status) {
-            status = check_range("head_offset", p->head_offset, 0, FATTN_DROPOUT_HEADS - p->heads_q,
-                                 FATTN_INVALID_ARGUMENT);
+            status = fattn_check_range("head_offset", p->head_offset, 0,
+                                       FATTN_DROPOUT_HEADS - p->heads_q, FATTN_INVALID_ARGUMENT);
         }
         if (status) {
             return status;
@@ -318,13 +309,12 @@ static fattn_status check_outputs(const fattn_problem *p)
 /* Defaults filled in. Numbers are legal by now, and fields without their bit at their defaults. */
 static void fill_options(fattn_problem *p)
 {
-    const fattn_dtype f32 = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     const uint64_t f = p->features;
     p->dtype_o = p->dtype_o ? p->dtype_o : p->dtype;
     p->dtype_kv = p->dtype_kv ? p->dtype_kv : p->dtype;
     p->dtype_v = p->dtype_v ? p->dtype_v : p->dtype_kv;
     if (f & FATTN_BIAS && !p->dtype_bias) {
-        p->dtype_bias = f32;
+        p->dtype_bias = fattn_statistics_dtype(p);
     }
     if (p->outputs == 0) {
         p->outputs =

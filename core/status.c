@@ -83,6 +83,15 @@ void fattn_reason_hold(fattn_status status) { held = held || status; }
 
 void fattn_reason_let(void) { held = 0; }
 
+fattn_status fattn_check_range(const char *name, int64_t value, int64_t low, int64_t high,
+                               fattn_status status)
+{
+    return value >= low && value <= high
+               ? FATTN_OK
+               : fattn_fail(status, "%s is %lld, not in %lld..%lld", name, (long long)value,
+                            (long long)low, (long long)high);
+}
+
 fattn_status fattn_fail_memory(int64_t bytes, const char *what)
 {
     return fattn_fail(FATTN_OUT_OF_MEMORY, "no memory for %lld bytes of %s", (long long)bytes,

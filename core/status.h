@@ -23,6 +23,10 @@ void fattn_text_clean(char *text);
 void fattn_reason_hold(fattn_status status);
 void fattn_reason_let(void);
 
+/* Fails with the status where a number is not in low..high. */
+fattn_status fattn_check_range(const char *name, int64_t value, int64_t low, int64_t high,
+                               fattn_status status);
+
 /* fattn_fail for an allocation of bytes that came back NULL. */
 fattn_status fattn_fail_memory(int64_t bytes, const char *what);
 

@@ -796,6 +796,13 @@ static void check_arguments(void)
               "lengths beyond the problem: %s", fattn_last_reason());
     tap_check(fattn_split_get_run(FATTN_SPLIT_ZIGZAG, 10, 4, 4, 0, &run) == FATTN_INVALID_ARGUMENT,
               "no such rank: %s", fattn_last_reason());
+    tap_check(fattn_split_get_run(FATTN_SPLIT_ZIGZAG, 10, 0, 0, 0, &run) ==
+                      FATTN_INVALID_ARGUMENT &&
+                  strstr(fattn_last_reason(), "ranks is 0, not in 1..65536"),
+              "no ranks: %s", fattn_last_reason());
+    tap_check(fattn_split_get_run((fattn_split)9, 10, 4, 0, 0, &run) == FATTN_INVALID_ARGUMENT &&
+                  strstr(fattn_last_reason(), "split is 9"),
+              "no split: %s", fattn_last_reason());
     p.features = 0, p.total_q = p.total_k = 0;
     fattn_buffers b;
     fattn_buffers_init(&b);

@@ -29,17 +29,22 @@ fattn_status fattn_split_get_run(fattn_split split, int64_t length, int64_t rank
     if (!run) {
         return fattn_fail(FATTN_NULL_POINTER, "run is NULL");
     }
+    if (!fattn_split_runs(split)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "split is %d, no fattn_split", (int)split);
+    }
     const struct {
         const char *name;
-        int64_t value, limit;
-    } numbers[] = {{"length", length, INT32_MAX},
-                   {"ranks - 1", ranks - 1, FATTN_RANKS_MAX - 1},
-                   {"rank", rank, ranks - 1},
-                   {"which", which, fattn_split_runs(split) - 1}};
+        int64_t value, low, high;
+    } numbers[] = {{"length", length, 0, INT32_MAX},
+                   {"ranks", ranks, 1, FATTN_RANKS_MAX},
+                   {"rank", rank, 0, fattn_max64(ranks, 1) - 1},
+                   {"which", which, 0, fattn_split_runs(split) - 1}};
     for (size_t n = 0; n < sizeof numbers / sizeof numbers[0]; n++) {
-        if (numbers[n].value < 0 || numbers[n].value > numbers[n].limit) {
-            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %lld, not in 0..%lld", numbers[n].name,
-                              (long long)numbers[n].value, (long long)numbers[n].limit);
+        const fattn_status status =
+            fattn_check_range(numbers[n].name, numbers[n].value, numbers[n].low, numbers[n].high,
+                              FATTN_INVALID_ARGUMENT);
+        if (status) {
+            return status;
         }
     }
     *run = fattn_split_run(split, length, ranks, rank, which);

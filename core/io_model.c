@@ -348,7 +348,7 @@ static void standard_forward(head *a)
 
 static void standard_key_gradient(head *a, fattn_io_tensor tensor, double elements)
 {
-    const bool first = a->h % (a->p->heads_q / a->p->heads_k) == 0;
+    const bool first = a->h % fattn_problem_group(a->p) == 0;
     writes(a, tensor, elements);
     if (!first) reads(a, tensor, elements);
 }
@@ -447,7 +447,7 @@ void fattn_io_predict(const fattn_problem *problem, const fattn_buffers *buffers
     *counts = (fattn_io_counts){0};
     head a = {.p = problem, .buf = buffers, .schedule = schedule, .tile = tile, .counts = counts};
     const bool backward = problem->op == FATTN_BACKWARD;
-    const int64_t group = problem->heads_k > 0 ? problem->heads_q / problem->heads_k : 1;
+    const int64_t group = fattn_problem_group(problem);
     a.d = (double)problem->dim;
     a.dv = (double)problem->dim_v;
     if (wants(&a, FATTN_OUT_DBIAS) && !has(&a, FATTN_ACCUMULATE)) {
@@ -597,7 +597,7 @@ double fattn_io_plan_bytes(const fattn_problem *p, int64_t br, int64_t bc, bool 
 {
     const extent e = extent_of(p);
     const double heads_q = (double)p->heads_q, heads_k = (double)p->heads_k;
-    const double group = heads_k > 0 ? heads_q / heads_k : 1;
+    const double group = (double)fattn_problem_group(p);
     fattn_io_counts of_queries = {0}, of_keys = {0};
     head a = mean_head(p, &e, FATTN_IO_FLASH2, &of_queries);
     if (p->op == FATTN_FORWARD) {

@@ -128,9 +128,9 @@ static fattn_status leave_few(fattn_plan *plan, const fattn_limits *limits)
 {
     enum { FEW_KEYS = 64 };
     const fattn_problem *const p = &plan->problem;
-    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const int64_t group = fattn_problem_group(p);
     const bool differ = p->features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
-    if (!differ || group == 0 || p->batch == 0) {
+    if (!differ || p->heads_k == 0 || p->batch == 0) {
         return FATTN_OK;
     }
     fattn_problem few = *p;
@@ -392,7 +392,7 @@ size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size)
            (long long)t->split_blocks);
     if (plan->few) {
         append(text, size, &used, "  few rows   %s for sequences of at most %lld queries\n",
-               plan->few->name, (long long)(plan->few_rows / (p->heads_q / p->heads_k)));
+               plan->few->name, (long long)(plan->few_rows / fattn_problem_group(p)));
     }
     append(text, size, &used, "  workspace  %lld bytes\n", (long long)t->workspace);
     append(text, size, &used,

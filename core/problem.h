@@ -17,6 +17,7 @@
 
 #include <stdbool.h>
 
+#include "core/host_device.h"
 #include "fattn/fattn.h"
 
 /* Totals, lengths, heads and batches stay below 2^31. (Dropout's own bounds are in philox.h.) */
@@ -107,6 +108,12 @@ void fattn_query_lengths(const fattn_problem *problem, const fattn_buffers *buff
 /* Index in lse and dlse of row 0 of (sequence b, query head h); rows follow one another. */
 int64_t fattn_lse_index(const fattn_problem *problem, const fattn_sequence *sequence, int64_t b,
                         int64_t h);
+
+/* Query heads of a key/value head; 1 where there are no heads, which it may divide. */
+FATTN_HD int64_t fattn_problem_group(const fattn_problem *problem)
+{
+    return problem->heads_k > 0 ? problem->heads_q / problem->heads_k : 1;
+}
 
 /* Bytes of an element of the gradients dq, dk, dv, and of what is f32, or f64 in an f64 problem. */
 fattn_dtype fattn_gradient_dtype(const fattn_problem *problem, fattn_dtype input);

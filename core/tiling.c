@@ -4,6 +4,7 @@
 #include "core/dtype.h"
 #include "core/integer.h"
 #include "core/io_model.h"
+#include "core/problem.h"
 #include "core/status.h"
 
 /* What tiles are compared by: the row's own cost, or bytes of traffic. */
@@ -129,7 +130,7 @@ static double walked_bytes(const fattn_problem *p)
 {
     const double dims = (double)(p->dim + p->dim_v);
     const double element = (double)fattn_dtype_size(p->dtype);
-    const double group = p->heads_k ? (double)(p->heads_q / p->heads_k) : 1;
+    const double group = (double)fattn_problem_group(p);
     return p->op == FATTN_FORWARD
                ? (double)p->seqlen_k * (double)(p->dim * fattn_dtype_size(p->dtype_kv) +
                                                 p->dim_v * fattn_dtype_size(p->dtype_v))

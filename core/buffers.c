@@ -104,10 +104,8 @@ fattn_status fattn_buffers_check_workspace(const fattn_problem *problem,
 
 /* --- What lies behind the pointers ------------------------------------------------------------ */
 
-/* cu_seqlens[0 .. batch]: not negative, not decreasing, within total rows, no length above
- * longest. */
-static fattn_status check_cu_seqlens(const char *name, const int32_t *cu, int64_t batch,
-                                     int64_t total, int64_t longest)
+fattn_status fattn_cu_seqlens_check(const char *name, const int32_t *cu, int64_t batch,
+                                    int64_t total, int64_t longest)
 {
     for (int64_t b = 0; b <= batch; b++) {
         if (cu[b] < 0 || cu[b] > total) {
@@ -127,12 +125,18 @@ static fattn_status check_cu_seqlens(const char *name, const int32_t *cu, int64_
     return FATTN_OK;
 }
 
+/* The length of sequence b: what it uses, else owns, else the problem's. */
+static int64_t length_of(const int32_t *used, const int32_t *cu, int64_t length, int64_t b)
+{
+    return used ? used[b] : cu ? cu[b + 1] - cu[b] : length;
+}
+
 /* seqused[b] within what sequence b owns. */
 static fattn_status check_seqused(const char *name, const int32_t *used, const int32_t *cu,
                                   int64_t batch, int64_t length)
 {
     for (int64_t b = 0; b < batch; b++) {
-        const int64_t own = cu ? cu[b + 1] - cu[b] : length;
+        const int64_t own = length_of(NULL, cu, length, b);
         if (used[b] < 0 || used[b] > own) {
             return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] is %d, not in 0..%lld", name,
                               (long long)b, (int)used[b], (long long)own);
@@ -141,14 +145,23 @@ static fattn_status check_seqused(const char *name, const int32_t *used, const i
     return FATTN_OK;
 }
 
+static int64_t queries_of(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
+{
+    return length_of(p->features & FATTN_SEQUSED_Q ? buf->seqused_q : NULL,
+                     p->features & FATTN_CU_SEQLENS_Q ? buf->cu_seqlens_q : NULL, p->seqlen_q, b);
+}
+
+static int64_t keys_of(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
+{
+    return length_of(p->features & FATTN_SEQUSED_K ? buf->seqused_k : NULL,
+                     p->features & FATTN_CU_SEQLENS_K ? buf->cu_seqlens_k : NULL, p->seqlen_k, b);
+}
+
 /* Within the keys that sequence b uses; at their end there is none. */
 static fattn_status check_seqstart(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
 {
     const int32_t start = buf->seqstart_k[b];
-    const int64_t keys = p->features & FATTN_SEQUSED_K ? buf->seqused_k[b]
-                         : p->features & FATTN_CU_SEQLENS_K
-                             ? buf->cu_seqlens_k[b + 1] - buf->cu_seqlens_k[b]
-                             : p->seqlen_k;
+    const int64_t keys = keys_of(p, buf, b);
     return start >= 0 && start <= keys
                ? FATTN_OK
                : fattn_fail(FATTN_INVALID_DATA, "seqstart_k[%lld] is %d, not in 0..%lld",
@@ -165,12 +178,12 @@ static fattn_status check_lengths(const fattn_problem *p, const fattn_buffers *b
         return FATTN_OK;
     }
     if (packed_q) {
-        status =
-            check_cu_seqlens("cu_seqlens_q", buf->cu_seqlens_q, p->batch, p->total_q, p->seqlen_q);
+        status = fattn_cu_seqlens_check("cu_seqlens_q", buf->cu_seqlens_q, p->batch, p->total_q,
+                                        p->seqlen_q);
     }
     if (!status && packed_k) {
-        status =
-            check_cu_seqlens("cu_seqlens_k", buf->cu_seqlens_k, p->batch, total_k, p->seqlen_k);
+        status = fattn_cu_seqlens_check("cu_seqlens_k", buf->cu_seqlens_k, p->batch, total_k,
+                                        p->seqlen_k);
     }
     if (!status && p->features & FATTN_SEQUSED_Q) {
         status = check_seqused("seqused_q", buf->seqused_q, packed_q ? buf->cu_seqlens_q : NULL,
@@ -279,12 +292,10 @@ fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *bu
 {
     const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
     const bool packed_k = p->features & FATTN_CU_SEQLENS_K;
-    const int64_t own_q = packed_q ? buf->cu_seqlens_q[b + 1] - buf->cu_seqlens_q[b] : p->seqlen_q;
-    const int64_t own_k = packed_k ? buf->cu_seqlens_k[b + 1] - buf->cu_seqlens_k[b] : p->seqlen_k;
     fattn_sequence s = {
-        .sq = p->features & FATTN_SEQUSED_Q ? buf->seqused_q[b] : own_q,
-        .sk = p->features & FATTN_SEQUSED_K ? buf->seqused_k[b] : own_k,
-        .slot_k = own_k,
+        .sq = queries_of(p, buf, b),
+        .sk = keys_of(p, buf, b),
+        .slot_k = length_of(NULL, packed_k ? buf->cu_seqlens_k : NULL, p->seqlen_k, b),
         .q_row = packed_q ? buf->cu_seqlens_q[b] : 0,
         .k_row = packed_k && !(p->features & FATTN_PAGED) ? buf->cu_seqlens_k[b] : 0,
         .q_batch = packed_q ? 0 : b,
@@ -318,9 +329,7 @@ int64_t fattn_longest_keys(const fattn_problem *p, const fattn_buffers *buf)
     }
     int64_t longest = 0;
     for (int64_t b = 0; b < p->batch; b++) {
-        const int64_t keys = p->features & FATTN_SEQUSED_K
-                                 ? buf->seqused_k[b]
-                                 : buf->cu_seqlens_k[b + 1] - buf->cu_seqlens_k[b];
+        const int64_t keys = keys_of(p, buf, b);
         longest = keys > longest ? keys : longest;
     }
     return longest;
@@ -335,9 +344,7 @@ void fattn_query_lengths(const fattn_problem *p, const fattn_buffers *buf, int64
     }
     *most = 0;
     for (int64_t b = 0; b < p->batch; b++) {
-        const int64_t queries = p->features & FATTN_SEQUSED_Q
-                                    ? buf->seqused_q[b]
-                                    : buf->cu_seqlens_q[b + 1] - buf->cu_seqlens_q[b];
+        const int64_t queries = queries_of(p, buf, b);
         *fewest = queries > 0 && queries < *fewest ? queries : *fewest;
         *most = queries > *most ? queries : *most;
     }

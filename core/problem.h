@@ -50,7 +50,13 @@ fattn_status fattn_buffers_check_workspace(const fattn_problem *problem,
  * tables, positions. Kernels rely on it for memory safety. */
 fattn_status fattn_buffers_validate(const fattn_problem *problem, const fattn_buffers *buffers);
 
-/* Features without which that finds nothing to check: all sequences have the problem's lengths. */
+/* cu_seqlens[0 .. batch]: not negative, not decreasing, within total rows, no length above
+ * longest. */
+fattn_status fattn_cu_seqlens_check(const char *name, const int32_t *cu, int64_t batch,
+                                    int64_t total, int64_t longest);
+
+/* Features without which fattn_buffers_validate() finds nothing to check: all sequences have the
+ * problem's lengths. */
 #define FATTN_VALIDATED                                                            \
     (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q | FATTN_SEQUSED_K | \
      FATTN_SEQSTART_K | FATTN_POSITIONS | FATTN_PAGED | FATTN_DROPOUT)

@@ -128,21 +128,15 @@ static fattn_status check_scheme(const fattn_group_plan *plan)
     return why ? fattn_fail(FATTN_UNSUPPORTED, "%s", why) : FATTN_OK;
 }
 
-static fattn_status check_lengths(const char *name, const int32_t *cu, int64_t batch,
-                                  int64_t longest, int64_t total)
+static fattn_status check_lengths(const fattn_problem *p, const int32_t *cu_q, const int32_t *cu_k)
 {
-    if (!cu) {
-        return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", name);
+    if (!cu_q || !cu_k) {
+        return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", cu_q ? "cu_seqlens_k" : "cu_seqlens_q");
     }
-    for (int64_t b = 0; b <= batch; b++) {
-        const int64_t before = b ? cu[b - 1] : 0;
-        if (cu[b] < before || (b > 0 && cu[b] - before > longest) || cu[b] > total) {
-            return fattn_fail(
-                FATTN_INVALID_DATA, "%s[%lld] is %d after %lld: lengths are 0..%lld, %lld in all",
-                name, (long long)b, cu[b], (long long)before, (long long)longest, (long long)total);
-        }
-    }
-    return FATTN_OK;
+    const fattn_status status =
+        fattn_cu_seqlens_check("cu_seqlens_q", cu_q, p->batch, p->total_q, p->seqlen_q);
+    return status ? status
+                  : fattn_cu_seqlens_check("cu_seqlens_k", cu_k, p->batch, p->total_k, p->seqlen_k);
 }
 
 /* --- Agreement -------------------------------------------------------------------------------- */
@@ -574,9 +568,7 @@ fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *p
                           "cu_seqlens are given, and the problem has no FATTN_CU_SEQLENS_Q");
     }
     if (plan->ragged) {
-        status = check_lengths("cu_seqlens_q", cu_q, p->batch, p->seqlen_q, p->total_q);
-        status = status ? status
-                        : check_lengths("cu_seqlens_k", cu_k, p->batch, p->seqlen_k, p->total_k);
+        status = check_lengths(p, cu_q, cu_k);
         status = status ? status : make_arrays(plan, cu_q, cu_k);
     }
     if (status) {

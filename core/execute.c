@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Running a plan: pointers are checked and nothing else is decided. */
-#include <string.h>
-
 #include "core/memory.h"
 #include "core/plan.h"
 #include "core/problem.h"

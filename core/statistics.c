@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* FATTN_VERBOSE=3: what the tensors of a run hold, for those who hunt a NaN. */
 #include <math.h>
-#include <string.h>
 
 #include "core/dtype.h"
 #include "core/log.h"

@@ -5,9 +5,9 @@
  * of all members for its part of the heads, and sends what it made of them back: all to all.
  */
 #include "core/backend.h"
-#include "core/band.h"
 #include "core/distributed/group.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 
 enum { TENSORS = 7 };
 

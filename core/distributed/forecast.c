@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/distributed/forecast.h"
 
-#include <stddef.h>
 #include <string.h>
 
-#include "core/band.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 #include "core/memory.h"
-#include "core/problem.h"
 #include "core/status.h"
 
 const char *fattn_scheme_name(fattn_scheme scheme)

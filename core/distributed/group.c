@@ -3,12 +3,11 @@
  * that an execution needs is planned and reserved. */
 #include "core/distributed/group.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "core/backend.h"
-#include "core/band.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 #include "core/memory.h"
 #include "core/problem.h"
 #include "core/status.h"

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "core/backend.h"
-#include "core/band.h"
 #include "core/distributed/group.h"
+#include "core/integer.h"
 #include "core/memory.h"
 #include "core/operands.h"
 #include "core/status.h"

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pieces of a ring as problems for one device, and the blocks that keys travel in. */
-#include <string.h>
-
-#include "core/band.h"
 #include "core/distributed/group.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 
 #define BLOCK_ALIGNMENT 64 /* of each tensor in a block, which is what kernels like best */
 

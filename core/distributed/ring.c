@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "core/band.h"
+#include "core/integer.h"
 #include "core/memory.h"
 #include "core/status.h"
 

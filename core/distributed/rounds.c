@@ -6,7 +6,6 @@
  */
 #include <string.h>
 
-#include "core/band.h"
 #include "core/distributed/group.h"
 #include "core/dtype.h"
 #include "core/problem.h"

@@ -13,6 +13,9 @@
 
 #define VALUE_MAX 128 /* bytes of a value, the terminator included */
 
+#define DIGITS(number) TEXT(number)
+#define TEXT(token) #token
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static fattn_env env;
 static char texts[2][VALUE_MAX]; /* copies: the process may change its environment later */
@@ -23,44 +26,44 @@ static int warned;               /* atomic: the strangers were told */
 extern char **environ;
 
 /* A whole decimal number in low..high. */
-static int parse_number(const char *text, int64_t low, int64_t high, const char **end,
-                        int64_t *number)
+static bool parse_number(const char *text, int64_t low, int64_t high, const char **end,
+                         int64_t *number)
 {
     char *stop = NULL;
     errno = 0;
     const long long value = strtoll(text, &stop, 10);
     if (stop == text || errno || value < low || value > high || text[0] < '0' || text[0] > '9') {
-        return 0;
+        return false;
     }
     *end = stop;
     *number = value;
-    return 1;
+    return true;
 }
 
-static int read_count(const char *text, void *field)
+static bool read_count(const char *text, void *field)
 {
     const char *end = NULL;
     return parse_number(text, 1, INT64_C(1) << 40, &end, field) && !*end;
 }
 
-static int read_threads(const char *text, void *field)
+static bool read_threads(const char *text, void *field)
 {
     const char *end = NULL;
     return parse_number(text, 1, FATTN_THREADS_MAX, &end, field) && !*end;
 }
 
-static int read_verbose(const char *text, void *field)
+static bool read_verbose(const char *text, void *field)
 {
     const char *end = NULL;
     int64_t level = 0;
     if (!parse_number(text, 0, 3, &end, &level) || *end) {
-        return 0;
+        return false;
     }
     *(int *)field = (int)level;
-    return 1;
+    return true;
 }
 
-static int read_tile(const char *text, void *field)
+static bool read_tile(const char *text, void *field)
 {
     fattn_tile *const tile = field;
     const char *end = NULL;
@@ -68,31 +71,32 @@ static int read_tile(const char *text, void *field)
            parse_number(end + 1, 1, INT64_C(1) << 20, &end, &tile->bc) && !*end;
 }
 
-static int read_text(const char *text, void *field, char *copy)
+static bool read_text(const char *text, void *field, char *copy)
 {
     const size_t length = strlen(text);
     if (length == 0 || length >= VALUE_MAX) {
-        return 0;
+        return false;
     }
     memcpy(copy, text, length + 1);
     *(const char **)field = copy;
-    return 1;
+    return true;
 }
 
-static int read_backend(const char *text, void *field) { return read_text(text, field, texts[0]); }
+static bool read_backend(const char *text, void *field) { return read_text(text, field, texts[0]); }
 
-static int read_kernel(const char *text, void *field) { return read_text(text, field, texts[1]); }
+static bool read_kernel(const char *text, void *field) { return read_text(text, field, texts[1]); }
 
 static const struct {
     const char *name;
-    int (*read)(const char *text, void *field);
+    bool (*read)(const char *text, void *field);
     void *field;
     const char *expected;
 } variables[] = {
     {"FATTN_BACKEND", read_backend, &env.backend, "a device's name"},
     {"FATTN_KERNEL", read_kernel, &env.kernel, "the name of a kernel"},
     {"FATTN_TILE", read_tile, &env.tile, "br,bc"},
-    {"FATTN_NUM_THREADS", read_threads, &env.threads, "a number of threads, 1 to 1024"},
+    {"FATTN_NUM_THREADS", read_threads, &env.threads,
+     "a number of threads, 1 to " DIGITS(FATTN_THREADS_MAX)},
     {"FATTN_SRAM", read_count, &env.sram, "a number of bytes, 1 or more"},
     {"FATTN_SPLITS", read_count, &env.splits, "a number of splits, 1 or more"},
     {"FATTN_VERBOSE", read_verbose, &env.verbose, "0, 1, 2 or 3"},
@@ -115,21 +119,21 @@ const char *fattn_env_own(const fattn_env_variable *variable)
     return value;
 }
 
-static int is_variable(const char *name, size_t length)
+static bool is_variable(const char *name, size_t length)
 {
     for (int i = 0; i < OWN_MAX; i++) {
         const fattn_env_variable *const variable = own[i].variable;
         if (variable && strlen(variable->name) == length &&
             !strncmp(variable->name, name, length)) {
-            return 1;
+            return true;
         }
     }
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
         if (strlen(variables[i].name) == length && !strncmp(variables[i].name, name, length)) {
-            return 1;
+            return true;
         }
     }
-    return 0;
+    return false;
 }
 
 /* A misspelt name would be ignored in silence. */

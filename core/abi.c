@@ -8,24 +8,31 @@
 /* A struct_size above this is garbage, not a future version; nothing that far is read. */
 #define STRUCT_SIZE_MAX 65536
 
-/* The caller's struct_size, which is one of these sizes or past the last. */
-static fattn_status check_size(const void *caller, const char *name, const size_t *sizes,
-                               size_t *size)
+static size_t last_size(const fattn_abi *abi)
 {
+    size_t last = 0;
+    for (int i = 0; i < FATTN_ABI_VERSIONS && abi->sizes[i]; i++) {
+        last = abi->sizes[i];
+    }
+    return last;
+}
+
+/* The caller's struct_size, which is one of these sizes or past the last. */
+static fattn_status check_size(const void *caller, const fattn_abi *abi, size_t *size)
+{
+    const size_t last = last_size(abi);
     if (!caller) {
-        return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", name);
+        return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", abi->name);
     }
     memcpy(size, caller, sizeof *size);
     bool known = false;
-    size_t last = 0;
-    for (int i = 0; i < FATTN_ABI_VERSIONS && sizes[i]; i++) {
-        known = known || *size == sizes[i];
-        last = sizes[i];
+    for (int i = 0; i < FATTN_ABI_VERSIONS && abi->sizes[i]; i++) {
+        known = known || *size == abi->sizes[i];
     }
     if (!known && (*size < last || *size > STRUCT_SIZE_MAX)) {
         return fattn_fail(FATTN_INVALID_STRUCT,
-                          "%s->struct_size is %zu, the size of no version; here it is %zu", name,
-                          *size, last);
+                          "%s->struct_size is %zu, the size of no version; here it is %zu",
+                          abi->name, *size, last);
     }
     return FATTN_OK;
 }
@@ -45,20 +52,11 @@ static fattn_status check_tail(const void *caller, const char *name, size_t give
     return FATTN_OK;
 }
 
-static size_t last_size(const fattn_abi *abi)
-{
-    size_t last = 0;
-    for (int i = 0; i < FATTN_ABI_VERSIONS && abi->sizes[i]; i++) {
-        last = abi->sizes[i];
-    }
-    return last;
-}
-
 fattn_status fattn_abi_read_grown(void *to, const fattn_abi *abi, const void *from)
 {
     const size_t size = last_size(abi);
     size_t given = 0;
-    fattn_status status = check_size(from, abi->name, abi->sizes, &given);
+    fattn_status status = check_size(from, abi, &given);
     status = status ? status : check_tail(from, abi->name, given, size);
     if (status) {
         return status;
@@ -79,9 +77,9 @@ fattn_status fattn_abi_read(void *to, size_t size, const void *from, const char 
 
 fattn_status fattn_abi_write(void *to, const void *from, size_t size, const char *name)
 {
-    const size_t sizes[FATTN_ABI_VERSIONS] = {size};
+    const fattn_abi abi = {.name = name, .sizes = {size}};
     size_t given = 0;
-    const fattn_status status = check_size(to, name, sizes, &given);
+    const fattn_status status = check_size(to, &abi, &given);
     if (status) {
         return status;
     }

@@ -84,7 +84,7 @@ static fattn_status check_memory(const fattn_problem *p, const fattn_buffers *bu
     fattn_operand operands[FATTN_OPERANDS_MAX];
     const int count = fattn_operands(p, buffers, operands);
     for (int i = 0; i < count; i++) {
-        if (operands[i].region.base && !fattn_region_is_empty(&operands[i].region) &&
+        if (fattn_operand_is_present(&operands[i]) &&
             fattn_regions_overlap(&to, &operands[i].region)) {
             return fattn_fail(FATTN_OVERLAP, "to overlaps %s", operands[i].name);
         }

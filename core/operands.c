@@ -37,7 +37,6 @@ static void append_tensor(list *l, const char *name, size_t offset, fattn_dtype 
     fattn_operand *const operand = append(l, name, offset, bytes);
     operand->dtype = dtype;
     operand->output = output;
-    operand->tensor = true;
     if (l->p->pointer_alignment > bytes) {
         operand->alignment = l->p->pointer_alignment;
     }

@@ -33,7 +33,6 @@ typedef struct fattn_operand {
     fattn_operand_kind kind;
     bool output;
     bool optional; /* may be NULL */
-    bool tensor;   /* one of q k v o and their gradients: the promised pointer alignment holds */
 } fattn_operand;
 
 /* Whether there are bytes behind the pointer. */

@@ -84,8 +84,7 @@ fattn_status fattn_plan_log_tensors(const fattn_plan *plan, const fattn_buffers 
     const int count = fattn_operands(&plan->problem, buffers, operands);
     fattn_status status = plan->device->backend->stream_synchronize(plan->device->impl, stream);
     for (int i = 0; !status && i < count; i++) {
-        if (operands[i].dtype && operands[i].region.base &&
-            !fattn_region_is_empty(&operands[i].region)) {
+        if (operands[i].dtype && fattn_operand_is_present(&operands[i])) {
             status = log_operand(plan, &operands[i], stream);
         }
     }

@@ -6,7 +6,7 @@
  *
  * Keys of row i are those of the half-open range [first, past), both non-decreasing in i; so a
  * block of rows is described by its first and last row. Arithmetic is 64-bit: rows, keys and
- * diagonals are below 2^43 in size (problem.h bounds offsets), and windows are cut to 2^62.
+ * diagonals are below 2^43 in size (POSITION_LIMIT in buffers.c), and windows are cut to 2^62.
  */
 #ifndef FATTN_CORE_BAND_H
 #define FATTN_CORE_BAND_H

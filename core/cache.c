@@ -158,16 +158,17 @@ static void trim_bytes(waste *out, const fattn_device *device, int64_t most)
     }
 }
 
-/* While any thread captures a stream, drivers refuse to allocate, to load and to wait. No graph
- * refers to what is meant for the cache alone, and a thread may say so: *mode goes to forbid(). */
-static fattn_status allow(const fattn_device *device, int *mode)
+/* While any thread captures a stream, drivers refuse to allocate, to load and to wait, in case a
+ * graph should depend on it. No graph depends on the cache: this lets the calling thread do so all
+ * the same. *mode is what restore_capture() puts back. */
+static fattn_status relax_capture(const fattn_device *device, int *mode)
 {
     *mode = FATTN_CAPTURE_RELAXED;
     return device->backend->capture_mode(device->impl, mode);
 }
 
-/* Returns status, or that of the thread's mode. */
-static fattn_status forbid(const fattn_device *device, int mode, fattn_status status)
+/* Returns status, or the failure to put the mode back. */
+static fattn_status restore_capture(const fattn_device *device, int mode, fattn_status status)
 {
     fattn_reason_hold(status);
     const fattn_status restored = device->backend->capture_mode(device->impl, &mode);
@@ -182,7 +183,7 @@ static fattn_status free_workspace(fattn_workspace *w, fattn_status status)
     const fattn_backend *const backend = device->backend;
     int mode;
     fattn_reason_hold(status);
-    const bool allowed = allow(device, &mode) == FATTN_OK;
+    const bool relaxed = relax_capture(device, &mode) == FATTN_OK;
     if (w->event) {
         const fattn_status waited = backend->event_synchronize(device->impl, w->event);
         status = status ? status : waited;
@@ -191,14 +192,14 @@ static fattn_status free_workspace(fattn_workspace *w, fattn_status status)
     fattn_reason_hold(status);
     const fattn_status freed = w->memory ? fattn_device_give(device, w->memory) : FATTN_OK;
     status = status ? status : freed;
-    status = allowed ? forbid(device, mode, status) : status;
+    status = relaxed ? restore_capture(device, mode, status) : status;
     fattn_reason_let();
     fattn_plan_destroy(w->plan);
     fattn_memory_free(w);
     return status;
 }
 
-/* Of earlier calls: nobody waits for news. */
+/* Failures are dropped: the calls that used these have returned. */
 static void dispose(waste *out)
 {
     while (out->workspaces) {
@@ -277,7 +278,7 @@ static fattn_status make_workspace(fattn_plan *plan, fattn_stream stream, uint64
     }
     *w = (fattn_workspace){.plan = fattn_plan_retain(plan), .capture = capture};
     int mode;
-    status = allow(device, &mode);
+    status = relax_capture(device, &mode);
     if (!status) {
         if (bytes > 0 && !device->backend->host_memory) {
             status = device->backend->event_create(device->impl, &w->event);
@@ -285,7 +286,7 @@ static fattn_status make_workspace(fattn_plan *plan, fattn_stream stream, uint64
         if (bytes > 0 && !status) {
             status = allocate(device, (size_t)bytes, stream, &w->memory);
         }
-        status = forbid(device, mode, status);
+        status = restore_capture(device, mode, status);
     }
     if (status) {
         return free_workspace(w, status);
@@ -304,9 +305,9 @@ static fattn_status make_entry(fattn_device *device, const fattn_problem *proble
         return fattn_fail_memory(sizeof *e, "an entry of the cache");
     }
     *e = (entry){.problem = *problem, .hash = hash};
-    fattn_status status = allow(device, &mode);
+    fattn_status status = relax_capture(device, &mode);
     if (!status) {
-        status = forbid(device, mode, fattn_plan_create(device, problem, &e->plan));
+        status = restore_capture(device, mode, fattn_plan_create(device, problem, &e->plan));
     }
     if (status) {
         fattn_plan_destroy(e->plan);

@@ -99,8 +99,8 @@ static fattn_status open_on(const fattn_backend *backend, int ordinal,
 }
 
 /* The first device that can be used, in the order of backends. One that this build has no code for,
- * that lacks an option or does not work is passed over; what it lacks memory for, another is not
- * asked. */
+ * that lacks an option or does not work is passed over. Out of memory ends the search: another
+ * device would fail likewise. */
 static fattn_status open_auto(const fattn_device_options *options, fattn_device **device)
 {
     const fattn_backend *backend;

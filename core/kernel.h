@@ -70,7 +70,8 @@ struct fattn_kernel {
     int64_t dim_max;    /* largest D and Dv */
     int64_t dim_v_max;  /* largest Dv where that is less; 0: dim_max */
     int64_t rows_max;   /* most rows G * Sq that share a kv head; 0 any */
-    int64_t rows_min;   /* fewest; FATTN_BATCH_INVARIANT, which may not notice them, has none */
+    int64_t rows_min;   /* fewest; not asked of batch-invariant problems, whose row must not
+                         * depend on their rows */
     int64_t align;      /* bytes whose multiples rows of q, k, v and dout begin at; 0 any */
     bool own_dtype_o;   /* o and dout must be of the type of q, k, v */
     bool adds_dbias;    /* sums dbias over an axis in any order: not with deterministic */
@@ -97,8 +98,8 @@ struct fattn_kernel {
     /* What parts of the keys cost; NULL where the row cannot cut keys into parts and merge them. */
     fattn_split_cost (*split)(const fattn_kernel *row, const fattn_problem *problem,
                               const struct fattn_limits *limits);
-    /* Fast memory that a tile occupies, in bytes; below 0 where the problem has another of the
-     * menu. */
+    /* Fast memory that a tile occupies, in bytes; below 0 where the row has no kernel of this
+     * tile for the problem. */
     int64_t (*fast_bytes)(const fattn_kernel *row, const fattn_problem *problem, fattn_tile tile);
     /* Workspace of a run, in bytes, or -1 on overflow; tiling->workspace and traffic are not set
      * yet. */

@@ -121,11 +121,14 @@ FATTN_HD int64_t fattn_problem_group(const fattn_problem *problem)
     return problem->heads_k > 0 ? problem->heads_q / problem->heads_k : 1;
 }
 
-/* Bytes of an element of the gradients dq, dk, dv, and of what is f32, or f64 in an f64 problem. */
+/* The type of dq, dk or dv, the gradient of a tensor of type `input`. */
 fattn_dtype fattn_gradient_dtype(const fattn_problem *problem, fattn_dtype input);
+
+/* The type of lse, dlse, sinks, slopes and their gradients, and of dbias: f32, or f64 in an f64
+ * problem. */
+fattn_dtype fattn_statistics_dtype(const fattn_problem *problem);
 
 /* Whether k or v has another type than q. */
 bool fattn_problem_is_mixed(const fattn_problem *problem);
-fattn_dtype fattn_statistics_dtype(const fattn_problem *problem);
 
 #endif

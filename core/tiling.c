@@ -15,9 +15,9 @@ static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
                         : fattn_io_plan_bytes(problem, tile.br, tile.bc, kernel->packs_groups);
 }
 
-/* The tile that costs least among those that fit fast memory; the smallest where none does. Rows
- * that may not notice lengths and batch, on which costs depend, take the first that fits, were
- * sequences long. */
+/* The tile that costs least among those that fit fast memory; the smallest where none does. The
+ * tile of a batch-invariant problem must not depend on lengths or batch, as costs do: it is the
+ * first that would fit with long sequences. */
 static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
                             const fattn_kernel *kernel)
 {

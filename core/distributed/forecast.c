@@ -143,14 +143,14 @@ static void take_walker(fattn_forecast *f, const walker *w)
     f->seconds = w->end > f->seconds ? w->end : f->seconds;
 }
 
-/* What an exchange finds in a turn's ring: seconds of computing beside it, of the rank that has
- * least; and how many others it reaches in the messages of that step. */
-typedef struct berth {
-    double computing, others;
-} berth;
+/* What a turn's ring has room for beside its last computing step: seconds, of the rank that
+ * computes least, and peers whose messages fit that step's group. */
+typedef struct room {
+    double seconds, peers;
+} room;
 
 static fattn_status foretell_ring(const fattn_whole *whole, const fattn_speed *speed,
-                                  fattn_forecast *f, berth *found)
+                                  fattn_forecast *f, room *found)
 {
     fattn_ring ring;
     fattn_status status = fattn_ring_make(whole, &ring);
@@ -181,11 +181,11 @@ static fattn_status foretell_ring(const fattn_whole *whole, const fattn_speed *s
     }
     f->steps = ring.last_step + 1;
     f->least_pairs = f->least_bytes = (double)INT64_MAX * (double)INT64_MAX;
-    *found = (berth){walkers[0].last_work, fattn_ring_room(&ring, gradients) / 2};
+    *found = (room){walkers[0].last_work, fattn_ring_room(&ring, gradients) / 2};
     for (int64_t r = 0; r < whole->ranks; r++) {
         const double work = walkers[r].last_work;
         take_walker(f, &walkers[r]);
-        found->computing = work < found->computing ? work : found->computing;
+        found->seconds = work < found->seconds ? work : found->seconds;
     }
     fattn_memory_free(walkers);
     fattn_ring_free(&ring);
@@ -273,7 +273,7 @@ static fattn_status foretell_heads(const fattn_whole *whole, fattn_scheme scheme
     group.ranks = whole->ranks / share;
     fattn_speed own = *speed;
     own.row /= (double)(share * turns); /* of its heads */
-    berth found;
+    room found;
     const fattn_status status = foretell_ring(&group, &own, f, &found);
     if (status) {
         return status;
@@ -284,12 +284,12 @@ static fattn_status foretell_heads(const fattn_whole *whole, fattn_scheme scheme
     const double first = speed->latency + in / speed->bandwidth;
     const double last = speed->latency + out / speed->bandwidth;
     const double others = (double)(share - 1);
-    const double fits = found.others < others ? found.others / others : 1;
+    const double fits = found.peers < others ? found.peers / others : 1;
     double seconds = first + last, transferring = first + last;
     for (int64_t turn = 0; turn < turns; turn++) {
         const double bytes = (turn + 1 < turns ? in : 0) + (turn > 0 ? out : 0);
         const double transfer = bytes > 0 ? speed->latency + bytes / speed->bandwidth : 0;
-        const double waits = transfer * fits - found.computing;
+        const double waits = transfer * fits - found.seconds;
         seconds += f->seconds + (waits > 0 ? waits : 0) + transfer * (1 - fits);
         transferring += transfer;
     }
@@ -367,7 +367,7 @@ static fattn_status foretell(const fattn_whole *whole, fattn_scheme scheme,
     if (why) {
         return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_name(scheme), why);
     }
-    berth found;
+    room found;
     *f = (fattn_forecast){.scheme = scheme, .head_ranks = 1, .turns = 1};
     fattn_status status = FATTN_OK;
     switch (scheme) {

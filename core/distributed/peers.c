@@ -219,7 +219,8 @@ static void settle_small(const peer *p, const fattn_message *messages, int count
     }
 }
 
-/* For ever is thirty years. */
+/* The time in so many seconds. More than 10^9 (30 years) would overflow time_t where that has 32
+ * bits, and means for ever. */
 static struct timespec later(double seconds)
 {
     struct timespec end;

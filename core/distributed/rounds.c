@@ -11,7 +11,9 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-enum { BLOCK, GRADIENT, HOME, KINDS, VALUES = FATTN_LANES * KINDS }; /* + VALUES: not with keys */
+/* Tags of messages: a kind in a lane, and VALUES more for values or their gradients where those do
+ * not travel in one message with keys. */
+enum { BLOCK, GRADIENT, HOME, KINDS, VALUES = FATTN_LANES * KINDS };
 
 /* --- Sums ------------------------------------------------------------------------------------- */
 
@@ -294,8 +296,9 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
 {
     const fattn_transport *const t = &plan->transport;
     const bool exchanges = plan->members > 1 && step == plan->ring.last_step;
-    fattn_message messages[FATTN_MESSAGES_MAX]; /* five in each lane at most, or
-                                                     * twice as many in one */
+    /* At most seven in each lane: keys and values that go and that come, and three sums; or ten in
+     * one, where runs of sums travel apart too (fattn_ring.trims). */
+    fattn_message messages[FATTN_MESSAGES_MAX];
     int count = 0;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
         add_messages(plan, given, lane, step, messages, &count);

@@ -244,6 +244,16 @@ FATTN_HD bool wgmma_skips(const fattn_problem *p)
            !(p->outputs & FATTN_OUT_DBIAS);
 }
 
+/* Whether each head has one tile of keys, of which every query sees some. */
+FATTN_HD bool wgmma_has_one_tile(const fattn_problem *p, int64_t k_blocks)
+{
+    const uint64_t unlike = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
+                            FATTN_SEQUSED_K | FATTN_POSITIONS | WGMMA_HIDES;
+    const bool seen =
+        p->window_right < 0 || p->anchor == FATTN_TOP_LEFT || p->seqlen_q <= p->seqlen_k;
+    return k_blocks == 1 && p->window_left < 0 && seen && !(p->features & unlike);
+}
+
 /* Whether a kernel before looks for such tiles. */
 FATTN_HD bool wgmma_backward_looks(const fattn_problem *p, int64_t q_blocks, int64_t k_blocks)
 {

@@ -315,9 +315,10 @@ template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &
     return (past - 1) / S::ITEM_KEYS - w.block / S::BLOCKS;
 }
 
-/* What an adder adds of a tile: halves of warpgroups `group` to `past` - 1. */
+/* What an adder adds, or stores, of a tile: halves of warpgroups `group` to `past` - 1. */
 typedef struct wgmma_adder {
     int group, past;
+    bool stores; /* nobody else adds to it */
 } wgmma_adder;
 
 /* The place of what it adds is free once that has been read. */
@@ -342,8 +343,13 @@ GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder add
     for (int n = adder.group; n < adder.past; n++) {
         wgmma_named_sync(WGMMA_DQ_MADE + n, WGMMA_WITH_ADDER);
         if (mma_lane() == 0) {
-            float *const to = place();
-            wgmma_add(to + n * (S::PART * 64), b.dq + n * S::PART_BYTES, S::PART_BYTES, WGMMA_KEEP);
+            float *const to = place() + n * (S::PART * 64);
+            const uint32_t from = b.dq + n * S::PART_BYTES;
+            if (adder.stores) {
+                wgmma_replace(to, from, S::PART_BYTES, WGMMA_KEEP);
+            } else {
+                wgmma_add(to, from, S::PART_BYTES, WGMMA_KEEP);
+            }
         }
         __syncwarp();
     }
@@ -385,7 +391,8 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
 {
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const bool ordered = wgmma_is_ordered(g.problem);
-    const wgmma_adder adder = {ordered ? 0 : number, ordered ? (int)S::WARPGROUPS : number + 1};
+    const wgmma_adder adder = {ordered ? 0 : number, ordered ? (int)S::WARPGROUPS : number + 1,
+                               wgmma_stores<S>(g)};
     const wgmma_backward_item *w;
     int odd = 0;         /* of the next tile */
     uint32_t visits = 0; /* of tiles */

@@ -192,6 +192,12 @@ GPU_DEVICE int wgmma_items_of(const fattn_gpu_args &g, const wgmma_saved &saved)
     return (int)(wgmma_has_list(g) ? saved.list[g.problem.batch - 1].past : wgmma_items_alike(g));
 }
 
+/* Whether dQ is stored where it is else added to, for nothing else is: keys are one tile. */
+template <class S> GPU_DEVICE bool wgmma_stores(const fattn_gpu_args &g)
+{
+    return !S::IS_PAIR && wgmma_has_one_tile(&g.problem, g.tiling.k_blocks);
+}
+
 /* Whether blocks add to dQ in turn. */
 GPU_DEVICE bool wgmma_is_ordered(const fattn_problem &p)
 {
@@ -365,7 +371,7 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
     const int64_t at = (int64_t)tile * S::QUERIES + row.q.i;
     const bool inside = row.q.i < (row.seq.sq + S::QUERIES - 1) / S::QUERIES * S::QUERIES;
     float lse = -fattn_f32_infinity(), sum = 0;
-    if (inside) {
+    if (inside && !wgmma_stores<S>(g)) {
         GPU_UNROLL
         for (int c = 4 * lane; c < S::WIDTH; c += 4 * GPU_ROW_THREADS) {
             const gpu_f4 zeros = {0, 0, 0, 0};

@@ -269,6 +269,16 @@ GPU_DEVICE void wgmma_add(float *to, uint32_t from, int bytes, uint64_t policy)
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
+/* The same, but they replace what is there. */
+GPU_DEVICE void wgmma_replace(float *to, uint32_t from, int bytes, uint64_t policy)
+{
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to),
+        "r"(from), "r"(bytes), "l"(policy)
+        : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
 GPU_DEVICE void wgmma_await_read(void)
 {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");

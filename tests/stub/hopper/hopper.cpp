@@ -74,6 +74,7 @@ struct copy {
     int at[5], delay;
     const void *from;
     float *sums;
+    bool replaces; /* they are stored instead */
     int bytes, thread;
     std::vector<char> sent;
 };
@@ -700,15 +701,26 @@ static void wgmma_send_number(int rank, int *to, int x, uint64_t *word)
     m.copies.push_back(c);
 }
 
-static void wgmma_add(float *to, uint32_t from, int bytes, uint64_t)
+static void begin_addition(float *to, uint32_t from, int bytes, bool replaces)
 {
     copy c = {};
     c.to = from, c.sums = to, c.bytes = bytes, c.thread = m.running;
+    c.replaces = replaces;
     c.delay = copy_delay();
     if (from % 16 || (uintptr_t)to % 16 || bytes % 16) {
         fail("an addition of %d bytes at %u to %p", bytes, from, (void *)to);
     }
     m.copies.push_back(c);
+}
+
+static void wgmma_add(float *to, uint32_t from, int bytes, uint64_t)
+{
+    begin_addition(to, from, bytes, false);
+}
+
+static void wgmma_replace(float *to, uint32_t from, int bytes, uint64_t)
+{
+    begin_addition(to, from, bytes, true);
 }
 
 static void wgmma_await_added(void)
@@ -735,7 +747,7 @@ static void end_addition(const copy &c)
     for (int n = 0; n < c.bytes / 4; n++) {
         float x;
         memcpy(&x, from + 4 * n, 4);
-        c.sums[n] += x;
+        c.sums[n] = c.replaces ? x : c.sums[n] + x;
     }
     memset(from, 0xff, (size_t)c.bytes);
     m.moves++;

@@ -149,7 +149,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
         if cache_leftpad is not None:
             keys = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
             mask = (torch.arange(keys, device=q.device) >= cache_leftpad[:, None])[:, None, None]
-        options: dict[str, Any] = dict(causal=causal, window=window_size, scale=softmax_scale, softcap=softcap or None)
+        window = window_of(window_size)
+        options: dict[str, Any] = dict(causal=causal, window=window, scale=softmax_scale, softcap=softcap or None)
         if k is not None and v is not None:
             if lengths is None:
                 raise InvalidArgument("cache_seqlens is needed where k and v are given")
@@ -158,7 +159,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
             _check_new(k, v, k_cache, v_cache, lengths, block_table)
             at = lengths.to(torch.int64)[:, None] + torch.arange(k.shape[1], device=q.device)
             if rotary_cos is not None and rotary_sin is not None:
-                moving = causal or tuple(window_size) != (-1, -1)
+                moving = causal or window not in (None, (-1, -1))
                 q_at = (lengths.to(torch.int64)[:, None] +
                         torch.arange(q.shape[1], device=q.device) * int(moving))
                 _check_rotary(rotary_cos, rotary_sin, q, q_at, at)
@@ -211,8 +212,7 @@ def _check_plan(options: dict[str, Any], **arrays: Tensor | None) -> None:
     key = "flash_attn", tuple(options.items()), tuple([(name, reader.key(a)) for name, a in given.items()])
     try:
         if key not in _cache:
-            described = Options(**options | {"window": window_of(options["window"])}, return_lse=True)
-            prepare(reader, described, given, key)
+            prepare(reader, Options(**options, return_lse=True), given, key)
         reader.check_memory(given.values(), _cache[key].reaches)
     except Error as error:
         raise error.renamed("seqused_k", "cache_seqlens") from None

@@ -222,6 +222,15 @@ def test_kvcache_number_of_keys():
         assert torch.equal(fa.flash_attn_with_kvcache(q, *caches, cache_seqlens=length), wanted)
 
 
+def test_kvcache_windows():
+    """Of any sequence, with new keys and rotation too."""
+    q, k, caches, turn = draw(2, 1, 2, 8), draw(2, 1, 2, 8), (draw(2, 12, 2, 8), draw(2, 12, 2, 8)), torch.rand(12, 4)
+    for wanted, window in (((-1, -1), [-1, -1]), ((3, 0), [3, 0]), ((3, 0), torch.tensor([3, 0])), ((2, 2), 2)):
+        a, b = (fa.flash_attn_with_kvcache(q, *caches, k, k, rotary_cos=turn, rotary_sin=turn, cache_seqlens=9,
+                                           window_size=w) for w in (wanted, window))
+        assert torch.equal(a, b)
+
+
 def test_kvcache_under_autocast():
     q, k, caches = draw(2, 1, 2, 8), draw(2, 1, 2, 8), (draw(2, 12, 2, 8), draw(2, 12, 2, 8))
     with torch.autocast("cpu", torch.bfloat16):

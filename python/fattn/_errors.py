@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class Error(Exception):
     """Base of all errors of fattn. `status` is the number of the `fattn_status` behind it."""
 
     status = 0
-
-    def renamed(self, name: str, to: str) -> Error:
-        """The same error, with another name of an argument in its sentence."""
-        return type(self)(str(self).replace(name, to))
 
 
 class InvalidArgument(Error, ValueError):
@@ -126,3 +124,21 @@ BY_STATUS: dict[int, type[Error]] = {kind.status: kind for kind in (
     InvalidArgument, InvalidStruct, InvalidShape, InvalidStride, NullPointer, Misaligned, Overlap,
     Overflow, InvalidData, Unsupported, NoDevice, UnknownDevice, DeviceError, OutOfMemory,
     BadEnvironment, RankLost, RankTimeout, RanksDisagree)}
+
+
+class _Renaming:
+    """Gives errors that leave its `with` another name of an argument in their sentences."""
+
+    def __init__(self, name: str, to: str) -> None:
+        self.name, self.to = name, to
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, (Error, TypeError)) and self.name in str(error):
+            raise type(error)(str(error).replace(self.name, self.to)) from None
+
+
+naming_cache_seqlens = _Renaming("seqused_k", "cache_seqlens")
+"""For functions that have a cache."""

@@ -11,7 +11,7 @@ from fattn import _c
 from fattn._arrays import View, contiguous_strides, kind_of
 from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, forward, split_positions, split_seed,
                           window_of)
-from fattn._errors import Error, InvalidArgument, InvalidShape, InvalidStride
+from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, naming_cache_seqlens
 from fattn._plans import Prepared, device_of, prepare
 from fattn._problem import EXTRAS, Options, len_of
 
@@ -236,14 +236,12 @@ def attention_with_kvcache(
         seqstart_k=seqstart_k, batch_invariant=batch_invariant, checked=checked)
     if block_table is None:
         max_seqlen_k = None
-    try:
+    with naming_cache_seqlens:
         o, row_sums = forward(
             q, k_cache, v_cache,
             (_c.FORWARD, causal, window_of(window), scale, softcap, 0.0, anchor, layout, out_dtype,
              return_lse or lse is not None, 0, features, None, max_seqlen_k, None, 0, 0, device, False, chunk),
             extras, numbers, seeds, out, lse)
-    except Error as error:
-        raise error.renamed("seqused_k", "cache_seqlens") from None
     return (o, row_sums) if return_lse else o
 
 

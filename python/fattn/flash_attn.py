@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fattn._arrays import kind_of
 from fattn._calls import window_of
-from fattn._errors import Error, InvalidArgument, InvalidData, InvalidShape, Unsupported
+from fattn._errors import InvalidArgument, InvalidData, InvalidShape, Unsupported, naming_cache_seqlens
 from fattn._plans import _cache, prepare
 from fattn._problem import Options
 from fattn.torch import attention, attention_varlen, attention_with_kvcache
@@ -172,11 +172,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
             k_cache[page, slot] = k.to(k_cache.dtype)
             v_cache[page, slot] = v.to(v_cache.dtype)
             lengths = (lengths + k.shape[1]).to(torch.int32)
-        try:
-            result = attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=block_table,
-                                            mask=mask, alibi_slopes=alibi_slopes, return_lse=True, **options)
-        except Error as error:
-            raise error.renamed("seqused_k", "cache_seqlens") from None
+        result = attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=block_table,
+                                        mask=mask, alibi_slopes=alibi_slopes, return_lse=True, **options)
         return result if return_softmax_lse else result[0]
 
 
@@ -210,12 +207,10 @@ def _check_plan(options: dict[str, Any], **arrays: Tensor | None) -> None:
         given.update((name, torch.empty_like(given[name], dtype=dtype)) for name in "qkv")
     reader = kind_of(given["q"])
     key = "flash_attn", tuple(options.items()), tuple([(name, reader.key(a)) for name, a in given.items()])
-    try:
+    with naming_cache_seqlens:
         if key not in _cache:
             prepare(reader, Options(**options, return_lse=True), given, key)
         reader.check_memory(given.values(), _cache[key].reaches)
-    except Error as error:
-        raise error.renamed("seqused_k", "cache_seqlens") from None
 
 
 def _check_new(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor,

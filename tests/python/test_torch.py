@@ -888,6 +888,18 @@ def test_bad_input(change, exception, words):
             fattn.torch.attention(**given)
 
 
+def test_bad_lengths_of_a_cache():
+    """By the name that the caller gave them."""
+    q, k, v = tensors(sq=1, sk=16, grad=False)
+    for lengths, exception, words in (
+            (torch.zeros(2, 1, dtype=torch.int32), fattn.InvalidShape, "cache_seqlens has shape"),
+            (torch.zeros(2, dtype=torch.int64), fattn.InvalidArgument, "cache_seqlens has dtype"),
+            (torch.tensor([1, 99], dtype=torch.int32), fattn.InvalidData, r"cache_seqlens\[1\] is 99"),
+            (3, TypeError, "cache_seqlens is a int")):
+        with pytest.raises(exception, match=words):
+            fattn.torch.attention_with_kvcache(q, k, v, cache_seqlens=lengths)
+
+
 def test_numbers_given_as_tensors():
     """Those of one number are taken; a gradient that would be dropped is an error, as in PyTorch."""
     q = torch.randn(1, 2, 4, 8)

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad, profiler
 from torch.nn.attention.bias import CausalBias
 
 from fattn._calls import window_of
-from fattn._errors import InvalidArgument
+from fattn._errors import InvalidArgument, naming_cache_seqlens
 from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, check_readable, find_known, make_known,
                                 recorded, recorded_with_lse)
 from fattn.torch._ops import eager
@@ -285,10 +285,11 @@ def attention_with_kvcache(
     q, k_cache, v_cache, bias = autocast(q, k_cache, v_cache, bias)
     scale, softcap = number(scale, "scale"), number(softcap, "softcap")
     left, right = window_of(window) or (-1, -1)
-    result = operator(
-        q, k_cache, v_cache, bias, mask, None, alibi_slopes, sink, None, None, None, cache_seqlens,
-        block_table, seqstart_k, None, causal, left, right, scale, softcap, 0.0, _check_anchor(anchor),
-        _check_layout(layout), _wide(out_dtype, q), None,
-        max_seqlen_k if block_table is not None else None, 0, 0, None, batch_invariant, checked, False,
-        device, chunk, False)
+    with naming_cache_seqlens:
+        result = operator(
+            q, k_cache, v_cache, bias, mask, None, alibi_slopes, sink, None, None, None, cache_seqlens,
+            block_table, seqstart_k, None, causal, left, right, scale, softcap, 0.0, _check_anchor(anchor),
+            _check_layout(layout), _wide(out_dtype, q), None,
+            max_seqlen_k if block_table is not None else None, 0, 0, None, batch_invariant, checked, False,
+            device, chunk, False)
     return result if return_lse else result[0]

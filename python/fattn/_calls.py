@@ -57,6 +57,22 @@ def window_of(window: Sequence[int | None] | int | None) -> tuple[int, int] | No
                               "both") from None
 
 
+def block_of(block_size: Sequence[int] | None) -> tuple[int, int] | None:
+    """(queries, keys)."""
+    if block_size is None:
+        return None
+    try:
+        queries, keys = block_size
+        return index(queries), index(keys)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"block_size is {block_size!r}, not (queries, keys)") from None
+
+
+def number(x: Any) -> Any:
+    """x, or what an array without axes holds: plans are found by the values of options, and arrays may change."""
+    return x.item() if getattr(x, "shape", None) == () else x
+
+
 def split_positions(positions: Positions | None) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
     """Numbers, and arrays or None, of q_offset, k_offset, whole_q and whole_k."""
     if positions is None:

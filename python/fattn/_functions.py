@@ -9,8 +9,8 @@ from typing import Any, Literal, Sequence, TypeVar, overload
 
 from fattn import _c
 from fattn._arrays import View, contiguous_strides, kind_of
-from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, forward, split_positions, split_seed,
-                          window_of)
+from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, block_of, forward, number, split_positions,
+                          split_seed, window_of)
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, naming_cache_seqlens
 from fattn._plans import Prepared, device_of, prepare
 from fattn._problem import EXTRAS, Options, len_of
@@ -117,10 +117,13 @@ def attention(
     numbers = seeds = None
     if positions is not None:
         features |= _c.POSITIONS
+    if scale is not None or softcap is not None or chunk is not None or block_size is not None:
+        scale, softcap, chunk, block_size = number(scale), number(softcap), number(chunk), block_of(block_size)
     if dropout_p != 0:
         seeds, seed_array = split_seed(seed, offset)
+        dropout_p, batch_offset, head_offset = number(dropout_p), number(batch_offset), number(head_offset)
     else:
-        seed_array = None
+        seed_array, dropout_p, batch_offset, head_offset = None, 0.0, 0, 0
     if not (bias is None and mask is None and sink is None and alibi_slopes is None and
             block_mask is None and seqused_k is None and seqused_q is None and seqstart_k is None and
             positions is None and seed_array is None):
@@ -172,9 +175,9 @@ def attention_varlen(
         max_seqlen_k = _longest(cu_seqlens_k, "k")
     o, row_sums = forward(
         q, k, v,
-        (_c.FORWARD, causal, window_of(window), scale, softcap, dropout_p, anchor, layout, out_dtype,
-         return_lse or lse is not None, 0, features, max_seqlen_q, max_seqlen_k, None, 0, 0, device,
-         False, chunk),
+        (_c.FORWARD, causal, window_of(window), number(scale), number(softcap), number(dropout_p), anchor, layout,
+         out_dtype, return_lse or lse is not None, 0, features, number(max_seqlen_q), number(max_seqlen_k), None, 0,
+         0, device, False, number(chunk)),
         extras, numbers, seeds, out, lse)
     return (o, row_sums) if return_lse else o
 
@@ -239,8 +242,9 @@ def attention_with_kvcache(
     with naming_cache_seqlens:
         o, row_sums = forward(
             q, k_cache, v_cache,
-            (_c.FORWARD, causal, window_of(window), scale, softcap, 0.0, anchor, layout, out_dtype,
-             return_lse or lse is not None, 0, features, None, max_seqlen_k, None, 0, 0, device, False, chunk),
+            (_c.FORWARD, causal, window_of(window), number(scale), number(softcap), 0.0, anchor, layout, out_dtype,
+             return_lse or lse is not None, 0, features, None, number(max_seqlen_k), None, 0, 0, device, False,
+             number(chunk)),
             extras, numbers, seeds, out, lse)
     return (o, row_sums) if return_lse else o
 
@@ -292,9 +296,9 @@ def attention_backward(
         max_seqlen_k = _longest(cu_seqlens_k, "k")
     return backward(
         dout, q, k, v, o, lse, dlse,
-        (_c.BACKWARD, causal, window_of(window), scale, softcap, dropout_p, anchor, layout, None, False,
-         outputs, features, max_seqlen_q, max_seqlen_k, block_size, batch_offset, head_offset, device,
-         False, chunk),
+        (_c.BACKWARD, causal, window_of(window), number(scale), number(softcap), number(dropout_p), anchor, layout,
+         None, False, outputs, features, number(max_seqlen_q), number(max_seqlen_k), block_of(block_size),
+         number(batch_offset), number(head_offset), device, False, number(chunk)),
         extras, numbers, seeds, given)
 
 
@@ -423,7 +427,7 @@ def inspect(q: A, k: A, v: A, *, what: Literal["scores", "probabilities"] = "sco
     arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
     arrays.update((name, e) for (name, *_), e in zip(EXTRAS, extras) if e is not None)
     options = Options(_c.FORWARD, causal, window_of(window), scale, softcap, 0.0, anchor, layout,
-                      features=features, block_size=block_size, device=device, chunk=chunk)
+                      features=features, block_size=block_of(block_size), device=device, chunk=chunk)
     prepared = prepare(kind, options, arrays)
     problem = prepared.problem
     shape = (problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_k)
@@ -486,7 +490,8 @@ class Plan:
         arrays.update((name, e) for (name, *_), e in zip(EXTRAS, extras) if e is not None)
         options = Options(
             _c.FORWARD, causal, window_of(window), scale, softcap, dropout_p, anchor, layout, out_dtype,
-            return_lse, 0, features, max_seqlen_q, max_seqlen_k, block_size, 0, 0, device, False, chunk)
+            return_lse, 0, features, max_seqlen_q, max_seqlen_k, block_of(block_size), 0, 0, device, False,
+            chunk)
         self._prepared: Prepared = prepare(kind, options, arrays)
         if backward:
             self._prepared = self._prepared.backward()

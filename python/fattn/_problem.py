@@ -273,10 +273,7 @@ class Description:
                 _check_dtype(name, view, "bool", "uint8", "int8")
                 if self.o.block_size is None:
                     raise InvalidArgument("block_size is needed with block_mask")
-                try:
-                    p.block_m, p.block_n = map(index, self.o.block_size)
-                except (TypeError, ValueError):
-                    raise InvalidArgument(f"block_size is {self.o.block_size!r}, not (queries, keys)") from None
+                p.block_m, p.block_n = self.o.block_size
                 m, n = max(p.block_m, 1), max(p.block_n, 1)
                 p.block_mask_stride[:] = _broadcast(
                     name, view, (*scores[:2], -(-scores[2] // m), -(-scores[3] // n)))

@@ -62,6 +62,7 @@ CASES = [
     (dict(dropout_p="x"), fattn.InvalidArgument, "dropout_p is 'x', not a number"),
     (dict(chunk=1.5), fattn.InvalidArgument, "chunk is 1.5, not an integer"),
     (dict(block_mask=zeros(1, 1, dtype=bool), block_size=4), fattn.InvalidArgument, "block_size is 4"),
+    (dict(block_mask=zeros(1, 1, dtype=bool), block_size=[4, 4, 4]), fattn.InvalidArgument, r"block_size is \[4, 4, 4"),
     (dict(q=lambda a: np.ma.array(a, mask=a > 0)), fattn.InvalidArgument, "masked array"),
     (dict(mask=np.ma.array(zeros(7, 9, dtype=bool))), fattn.InvalidArgument, "masked array"),
     (dict(bias=zeros(2, 3, 7, 9)), fattn.InvalidShape, "bias has shape .* does not broadcast"),

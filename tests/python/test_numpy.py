@@ -287,12 +287,40 @@ def test_numbers_of_numpy(rng):
                          (dict(dropout_p=0.5, seed=np.int64(7), offset=np.int32(2)),
                           dict(dropout_p=0.5, seed=7, offset=2)),
                          (dict(scale=np.float32(0.5), chunk=np.int64(4)), dict(scale=0.5, chunk=4)),
+                         (dict(scale=np.array(0.5), softcap=np.array(3.0), chunk=np.array(4)),
+                          dict(scale=0.5, softcap=3.0, chunk=4)),
+                         (dict(dropout_p=np.array(0.5), batch_offset=np.array(1), head_offset=np.array(2)),
+                          dict(dropout_p=0.5, batch_offset=1, head_offset=2)),
+                         (dict(dropout_p=np.array(0.0), batch_offset=np.array(1)), {}),
+                         (dict(block_mask=np.eye(10, 14, dtype=bool), block_size=[4, 4]),
+                          dict(block_mask=np.eye(10, 14, dtype=bool), block_size=(4, 4))),
+                         (dict(block_mask=np.eye(10, 14, dtype=bool), block_size=np.array([4, 4])),
+                          dict(block_mask=np.eye(10, 14, dtype=bool), block_size=(4, 4))),
                          (dict(out_dtype=np.float32), dict(out_dtype="float32")),
                          (dict(out_dtype=np.dtype("float16")), {}),
                          (dict(causal=True, positions=fattn.Positions(np.int64(0), np.int32(4), np.int64(99), 99)),
                           dict(causal=True, positions=fattn.Positions(0, 4, 99, 99)))):
         a, b = fattn.attention(q, k, v, **ours), fattn.attention(q, k, v, **theirs)
         assert a.dtype == b.dtype and (a == b).all(), ours
+
+
+def test_numbers_in_arrays(rng):
+    """Of all functions; an array that was written since has its new number."""
+    q, k, v = problem(rng)
+    scale, chunk = np.array(0.5), np.array(8)
+    cu_q, cu_k = np.array([0, 37], np.int32), np.array([0, 53], np.int32)
+    mask = dict(block_mask=np.eye(10, 14, dtype=bool))
+    o, lse = fattn.attention(q, k, v, return_lse=True)
+    calls = [lambda s, c, i: fattn.attention(q, k, v, scale=s, chunk=c),
+             lambda s, c, i: fattn.attention_varlen(q[0], k[0], v[0], cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, scale=s,
+                                                    max_seqlen_q=i(37), max_seqlen_k=i(53), chunk=c),
+             lambda s, c, i: fattn.attention_with_kvcache(q, k, v, scale=s, chunk=c),
+             lambda s, c, i: fattn.attention_backward(o, q, k, v, o, lse, scale=s, chunk=c, **mask,
+                                                      block_size=[i(4), i(4)]).dq,
+             lambda s, c, i: fattn.inspect(q, k, v, scale=s, chunk=c, **mask, block_size=[i(4), i(4)])]
+    for scale[...], chunk[...] in ((0.5, 8), (0.25, 16)):
+        for call in calls:
+            np.testing.assert_array_equal(call(scale, chunk, np.array), call(float(scale), int(chunk), int))
 
 
 def test_empty(rng):

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import fattn  # noqa: E402
 import fattn.torch  # noqa: E402
+import numpy as np  # noqa: E402
 import torch.autograd.forward_ad as forward_ad  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 import torch.overrides  # noqa: E402
@@ -914,11 +915,15 @@ def test_numbers_given_as_tensors():
             x.fill_(value)
             torch.manual_seed(3)
             o = call(x)
-            torch.manual_seed(3)
-            assert torch.equal(o, call(value))
+            for other in (value, np.array(value)):
+                torch.manual_seed(3)
+                assert torch.equal(o, call(other))
         for bad in (torch.tensor(0.5, requires_grad=True), torch.tensor([0.5])):
             with pytest.raises(TypeError, match=f"{name.strip()} is a tensor that"):
                 call(bad)
+    chunk = torch.tensor(2)
+    for chunk[...] in (2, 3):
+        assert torch.equal(*(fattn.torch.attention(q, q, q, chunk=c) for c in (chunk, int(chunk))))
 
 
 NO_TENSORS = [

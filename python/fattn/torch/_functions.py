@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad, profiler
 from torch.nn.attention.bias import CausalBias
 
-from fattn._calls import window_of
+from fattn._calls import block_of, window_of
+from fattn._calls import number as plain_number
 from fattn._errors import InvalidArgument, naming_cache_seqlens
 from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, check_readable, find_known, make_known,
                                 recorded, recorded_with_lse)
@@ -81,9 +82,10 @@ def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def number(x: Any, name: str) -> Any:
-    """x, where tensors of one number are taken for it, as PyTorch's functions take them; gradients there are none."""
+    """x, where arrays of one number are taken for it, as PyTorch's functions take tensors; gradients there are
+    none."""
     if not isinstance(x, Tensor):
-        return x
+        return x if is_traced() else plain_number(x)
     if x.requires_grad or x.dim() != 0:
         raise TypeError(f"{name} is a tensor that {'requires a gradient' if x.requires_grad else 'has axes'}, "
                         f"not a number")
@@ -195,8 +197,8 @@ def attention(
     autocasts = any_autocast()
     if autocasts:
         q, k, v, bias = autocast(q, k, v, bias)
-    if scale is not None or softcap is not None:
-        scale, softcap = number(scale, "scale"), number(softcap, "softcap")
+    if scale is not None or softcap is not None or chunk is not None:
+        scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), number(chunk, "chunk")
     left, right = (-1, -1) if window is None else window_of(window) or (-1, -1)
     if deterministic is None:
         deterministic = _deterministic()
@@ -222,7 +224,7 @@ def attention(
     dropout_p = number(dropout_p, "dropout_p")
     if dropout_p != 0 and seed is None:
         seed = new_seed(q)
-    block_m, block_n = (0, 0) if block_size is None else block_size
+    block_m, block_n = block_of(block_size) or (0, 0)
     if block_mask is not None and block_size is None:
         raise InvalidArgument("block_size is needed with block_mask")
     result = operator(
@@ -259,6 +261,7 @@ def attention_varlen(
     gradients; their lse is -inf."""
     q, k, v, bias = autocast(q, k, v, bias)
     scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")
+    chunk = number(chunk, "chunk")
     if dropout_p != 0 and seed is None:
         seed = new_seed(q)
     left, right = window_of(window) or (-1, -1)
@@ -283,7 +286,7 @@ def attention_with_kvcache(
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """fattn.attention_with_kvcache() for tensors. Pages have no gradients."""
     q, k_cache, v_cache, bias = autocast(q, k_cache, v_cache, bias)
-    scale, softcap = number(scale, "scale"), number(softcap, "softcap")
+    scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), number(chunk, "chunk")
     left, right = window_of(window) or (-1, -1)
     with naming_cache_seqlens:
         result = operator(

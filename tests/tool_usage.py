@@ -487,6 +487,14 @@ def test_peer(tool, folder):
     ok(ran.returncode != 0 and "peer" in ran.stderr, "where the peer takes no case too")
     ran = subprocess.run([*line, "--dtype-v", "f16"], capture_output=True, text=True, check=False)
     ok(ran.returncode != 0 and "peer:" not in ran.stdout and "peer" in ran.stderr, "nor one of mixed types")
+    for sk in ("7", "40"):
+        for anchor in ("bottom-right", "top-left"):
+            more = [*line, "--sk", sk, "--causal", "--anchor", anchor]
+            ran = subprocess.run(more, capture_output=True, text=True, check=False)
+            if "no peer materialised" in ran.stderr:
+                tap.skip(f"{sk} keys, {anchor}: the peer's result", "there is no OpenBLAS")
+            else:
+                ok(ran.returncode == 0 and "differ" not in ran.stderr, f"{sk} keys, {anchor}: the peer has fattn's result")
 
 
 def test_table(tool):

@@ -143,13 +143,15 @@ static void run_head(const materialised *m, const fattn_problem *p, const float 
     const int sq = (int)p->seqlen_q, sk = (int)p->seqlen_k, d = (int)p->dim, dv = (int)p->dim_v;
     const int q_heads = bhsd ? 1 : (int)p->heads_q, k_heads = bhsd ? 1 : (int)p->heads_k;
     const float scale = (float)(1.4426950408889634 / sqrt((double)p->dim)); /* log2(e) / sqrt(D) */
+    const int64_t diagonal = p->anchor == FATTN_TOP_LEFT ? 0 : (int64_t)sk - sq;
 
     m->sgemm(ROW_MAJOR, NO_TRANS, TRANS, sq, sk, d, scale, q, d * q_heads, k, d * k_heads, 0,
              m->scores, sk);
 #pragma omp parallel for schedule(static) num_threads(m->threads)
     for (int i = 0; i < sq; i++) {
-        const int64_t seen = p->features & FATTN_CAUSAL ? (int64_t)i + sk - sq + 1 : sk;
-        softmax(m->scores + (int64_t)i * sk, seen < 0 ? 0 : seen, sk);
+        const int64_t before = p->features & FATTN_CAUSAL ? i + diagonal + 1 : sk;
+        const int64_t keys = before < 0 ? 0 : before > sk ? sk : before;
+        softmax(m->scores + (int64_t)i * sk, keys, sk);
     }
     m->sgemm(ROW_MAJOR, NO_TRANS, NO_TRANS, sq, dv, sk, 1, m->scores, sk, v, dv * k_heads, 0, o,
              dv * q_heads);

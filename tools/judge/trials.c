@@ -20,18 +20,24 @@
 enum { REPORTED_MAX = 20 };
 #define MEDIAN_MAX 1.2
 
+static void print_line(const trials *s, const char *format, va_list arguments)
+{
+    if (s->progress) {
+        s->progress(0, 0);
+    }
+    fputs(s->prefix, stdout);
+    vprintf(format, arguments);
+    putchar('\n');
+}
+
+/* Prints a line. While jobs run, the caller holds their lock. */
 static void line(const trials *s, const char *format, ...) FATTN_PRINTF(2, 3);
 
 static void line(const trials *s, const char *format, ...)
 {
     va_list arguments;
-    if (s->progress) {
-        s->progress(0, 0);
-    }
     va_start(arguments, format);
-    fputs(s->prefix, stdout);
-    vprintf(format, arguments);
-    putchar('\n');
+    print_line(s, format, arguments);
     va_end(arguments);
 }
 
@@ -232,6 +238,19 @@ typedef struct workers {
     int64_t next;
 } workers;
 
+/* line() for a job that does not hold the lock. */
+static void line_of_job(workers *w, const char *format, ...) FATTN_PRINTF(2, 3);
+
+static void line_of_job(workers *w, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    pthread_mutex_lock(&w->lock);
+    print_line(w->s, format, arguments);
+    pthread_mutex_unlock(&w->lock);
+    va_end(arguments);
+}
+
 static bool any_row_takes(const trials *s, const draw_case *c)
 {
     fattn_problem problem;
@@ -312,15 +331,15 @@ static judge_outcome judge_built(workers *w, draw_case *c)
     if (s->verbose) {
         char words[1024];
         draw_describe(c, words, sizeof words);
-        line(s, "case %lld: %s", (long long)c->index, words);
+        line_of_job(w, "case %lld: %s", (long long)c->index, words);
     }
     if (!check_support(w, c)) {
         return JUDGE_FAILED;
     }
     const fattn_status status = any_row_takes(s, c) ? draw_save(c) : FATTN_OK;
     if (status != FATTN_OK) {
-        line(s, "FAILED case %lld: the oracle's forward: %s", (long long)c->index,
-             fattn_last_reason());
+        line_of_job(w, "FAILED case %lld: the oracle's forward: %s", (long long)c->index,
+                    fattn_last_reason());
         return JUDGE_FAILED;
     }
     return judge_rows(w, c);
@@ -336,7 +355,7 @@ static judge_outcome judge_case(workers *w, int64_t index)
     if (draw_problem(&c, s->seed, index) == 0 && draw_build(&c) == 0) {
         outcome = judge_built(w, &c);
     } else {
-        line(s, "FAILED case %lld: out of memory", (long long)index);
+        line_of_job(w, "FAILED case %lld: out of memory", (long long)index);
     }
     draw_free(&c);
     crash_message[0] = '\0';

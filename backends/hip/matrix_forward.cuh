@@ -91,7 +91,7 @@ GPU_DEVICE matrix_walker matrix_walker_of(const fattn_gpu_args &g, const matrix_
     at.past = w.past;
     at.full = w.full;
     at.full_past = w.full_past;
-    const int64_t most = (INT64_C(1) << 32) / S::KEYS;
+    const int64_t most = (INT64_C(1) << 31) / S::KEYS; /* offsets within a tile are ints */
     const bool near = 0 <= at.k.step && at.k.step < most && 0 <= at.v.step && at.v.step < most;
     at.whole = near && !at.table ? at.keys / S::KEYS : 0;
     return at;

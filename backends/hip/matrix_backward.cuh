@@ -68,13 +68,15 @@ template <class S> struct matrix_backward_scratch {
     alignas(128) uint16_t room[S::ROOM];                         /* q, dO; transposed q and dO */
     uint16_t key_room[S::IS_HELD ? 64 : 3 * S::KEYS * S::WIDTH]; /* k, transposed k, v */
     uint16_t ds[S::QUERIES * S::KEYS];                           /* queries by keys */
-    alignas(16) float lse[S::QUERIES], delta[S::QUERIES];
-    gpu_pairs pairs; /* of kernels that are not lean */
+    alignas(16) float of_rows[2 * S::QUERIES];                   /* lse, then delta */
+    gpu_pairs pairs;                                             /* of kernels that are not lean */
 
     GPU_MEMBER uint16_t *keys(int n)
     {
         return S::IS_HELD ? room : key_room + n * S::KEYS * S::WIDTH;
     }
+    GPU_MEMBER float *lse() { return of_rows; }
+    GPU_MEMBER float *delta() { return of_rows + S::QUERIES; }
     GPU_MEMBER uint16_t *rows(int n) { return room + n * S::QUERIES * S::WIDTH; }
     GPU_MEMBER uint16_t *columns(int n) { return rows(S::IS_APART ? 2 + n : n); }
 };
@@ -289,8 +291,9 @@ GPU_DEVICE void matrix_put(const fattn_gpu_args &args, const matrix_job &job,
         }
     }
     if (!TRANSPOSED && gpu_thread_anew() < 2 * S::QUERIES) {
-        const bool any = moving.row != moving.row;
-        s.lse[gpu_thread_anew()] = any ? __builtin_nanf("") : moving.row; /* patch_pack() */
+        /* Every NaN becomes the one that patch_pack() keeps. */
+        const bool is_nan = moving.row != moving.row;
+        s.of_rows[gpu_thread_anew()] = is_nan ? __builtin_nanf("") : moving.row;
     }
 }
 
@@ -372,8 +375,8 @@ GPU_DEVICE void matrix_differentiate(const fattn_gpu_args &args, const matrix_jo
     matrix_floats lse[2], delta[2];
     GPU_UNROLL
     for (int n = 0; n < 2; n++) {
-        lse[n] = *(const matrix_floats *)&s.lse[row + 4 * n];
-        delta[n] = *(const matrix_floats *)&s.delta[row + 4 * n];
+        lse[n] = *(const matrix_floats *)&s.lse()[row + 4 * n];
+        delta[n] = *(const matrix_floats *)&s.delta()[row + 4 * n];
     }
     GPU_UNROLL
     for (int e = 0; e < 8; e++) {
@@ -454,8 +457,8 @@ GPU_DEVICE void matrix_differentiate_pair(const fattn_gpu_args &args, unsigned t
     }
     const fattn_score_pair pair = gpu_pair(g, t, terms, q, j);
     const float score = fattn_score(&g.rule, terms, *x, pair, &dscore);
-    const float p = matrix_exp2(fmaf(score, g.rule.unit, -s.lse[r]));
-    const float ds = p * (z * *dp - s.delta[r]);
+    const float p = matrix_exp2(fmaf(score, g.rule.unit, -s.lse()[r]));
+    const float ds = p * (z * *dp - s.delta()[r]);
     if (g.problem.outputs & FATTN_OUT_DBIAS && exists) {
         matrix_store_dbias(g, t, q, j, ds);
     }

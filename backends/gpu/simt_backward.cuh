@@ -608,7 +608,8 @@ GPU_DEVICE void gpu_bias_fold(const fattn_problem &p, gpu_backward_scratch &s)
     }
 }
 
-/* Entry (b, h, tile of i, tile of j) number n of dbias. */
+/* Entries of dbias: batch entry eb, head eh, tiles ei of rows and ej of keys, of those axes that it
+ * is not summed over. */
 GPU_DEVICE void gpu_bias_item(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t eb,
                               int64_t eh, int64_t ei, int64_t ej)
 {

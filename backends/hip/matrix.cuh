@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * AMD's matrix units behind one set of words: MFMA on gfx90a, gfx942 and gfx950, in waves of 64
- * lanes, and WMMA on gfx11 and gfx12, in waves of 32. A wave multiplies A, SIDE rows of it, by B,
- * SIDE columns, and adds to SIDE x SIDE floats; SIDE is 16, or 32 on MFMA.
+ * AMD's matrix instructions, one at a time, for forward, which picks operands and rows for each of
+ * them; patch.cuh makes of them what is alike on all GPUs. They are MFMA on gfx90a, gfx942 and
+ * gfx950, in waves of 64 lanes, and WMMA on gfx11 and gfx12, in waves of 32. A wave multiplies A,
+ * SIDE rows of it, by B, SIDE columns, and adds to SIDE x SIDE floats; SIDE is 16, or 32 on MFMA.
  *
  * Operands. Lane l holds OWN neighbours in the direction of the sum, k, of row (A) or column (B)
  * l % SIDE. The lanes of a row, GROUPS of them, hold DEPTH together: group l / SIDE those from OWN
@@ -268,8 +269,8 @@ GPU_DEVICE void matrix_multiply(matrix_operand a, matrix_operand b, typename mat
 }
 
 /* Says how loads and products take turns in what was just written: N products, each of EACH
- * operands from local memory, which are asked for AHEAD products before. Left alone, the compiler
- * asks for all of them, and has no registers, or for each when it is due, and waits. */
+ * operands from LDS, which are asked for AHEAD products before. Left alone, the compiler asks for all
+ * of them, and has no registers, or for each when it is due, and waits. */
 template <int N, int AHEAD, int EACH = 1> GPU_DEVICE void matrix_pace(void)
 {
     enum {
@@ -363,7 +364,7 @@ GPU_DEVICE matrix_operand matrix_as_operand(const uint32_t pair[4])
     return x;
 }
 
-/* --- Tiles in local memory -------------------------------------------------------------------- */
+/* --- Tiles in LDS ----------------------------------------------------------------------------- */
 
 /*
  * Elements lie in chunks of 8, 16 bytes, and a line of chunks takes all banks. Lanes are served a
@@ -376,9 +377,9 @@ GPU_DEVICE matrix_operand matrix_as_operand(const uint32_t pair[4])
 #define MATRIX_LINE 8
 #endif
 
-/* Index of the first element of a chunk (8 elements) in a swizzled tile in local memory. A row has
- * WIDTH elements of k, a multiple of 64. Threads write 16 bytes each, row by row, and read several
- * rows at a time. */
+/* Index of the first element of a chunk (8 elements) in a swizzled tile in LDS. A row has WIDTH
+ * elements of k, a multiple of 64. Threads write 16 bytes each, row by row, and read several rows at
+ * a time. */
 template <int WIDTH> GPU_DEVICE int matrix_row_at(int row, int chunk)
 {
     enum { CHUNKS = WIDTH / 8, ROWS = CHUNKS < MATRIX_LINE ? MATRIX_LINE / CHUNKS : 1 };
@@ -474,7 +475,7 @@ GPU_DEVICE matrix_four matrix_get_sums(const uint16_t *tile, int row, int chunk)
     return x;
 }
 
-/* Orders the wave's own accesses to local memory. */
+/* Orders the wave's own accesses to LDS. */
 GPU_DEVICE void matrix_wave_sync(void)
 {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
@@ -482,7 +483,7 @@ GPU_DEVICE void matrix_wave_sync(void)
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
 }
 
-/* --- From global to local memory -------------------------------------------------------------- */
+/* --- From global memory to LDS ---------------------------------------------------------------- */
 
 /* THREADS threads fill a tile of N rows of WIDTH elements, 16 bytes of a row at a time. A thread
  * has chunk matrix_fill::chunk() of rows row(0), row(1), .. row(COUNT - 1). */

@@ -10,9 +10,9 @@
  *     o = o alpha + V^T p   p rounded to the type of v, without leaving its registers
  *
  * Keys of the next tile are on their way to registers while values are worked on, and values while
- * their keys are; values are transposed on their way to local memory. alpha is 1 until a row's
- * maximum rises by more than MATRIX_MARGIN since it was last taken as a reference: weights may
- * reach 2^MATRIX_MARGIN, which costs nothing in floating point, and most tiles leave o alone.
+ * their keys are; values are transposed on their way to LDS. alpha is 1 until a row's maximum rises
+ * by more than MATRIX_MARGIN since it was last taken as a reference: weights may reach
+ * 2^MATRIX_MARGIN, which costs nothing in floating point, and most tiles leave o alone.
  *
  * Keys of a tile past the last are repeats of it, whose scores are selected away. Channels past the
  * last are zeros.
@@ -191,7 +191,7 @@ GPU_DEVICE void matrix_copy_misaligned(int dim, Row row, Put put)
     }
 }
 
-/* What is a thread's own of where it reads and writes in local memory. */
+/* What is a thread's own of where it reads and writes in LDS. */
 typedef struct matrix_places {
     int read_k, read_v, put_k, put_v;
 } matrix_places;
@@ -214,7 +214,7 @@ GPU_DEVICE void matrix_places_anew(matrix_places &at)
     at.put_k = matrix_anew(at.put_k), at.put_v = matrix_anew(at.put_v);
 }
 
-/* What was asked for, of tile `block`, goes to local memory. */
+/* What was asked for, of tile `block`, goes to LDS. */
 template <class S>
 GPU_DEVICE void matrix_put_keys(const fattn_gpu_args &args, const matrix_walker &at, int block,
                                 int lane_at, const matrix_four x[4], uint16_t *tile)
@@ -267,7 +267,7 @@ GPU_DEVICE const uint16_t *matrix_query_row(const fattn_gpu_args &g, const matri
     return (const uint16_t *)g.buffers.q + gpu_query_at(w.pairs.seq, g.problem.q, q.i, q.h);
 }
 
-/* All queries of the item, channels from c0 on, go to a tile in local memory. */
+/* All queries of the item, channels from c0 on, go to a tile in LDS. */
 template <class S, int WIDTH>
 GPU_DEVICE void matrix_put_queries(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
                                    int c0)
@@ -511,8 +511,8 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
     }
 }
 
-/* Rows of o of the input's type leave through local memory, the wave's own part of it, so that
- * whole lines are written: PIECE channels at a time. o_at: where the lane's row begins. */
+/* Rows of o of the input's type leave through LDS, the wave's own part of it, so that whole lines
+ * are written: PIECE channels at a time. o_at: where the lane's row begins. */
 template <class S>
 GPU_DEVICE void matrix_store_lines(const fattn_gpu_args &g, const matrix_item &w, int64_t o_at,
                                    uint16_t *tile, const matrix_rows<S> &rows)

@@ -38,7 +38,7 @@ template <class T, int W, int R, int N, bool H, bool LEAN> struct matrix_shape {
         HEIGHT = W / SIDE, /* of o, in tiles */
         STEPS = W / DEPTH, /* of scores, in operands */
         UNITS = N / DEPTH, /* of o */
-        VALUES = N * W,    /* where they begin in local memory, after keys */
+        VALUES = N * W,    /* where they begin in LDS, after keys */
         QUERIES = 2 * N * W,
         ELEMENTS = QUERIES + (H ? 0 : R * W)
     };
@@ -296,7 +296,7 @@ GPU_DEVICE void matrix_bias(const fattn_gpu_args &g, const matrix_item &w,
     });
 }
 
-/* The lane's keys of the tile that the block mask keeps, bit r of word t. */
+/* Bit r of word t: keeps(key of x[t][r]). */
 template <class S, class Keeps>
 GPU_DEVICE void matrix_bits(int j0, uint32_t bits[S::TILES], Keeps keeps)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Matrix instructions of all of AMD's GPUs behind one vocabulary, for 16-bit elements. With D =
- * GPU_WAVE / 2, the depth of a step,
+ * Products of patches, for backward: their shape depends on the size of a wave alone, not on the
+ * matrix instructions (matrix.cuh) that compute them. Elements have 16 bits. With D = GPU_WAVE / 2,
+ * the depth of a step,
  *
  *     a patch    is of D rows by 16 columns, floats: lane l has rows 8 (l / 16) .. + 7 of column
  *                l % 16

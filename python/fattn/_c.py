@@ -148,6 +148,7 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("fattn_inspect_args_init", None, [c_void_p]),
     ("fattn_inspect", c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     ("fattn_merge", c_int, [c_void_p, POINTER(MergeArgs), c_void_p]),
+    ("fattn_cache_clear", None, []),
     ("fattn_dropout_mask", c_int, [c_void_p, POINTER(DropoutArgs), c_void_p]),
 ]
 

@@ -61,6 +61,18 @@ def test_numbers(compiled):
         assert getattr(_c, name) == compiled[name], name
 
 
+def test_functions_are_declared():
+    """Those that the package calls."""
+    folder = os.path.join(ROOT, "python", "fattn")
+    called = set()
+    for where, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(".py"):
+                with open(os.path.join(where, name), encoding="utf-8") as file:
+                    called |= set(re.findall(r"\b_c\.lib\.(fattn_\w+)", file.read()))
+    assert called and not {name for name in called if getattr(_c.lib, name).argtypes is None}
+
+
 def test_words(compiled):
     for prefix, words in (("SPLIT", _groups.SPLITS), ("SCHEME", _groups.SCHEMES)):
         for word, number in words.items():

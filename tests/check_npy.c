@@ -665,8 +665,46 @@ static void check_fault(fault kind, const char *name, int reading, int fortran)
     entries(1);
 }
 
+/* The place at which a file ends, in the message of a reader of some of its rows. */
+static void check_end(void)
+{
+    const fattn_run runs[] = {{.first = 1, .count = 2, .stride = 1}, {6, 1, 1}};
+    const npy_rows rows = {.axis = 0, .count = 2, .runs = runs};
+    const int64_t shape[] = {8, 100};
+    const char *const path = in_folder("in.npy");
+    npy_array array, part;
+    char why[2048] = "";
+    need(!npy_create(path, NPY_F32, 2, shape, &array, why, sizeof why), why);
+    memset(array.data, 0, 8 * 400);
+    need(!npy_write(path, &array, why, sizeof why), why);
+    npy_free(&array);
+    struct stat status;
+    need(!stat(path, &status), path);
+    const long long header = (long long)status.st_size - 8 * 400;
+    int fine = 1;
+    for (int run = 0; run < 2; run++) {
+        char expected[80];
+        snprintf(expected, sizeof expected, "ends after %lld of its %lld bytes",
+                 header + 400 * (long long)runs[run].first, header + 8 * 400);
+        int found = 0;
+        fault_kind = ENDED;
+        for (int n = 1; n < 10; n++) {
+            reads_until_fault = n;
+            if (!npy_read_rows(path, 0, &rows, &part, why, sizeof why))
+                npy_free(&part);
+            else
+                found |= strstr(why, expected) != NULL;
+        }
+        reads_until_fault = 0;
+        fine &= found;
+    }
+    tap_check(fine, "a file that shrinks between rows: where it ends");
+    entries(1);
+}
+
 static void test_faults(void)
 {
+    check_end();
     for (int fortran = 0; fortran < 2; fortran++) {
         check_fault(INTERRUPTED, "interrupted", 1, fortran);
         check_fault(SHORT, "in parts", 1, fortran);

@@ -342,7 +342,7 @@ static int parse_header(cursor *c, header *h)
 
 typedef struct source {
     int file;
-    int64_t size, at; /* bytes of the file, bytes read */
+    int64_t size, at; /* bytes of the file, and which of them is read next */
     const complaint *to;
 } source;
 
@@ -494,9 +494,10 @@ int npy_read_shape(const char *path, int as_bf16, npy_array *out, char *why, siz
     return read_file(&(complaint){path, why, why_size}, as_bf16, 0, out);
 }
 
-/* Bytes of the file and of memory in turn, for each stretch of neighbouring rows. */
 typedef int (*stretch)(void *context, int64_t at, void *data, int64_t bytes);
 
+/* act() for each stretch of neighbouring rows: its place in the file, behind the header, and in
+ * memory. */
 static int each_stretch(const npy_array *whole, const npy_rows *rows, char *data, stretch act,
                         void *context)
 {
@@ -547,6 +548,7 @@ static int read_stretch(void *context, int64_t at, void *data, int64_t bytes)
     if (lseek(p->source.file, (off_t)(p->begin + at), SEEK_SET) < 0) {
         return complaint_write(p->source.to, "cannot be read: %s", strerror(errno));
     }
+    p->source.at = p->begin + at;
     return source_read(&p->source, data, bytes);
 }
 

@@ -22,6 +22,7 @@
 #include "backends/cpu/grant.h"
 #include "backends/cpu/team.h"
 #include "core/env.h"
+#include "core/memory.h"
 #include "core/plan.h"
 #include "tests/attend.h"
 #include "tests/tap.h"
@@ -480,6 +481,34 @@ static bool info_with(const fattn_device_options *options, fattn_device_info *in
     return known;
 }
 
+/* Of each allocation of a device that fails: how much was wanted, which for the threads is more
+ * than a pthread_t each. */
+static void check_memory(void)
+{
+    fattn_device_options options = make_options();
+    bool right = true, threads = false;
+    options.threads = THREADS;
+    for (int64_t n = 1; n < 20; n++) {
+        fattn_device *device = NULL;
+        fattn_memory_fail_at(n);
+        const fattn_status status = fattn_device_open_with("cpu", &options, &device);
+        if (!fattn_memory_fail_at(0)) {
+            fattn_device_close(device);
+            break;
+        }
+        long long bytes = 0;
+        char what[64] = "";
+        right =
+            right && status == FATTN_OUT_OF_MEMORY &&
+            sscanf(fattn_last_reason(), "no memory for %lld bytes of %63[^\n]", &bytes, what) == 2;
+        if (strcmp(what, "a device's threads") == 0) {
+            threads = true;
+            right = right && bytes >= FATTN_THREADS_MAX * (int64_t)sizeof(pthread_t);
+        }
+    }
+    tap_check(right && threads, "a device without memory says how much it lacks");
+}
+
 static void check_options(void)
 {
     fattn_device_options options = make_options();
@@ -856,6 +885,7 @@ int main(int argc, char **argv)
     check_wrong_options();
     check_foreign_options();
     check_options();
+    check_memory();
     check_peaks();
     check_grants();
     check_openmp(); /* last, because its threads remain */

@@ -15,6 +15,7 @@
 #include "core/env.h"
 #include "core/fork.h"
 #include "core/memory.h"
+#include "core/status.h"
 
 /* How long a worker without work spins before it sleeps, in nanoseconds: about what waking takes. A
  * caller spins as long for the end of what others have begun. */
@@ -342,12 +343,12 @@ static void reset_all(void)
     }
 }
 
-static fattn_cpu_pool *make(const fattn_cpu_set *cpus)
+static fattn_status make(const fattn_cpu_set *cpus, fattn_cpu_pool **made)
 {
     const size_t size = sizeof(fattn_cpu_pool) + FATTN_THREADS_MAX * sizeof(worker);
     fattn_cpu_pool *const pool = fattn_memory_alloc_aligned(size);
     if (!pool) {
-        return NULL;
+        return fattn_fail_memory((int64_t)size, "a device's threads");
     }
     pool->workers = (worker *)(pool + 1);
     pool->cpus = *cpus;
@@ -355,27 +356,30 @@ static fattn_cpu_pool *make(const fattn_cpu_set *cpus)
     pool->next = pools;
     reset(pool);
     pools = pool;
-    return pool;
+    *made = pool;
+    return FATTN_OK;
 }
 
-fattn_cpu_pool *fattn_cpu_pool_open(const fattn_cpu_set *cpus, bool shared)
+fattn_status fattn_cpu_pool_open(const fattn_cpu_set *cpus, bool shared, fattn_cpu_pool **opened)
 {
     if (!fattn_fork_is_guarded()) {
-        return NULL;
+        return fattn_fail(FATTN_OUT_OF_MEMORY, "a handler of forks could not be registered");
     }
     fattn_fork_set_child(reset_all);
     fattn_fork_lock(FATTN_FORK_THREADS);
     fattn_cpu_pool *pool = shared ? shared_pool : NULL;
+    fattn_status status = FATTN_OK;
     if (pool) {
         pool->references++;
     } else {
-        pool = make(cpus);
+        status = make(cpus, &pool);
     }
     if (shared) {
         shared_pool = pool;
     }
     fattn_fork_unlock(FATTN_FORK_THREADS);
-    return pool;
+    *opened = pool;
+    return status;
 }
 
 /* Nobody works for it any more, and no fork sees it. */

@@ -13,9 +13,9 @@
 typedef struct fattn_cpu_pool fattn_cpu_pool;
 
 /* A pool whose workers may run on these processors; on those of the thread that makes them where
- * the set is empty. shared: the process's one, whose set is that of whoever opened it first. NULL
- * without memory. Threads are made when a job first wants them. */
-fattn_cpu_pool *fattn_cpu_pool_open(const fattn_cpu_set *cpus, bool shared);
+ * the set is empty. shared: the process's one, whose set is that of whoever opened it first.
+ * Threads are made when a job first wants them. */
+fattn_status fattn_cpu_pool_open(const fattn_cpu_set *cpus, bool shared, fattn_cpu_pool **opened);
 
 /* Releases the pool; the last release ends its threads. No job may be running. */
 void fattn_cpu_pool_close(fattn_cpu_pool *pool);

@@ -198,8 +198,7 @@ static fattn_status open_pool(fattn_cpu_team *team, const fattn_device_options *
 {
     const bool shared = !options->threads && !options->cpus;
     team->run = run_own;
-    team->pool = fattn_cpu_pool_open(cpus, shared);
-    return team->pool ? FATTN_OK : fattn_fail_memory(sizeof *cpus, "a device's threads");
+    return fattn_cpu_pool_open(cpus, shared, &team->pool);
 }
 
 fattn_status fattn_cpu_team_open(fattn_cpu_team *team, const fattn_device_options *options)

@@ -125,7 +125,7 @@ static void load_lse_and_dlse(backward *g)
             row->dead = pn->ragged = true;
         }
         load_lse(g, r, row->dead ? 0 : x);
-        row->lone = row->dead ? -1 : (int32_t)lone_key(pn, r);
+        row->lone = row->dead ? -1 : lone_key(pn, r);
         g->some_lone = g->some_lone || row->lone >= 0;
         g->delta[r] = p->features & FATTN_DLSE && !row->dead ? dlse[at] : 0;
     }

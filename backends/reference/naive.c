@@ -86,7 +86,11 @@ static void store(void *array, fattn_dtype dtype, int64_t index, double x)
 
 double fattn_naive_round(double x, fattn_dtype dtype)
 {
-    double stored; /* large enough for every dtype */
+    union {
+        double f64;
+        float f32;
+        uint16_t bits;
+    } stored;
     store(&stored, dtype, 0, x);
     return fattn_naive_load(&stored, dtype, 0);
 }

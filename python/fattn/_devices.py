@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from fattn import _c
 
+_DEFAULT, _OPENMP = 0, 2  # fattn_engine
+
 _lock = threading.Lock()
 _handles: dict[str, int] = {}
 _infos: dict[int, DeviceInfo] = {}
@@ -61,27 +63,31 @@ def _open(spec: str) -> int:
     _c.check(_c.lib.fattn_device_open(spec.encode(), ctypes.byref(device)))
     assert device.value is not None
     about, threads = info_of(device.value), _threads()
-    if about.backend == "cpu" and threads and "FATTN_NUM_THREADS" not in os.environ:
-        options, memory = _c.new_struct(_c.DeviceOptions, _c.lib.fattn_device_options_init)
-        options.threads = min(threads, about.units)
-        other, status = ctypes.c_void_p(), 0
-        # PyTorch's threads look for work for milliseconds after their own: others would wait for processors.
-        # The library does not find every OpenMP runtime that PyTorch may have.
-        for options.engine in (_OPENMP, _DEFAULT) if "torch" in sys.modules and not _is_forked() else (_DEFAULT,):
-            status = _c.lib.fattn_device_open_with(spec.encode(), ctypes.addressof(options),
-                                                   ctypes.byref(other))
-            if not status:
-                break
-        _c.check(status)
-        assert memory and other.value is not None
+    if about.backend != "cpu" or not threads or "FATTN_NUM_THREADS" in os.environ:
+        return device.value
+    try:
+        return _open_with(spec, min(threads, about.units))
+    finally:
         _infos.pop(device.value)
         _c.lib.fattn_device_close(device)
-        device = other
-    assert device.value is not None
+
+
+def _open_with(spec: str, threads: int) -> int:
+    """A CPU with so many threads: PyTorch's own, where they are found."""
+    options, memory = _c.new_struct(_c.DeviceOptions, _c.lib.fattn_device_options_init)
+    options.threads = threads
+    device, status = ctypes.c_void_p(), 0
+    # PyTorch's threads look for work for milliseconds after their own: others would wait for processors.
+    # The library does not find every OpenMP runtime that PyTorch may have.
+    for engine in (_OPENMP, _DEFAULT) if "torch" in sys.modules and not _is_forked() else (_DEFAULT,):
+        options.engine = engine
+        status = _c.lib.fattn_device_open_with(spec.encode(), ctypes.addressof(options), ctypes.byref(device))
+        if not status:
+            break
+    _c.check(status)
+    assert memory and device.value is not None
     return device.value
 
-
-_DEFAULT, _OPENMP = 0, 2  # fattn_engine
 
 _forks: list[int] = []  # processes, of which this one is the last
 

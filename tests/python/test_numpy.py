@@ -442,6 +442,24 @@ def test_only_a_cpu_is_opened_again_for_torch():
     assert told.stdout.split() == ["[True,", "False]", "True"]
 
 
+def test_device_that_cannot_be_opened_again(monkeypatch):
+    """Leaves nothing open."""
+    from fattn import _c, _devices
+    monkeypatch.setattr(_devices, "_threads", lambda: 1)
+    monkeypatch.delenv("FATTN_NUM_THREADS", raising=False)
+    closed, close_device = [], _c.lib.fattn_device_close
+
+    def close(device):
+        closed.append(device.value)
+        close_device(device)
+    monkeypatch.setattr(_c.lib, "fattn_device_close", close)
+    monkeypatch.setattr(_c.lib, "fattn_device_open_with", lambda *_: fattn.OutOfMemory.status)
+    before = dict(_devices._infos)
+    with pytest.raises(fattn.OutOfMemory):
+        _devices._open("cpu")
+    assert len(closed) == 1 and _devices._infos == before
+
+
 @pytest.mark.parametrize("before", ["import fattn", "", "import fattn; fattn.attention(a, a, a)"])
 def test_child_of_a_fork(before):
     """Whose parent has worked with PyTorch's OpenMP, with and without fattn."""

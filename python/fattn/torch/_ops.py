@@ -8,6 +8,7 @@ have no batch axis.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 import torch
@@ -44,19 +45,20 @@ _forward = torch.ops.fattn.forward.default
 _backward = torch.ops.fattn.backward.default
 _DEFAULTS = tuple(a.default_value if a.has_default_value() else None
                   for a in _forward._schema.arguments)
-_POSITIONS = [a.name for a in _forward._schema.arguments].index("positions") - _N
+# What follows TENSORS, by the names of the schema.
+_Numbers: Any = namedtuple("_Numbers", [a.name for a in _forward._schema.arguments[_N:]])  # type: ignore[misc]
 
 
-def _split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Tensors and numbers, with the defaults that the dispatcher leaves out."""
+def _split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    """Tensors and _Numbers, with the defaults that the dispatcher leaves out."""
     arguments += _DEFAULTS[len(arguments):]
-    return arguments[:_N], arguments[_N:]
+    return arguments[:_N], _Numbers(*arguments[_N:])
 
 
-def _call(tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> tuple[Call, list[torch.Tensor]]:
+def _call(tensors: tuple[Any, ...], numbers: Any) -> tuple[Call, list[torch.Tensor]]:
     """The Call, and the tensors that are there."""
-    if numbers[_POSITIONS] is not None:
-        numbers = (*numbers[:_POSITIONS], tuple(numbers[_POSITIONS]), *numbers[_POSITIONS + 1:])
+    if numbers.positions is not None:
+        numbers = numbers._replace(positions=tuple(numbers.positions))
     given = tuple([i for i in range(3, _N) if tensors[i] is not None])
     return call_of(numbers, given), [t for t in tensors if t is not None]
 
@@ -75,7 +77,7 @@ def _run_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor
 
 def eager(key: Any, tensors: tuple[Any, ...], numbers: tuple[Any, ...], record: bool) -> tuple[Any, Any]:
     """fattn::forward where nothing but autograd watches. key: find_known()'s."""
-    call, given = _call(tensors, numbers)
+    call, given = _call(tensors, _Numbers(*numbers))
     if record:
         check_gradients(tensors)
     known = make_known(key, call, *given)
@@ -104,8 +106,8 @@ def _statistics(q: torch.Tensor) -> torch.dtype:
 
 def _fake_forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     (q, _, v, *_), numbers = _split(arguments)
-    bhsd, out_f32 = numbers[7], numbers[8]
-    dtype = _statistics(q) if out_f32 else q.dtype
+    bhsd = numbers.bhsd
+    dtype = _statistics(q) if numbers.out_f32 else q.dtype
     rows = tuple(q.shape[:-1])
     if q.dim() == 3:
         lse = rows if bhsd else (rows[1], rows[0])
@@ -117,7 +119,7 @@ def _fake_forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def _fake_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor, lse: torch.Tensor,
                    outputs: int, *arguments: Any) -> tuple[torch.Tensor, ...]:
     (q, k, v, bias, _, _, _, sink, *_), numbers = _split(arguments)
-    bhsd = numbers[7]
+    bhsd = numbers.bhsd
     results = []
     for i, like in enumerate((q, k, v, bias, sink)):
         if not outputs & _c.OUT_DQ << i or like is None:
@@ -224,7 +226,7 @@ def _batched(op: Any, folds: int) -> Any:
             a = parts(i).flatten(0, 1)
             return a.contiguous() if i in statistics else a
 
-        sink = 7 + folds - 3
+        sink = TENSORS.index("sink") + folds - 3
         if (all(i < folds or i == sink and i not in batched for i in tensors) and
                 all(parts(i).dim() >= 4 for i in tensors if i < folds)):
             whole = list(arguments)
@@ -259,11 +261,11 @@ _register_vmap()
 # --- Counting -------------------------------------------------------------------------------------
 
 
-def _pairs(tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> int:
+def _pairs(tensors: tuple[Any, ...], numbers: Any) -> int:
     """Pairs of a query and a key, over all heads. As in PyTorch's counts, masks leave none out."""
     given = dict(zip(TENSORS, tensors))
     q, k, cu_q, cu_k = given["q"], given["k"], given["cu_seqlens_q"], given["cu_seqlens_k"]
-    bhsd, longest_k = numbers[7], numbers[10]
+    bhsd, longest_k = numbers.bhsd, numbers.max_seqlen_k
     heads: int = q.shape[-3 if bhsd else -2]
     if cu_q is not None and cu_k is not None and type(cu_q) is type(cu_k) is torch.Tensor:
         return int((cu_q.diff().long() * cu_k.diff()).sum()) * heads

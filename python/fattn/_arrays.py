@@ -123,7 +123,7 @@ class Kind:
         return a.transpose(0, 2, 1, 3)
 
 
-def _float_name(dtype: str, name: str) -> str:
+def _known_dtype(dtype: str, name: str) -> str:
     if dtype not in _BYTES:
         raise InvalidArgument(f"{name} has dtype {dtype}, which is none of {', '.join(_BYTES)}")
     return dtype
@@ -142,7 +142,7 @@ class _Numpy(Kind):
         return a.shape, a.strides, a.dtype, a.flags.writeable
 
     def view(self, a: Any, name: str) -> View:
-        dtype = _float_name(a.dtype.name, name)
+        dtype = _known_dtype(a.dtype.name, name)
         if not a.dtype.isnative:
             raise InvalidArgument(f"{name} has dtype {a.dtype.str}: not in this machine's byte order")
         size = _BYTES[dtype]
@@ -203,7 +203,7 @@ class _Torch(Kind):
             raise Unsupported(f"{name} is on device {a.device}, neither a CPU nor a GPU that fattn "
                               "knows")
         dtype = self.names.get(a.dtype, str(a.dtype).removeprefix("torch."))
-        view = View(tuple(a.shape), a.stride(), _float_name(dtype, name), device)
+        view = View(tuple(a.shape), a.stride(), _known_dtype(dtype, name), device)
         self.check_memory((a,), (view.reach(name),))
         return view
 
@@ -265,7 +265,7 @@ class _Cupy(Kind):
         return a.shape, a.strides, a.dtype, a.device.id
 
     def view(self, a: Any, name: str) -> View:
-        dtype = _float_name(a.dtype.name, name)
+        dtype = _known_dtype(a.dtype.name, name)
         size = _BYTES[dtype]
         return View(a.shape, tuple(s // size for s in a.strides), dtype, f"{self.gpu}:{a.device.id}")
 
@@ -295,7 +295,7 @@ class _DLPack(Kind):
 
     def view(self, a: Any, name: str) -> View:
         tensor = _dlpack.describe(a)
-        return View(tensor.shape, tensor.strides, _float_name(tensor.dtype, name), tensor.device,
+        return View(tensor.shape, tensor.strides, _known_dtype(tensor.dtype, name), tensor.device,
                     tensor.writable)
 
     def pointer(self, a: Any) -> int:

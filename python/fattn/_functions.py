@@ -13,7 +13,7 @@ from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, block_of, f
                           split_seed, window_of)
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, naming_cache_seqlens
 from fattn._plans import Prepared, device_of, prepare
-from fattn._problem import EXTRAS, Options, len_of
+from fattn._problem import EXTRAS, Options, box_of, check_layout, len_of
 
 A = TypeVar("A")
 Window = Sequence[int | None] | int | None
@@ -325,14 +325,15 @@ def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, layout: Layout = "bshd", ou
     args = _c.MergeArgs()
     args.struct_size = ctypes.sizeof(args)
     views = _views(kind, arrays | {"o": out, "lse": lse})
-    b, s, h, c = _axes("o1", views["o1"], layout)[0]
+    check_layout(layout)
+    boxes = {name: box_of(name, views[name], layout, False) for name in ("o1", "o2", "o")}
+    b, s, h, c, _ = boxes["o1"]
     args.batch, args.seqlen, args.heads, args.dim_v = b, s, h, c
-    for name in ("o1", "o2", "o"):
-        sizes, strides = _axes(name, views[name], layout)
-        if sizes != (b, s, h, c):
+    for name, box in boxes.items():
+        if box[:4] != (b, s, h, c):
             raise InvalidShape(f"{name} has shape {views[name].shape}, o1 {views['o1'].shape}")
         field = getattr(args, name + "_stride")
-        field.batch, field.seq, field.head = strides[:3]
+        field.batch, field.seq, field.head = box.strides
     for name in ("lse1", "lse2", "lse"):
         if views[name].shape != (b, h, s):
             raise InvalidShape(f"{name} has shape {views[name].shape}, not {(b, h, s)}")
@@ -362,18 +363,6 @@ def _views(kind: Any, arrays: dict[str, Any]) -> dict[str, View]:
         if view.device != first.device:
             raise InvalidArgument(f"{name} is on device {view.device}, not on {first.device}")
     return views
-
-
-def _axes(name: str, view: View, layout: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if layout not in ("bshd", "bhsd"):
-        raise InvalidArgument(f'layout is {layout!r}, neither "bshd" nor "bhsd"')
-    if len(view.shape) != 4:
-        raise InvalidShape(f"{name} has shape {view.shape}, rank {len(view.shape)}: rank 4 is needed")
-    order = (0, 1, 2, 3) if layout == "bshd" else (0, 2, 1, 3)
-    if view.shape[3] > 1 and view.strides[3] != 1:
-        raise InvalidStride(f"{name} has channels {view.strides[3]} elements apart: its last axis must "
-                            "be contiguous")
-    return tuple(view.shape[i] for i in order), tuple(view.strides[i] for i in order)
 
 
 def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropout_p: float,

@@ -76,7 +76,7 @@ class Box(NamedTuple):
     strides: tuple[int, int, int]
 
 
-def _box(name: str, view: View, layout: str, packed: bool) -> Box:
+def box_of(name: str, view: View, layout: str, packed: bool) -> Box:
     rank = 3 if packed else 4
     if len(view.shape) != rank:
         axes = {"bshd": "batch, sequence, head, channel", "bhsd": "batch, head, sequence, channel"}
@@ -126,6 +126,20 @@ def _check_dtype(name: str, view: View, *allowed: str) -> None:
         raise InvalidArgument(f"{name} has dtype {view.dtype}, not {' or '.join(allowed)}")
 
 
+def check_layout(layout: str) -> str:
+    """layout, if there is such a one."""
+    if layout not in ("bshd", "bhsd"):
+        raise InvalidArgument(f'layout is {layout!r}, neither "bshd" nor "bhsd"')
+    return layout
+
+
+def check_anchor(anchor: str) -> str:
+    """The same of anchor."""
+    if anchor not in ANCHORS:
+        raise InvalidArgument(f'anchor is {anchor!r}, neither "bottom_right" nor "top_left"')
+    return anchor
+
+
 class Description:
     """A problem under construction."""
 
@@ -141,10 +155,8 @@ class Description:
                 raise InvalidArgument(f"{name} is on device {view.device}, q on {q.device}")
         self.dtype = q.dtype
         self.statistics = "float64" if q.dtype == "float64" else "float32"
-        if options.layout not in ("bshd", "bhsd"):
-            raise InvalidArgument(f'layout is {options.layout!r}, neither "bshd" nor "bhsd"')
-        if options.anchor not in ANCHORS:
-            raise InvalidArgument(f'anchor is {options.anchor!r}, none of {", ".join(ANCHORS)}')
+        check_layout(options.layout)
+        check_anchor(options.anchor)
         self.fill_sizes()
         self.fill_options()
         self.fill_extras()
@@ -154,9 +166,9 @@ class Description:
         packed_q = "cu_seqlens_q" in views
         paged = "block_table" in views
         packed_k = "cu_seqlens_k" in views and not paged
-        q = self.q = _box("q", views["q"], o.layout, packed_q)
-        k = self.k = _box("k", views["k"], o.layout, packed_k)
-        v = self.v = _box("v", views["v"], o.layout, packed_k)
+        q = self.q = box_of("q", views["q"], o.layout, packed_q)
+        k = self.k = box_of("k", views["k"], o.layout, packed_k)
+        v = self.v = box_of("v", views["v"], o.layout, packed_k)
         for name in ("k", "v"):
             _check_dtype(name, views[name], *FLOATS)
         _same("k", "channels", k.dim, "q", q.dim)
@@ -320,7 +332,7 @@ class Description:
     def tensor(self, name: str, shape: tuple[int, ...], dtype: str, output: bool) -> None:
         """Such an operand with strides of its own."""
         self.operand(name, shape, dtype, output)
-        self.set_strides(name, _box(name, self.views[name], self.o.layout, len(shape) == 3).strides)
+        self.set_strides(name, box_of(name, self.views[name], self.o.layout, len(shape) == 3).strides)
 
     def statistic(self, name: str, shape: tuple[int, ...], output: bool) -> None:
         """Such an operand a number a row, in C order."""
@@ -338,7 +350,7 @@ class Description:
         strides = contiguous_strides(shape)
         if swapped:
             strides = (strides[0], strides[2], strides[1], strides[3])
-        box = _box(name, View(final, strides, dtype, ""), self.o.layout, len(shape) == 3)
+        box = box_of(name, View(final, strides, dtype, ""), self.o.layout, len(shape) == 3)
         self.set_strides(name, box.strides)
         return Made(name, dtype, shape, final, strides, swapped)
 

@@ -22,7 +22,7 @@ from fattn._errors import InvalidArgument, InvalidData, InvalidShape, Unsupporte
 from fattn._plans import _cache, prepare
 from fattn._problem import Options
 from fattn.torch import attention, attention_varlen, attention_with_kvcache
-from fattn.torch._functions import is_watched, readable
+from fattn.torch._functions import channels_together, is_watched
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
            "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
@@ -37,7 +37,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0,
                     alibi_slopes: Tensor | None = None, deterministic: bool = False,
                     return_attn_probs: bool = False) -> Result:
     """Attention of q (B, Sq, Hq, D) to k and v (B, Sk, Hk, D); causal is anchored at the bottom right."""
-    q, k, v = _channels_together(q, "q"), _channels_together(k, "k"), _channels_together(v, "v")
+    q, k, v = channels_together(q, "q"), channels_together(k, "k"), channels_together(v, "v")
     result = attention(q, k, v, causal=causal, window=window_size, scale=softmax_scale,
                        softcap=softcap or None, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
                        deterministic=deterministic, return_lse=True)
@@ -72,7 +72,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            alibi_slopes: Tensor | None = None, deterministic: bool = False,
                            return_attn_probs: bool = False, block_table: Tensor | None = None) -> Result:
     """Sequences of different lengths: q (total_q, Hq, D), k and v (total_k, Hk, D) or pages."""
-    q, k, v = _channels_together(q, "q"), _channels_together(k, "k"), _channels_together(v, "v")
+    q, k, v = channels_together(q, "q"), channels_together(k, "k"), channels_together(v, "v")
     result = attention_varlen(
         q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=int(max_seqlen_q),
         max_seqlen_k=int(max_seqlen_k), causal=causal, window=window_size, scale=softmax_scale,
@@ -141,7 +141,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
             raise InvalidArgument("rotary_cos is given without k and v")
         if rotary_cos is not None and cache_leftpad is not None:
             raise Unsupported("cache_leftpad together with rotary embedding")
-        q = _channels_together(q, "q")
+        q = channels_together(q, "q")
         lengths = _lengths(cache_seqlens, q)
         if cache_batch_idx is not None:  # an entry of the cache is a page of its own
             block_table = cache_batch_idx.to(torch.int32)[:, None].contiguous()
@@ -178,11 +178,6 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
 
 
 # --- What is checked before anything is written ---------------------------------------------------
-
-
-def _channels_together(x: Tensor, name: str) -> Tensor:
-    """x, copied where its channels are apart, as flash-attn does."""
-    return x if x.stride()[-1:] == (1,) else readable(x, name).contiguous()
 
 
 def _lengths(cache_seqlens: Any, q: Tensor) -> Tensor | None:
@@ -244,7 +239,8 @@ def _check_rotary(cos: Tensor, sin: Tensor, q: Tensor, *positions: Tensor) -> No
 
 
 def _within(numbers: Tensor, low: int, high: int) -> bool:
-    """Whether all are in low..high: quickly, for this is nearly always so. False while compiling."""
+    """False if it is known that some number is outside low..high, or while compiling; on a GPU, where looking would
+    wait for it, True."""
     if numbers.device.type != "cpu":
         return True
     if torch.compiler.is_compiling() or numbers.numel() == 0:

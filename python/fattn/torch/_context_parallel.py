@@ -16,7 +16,7 @@ from fattn._arrays import View, contiguous_strides, kind_of
 from fattn._calls import window_of
 from fattn._errors import InvalidArgument, InvalidShape, Unsupported
 from fattn._plans import device_of
-from fattn._problem import Description, Options
+from fattn._problem import Description, Options, check_layout
 from fattn.torch._calls import check_readable, refuse
 from fattn.torch._functions import Window, autocast, check_types, new_seed, number
 from fattn.torch._process_group import ProcessGroup, lost
@@ -224,8 +224,7 @@ class context_parallel:
             bias: broadcast to (B, Hq, rows, all keys), and likewise mask.
             seed: the same on all ranks; drawn on the first of them when None.
         """
-        if layout not in ("bshd", "bhsd"):
-            raise InvalidArgument(f'layout is {layout!r}, neither "bshd" nor "bhsd"')
+        check_layout(layout)
         q, k, v, bias = autocast(q, k, v, bias)
         check_types((q, k, v, bias, mask))
         scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")

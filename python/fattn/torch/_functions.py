@@ -14,6 +14,7 @@ from torch.nn.attention.bias import CausalBias
 from fattn._calls import block_of, window_of
 from fattn._calls import number as plain_number
 from fattn._errors import InvalidArgument, naming_cache_seqlens
+from fattn._problem import check_anchor, check_layout
 from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, check_readable, find_known, make_known,
                                 recorded, recorded_with_lse)
 from fattn.torch._ops import eager
@@ -127,16 +128,9 @@ def new_seed(like: Tensor) -> Tensor:
     return torch.randint(0, 1 << 62, (2,), dtype=torch.int64, device=like.device)
 
 
-def _check_anchor(anchor: str) -> bool:
-    if anchor not in ("bottom_right", "top_left"):
-        raise InvalidArgument(f'anchor is {anchor!r}, neither "bottom_right" nor "top_left"')
-    return anchor == "top_left"
-
-
-def _check_layout(layout: str) -> bool:
-    if layout not in ("bshd", "bhsd"):
-        raise InvalidArgument(f'layout is {layout!r}, neither "bshd" nor "bhsd"')
-    return layout == "bhsd"
+def channels_together(t: Tensor, name: str) -> Tensor:
+    """t, copied where its channels are apart."""
+    return t if t.dim() == 0 or t.stride(-1) == 1 or t.shape[-1] == 1 else readable(t, name).contiguous()
 
 
 @overload
@@ -205,8 +199,8 @@ def attention(
     if not (bias is not None or mask is not None or sink is not None or block_mask is not None or
             alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
             seqused_q is not None or seqstart_k is not None or positions is not None or is_traced()):
-        numbers = (causal, left, right, scale, softcap, 0.0, _check_anchor(anchor), _check_layout(layout),
-                   _wide(out_dtype, q), None, None, 0, 0, None, batch_invariant,
+        numbers = (causal, left, right, scale, softcap, 0.0, check_anchor(anchor) == "top_left",
+                   check_layout(layout) == "bhsd", _wide(out_dtype, q), None, None, 0, 0, None, batch_invariant,
                    checked, deterministic, device, chunk, alibi_bias)
         key = numbers, return_lse, _grads(), autocasts
         known = find_known(key, q, k, v)
@@ -230,9 +224,9 @@ def attention(
     result = operator(
         q, k, v, bias, mask, block_mask, alibi_slopes, sink, None, None, seqused_q, seqused_k, None,
         seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
-        _check_anchor(anchor), _check_layout(layout), _wide(out_dtype, q), None, None, block_m, block_n,
-        None if positions is None else tuple(positions), batch_invariant, checked, deterministic, device, chunk,
-        alibi_bias)
+        check_anchor(anchor) == "top_left", check_layout(layout) == "bhsd", _wide(out_dtype, q), None, None,
+        block_m, block_n, None if positions is None else tuple(positions), batch_invariant, checked, deterministic,
+        device, chunk, alibi_bias)
     return result if return_lse else result[0]
 
 
@@ -268,8 +262,8 @@ def attention_varlen(
     result = operator(
         q, k, v, bias, mask, None, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
         block_table, seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap,
-        dropout_p, _check_anchor(anchor), _check_layout(layout), _wide(out_dtype, q), max_seqlen_q, max_seqlen_k, 0,
-        0, None, batch_invariant, checked,
+        dropout_p, check_anchor(anchor) == "top_left", check_layout(layout) == "bhsd", _wide(out_dtype, q),
+        max_seqlen_q, max_seqlen_k, 0, 0, None, batch_invariant, checked,
         _deterministic() if deterministic is None else deterministic, device, chunk, False)
     return result if return_lse else result[0]
 
@@ -291,8 +285,8 @@ def attention_with_kvcache(
     with naming_cache_seqlens:
         result = operator(
             q, k_cache, v_cache, bias, mask, None, alibi_slopes, sink, None, None, None, cache_seqlens,
-            block_table, seqstart_k, None, causal, left, right, scale, softcap, 0.0, _check_anchor(anchor),
-            _check_layout(layout), _wide(out_dtype, q), None,
+            block_table, seqstart_k, None, causal, left, right, scale, softcap, 0.0, check_anchor(anchor) == "top_left",
+            check_layout(layout) == "bhsd", _wide(out_dtype, q), None,
             max_seqlen_k if block_table is not None else None, 0, 0, None, batch_invariant, checked, False,
             device, chunk, False)
     return result if return_lse else result[0]

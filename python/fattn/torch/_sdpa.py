@@ -16,8 +16,8 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, Unsupported
 from fattn.torch._calls import TENSORS, Recorded, call_of, find_known, make_known, recorded
-from fattn.torch._functions import (any_autocast, are_watched, autocast, is_traced, new_seed, number, operator,
-                                    readable, type_name)
+from fattn.torch._functions import (any_autocast, are_watched, autocast, channels_together, is_traced, new_seed,
+                                    number, operator, readable, type_name)
 
 _grads = torch.is_grad_enabled
 _has_override = has_torch_function_variadic
@@ -118,10 +118,6 @@ def mask_for(query: Tensor, attn_mask: Any) -> Tensor:
     return mask
 
 
-def _channels_together(t: Tensor, name: str) -> Tensor:
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else readable(t, name).contiguous()
-
-
 def _broadcast(tensors: list[Tensor], rank: int,
                enable_gqa: bool) -> tuple[list[Tensor], tuple[int, ...]]:
     """Tensors of rank 4 and equal leading axes, and the leading axes that they stand for."""
@@ -155,7 +151,7 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
         leading = query.shape[:2]  # as nearly always
     else:
         tensors, leading = _broadcast(tensors, rank, enable_gqa)
-    q, k, v = (_channels_together(t, name) for t, name in zip(tensors, TENSORS))
+    q, k, v = (channels_together(t, name) for t, name in zip(tensors, TENSORS))
     bias = mask = None
     if attn_mask is not None:
         if len(leading) > 2 and attn_mask.dim() > 3:
@@ -186,7 +182,7 @@ def _nested(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
     if not _same_rows(packed[1], packed[2]):
         raise RuntimeError("scaled_dot_product_attention: sequences of key and value have different lengths, or "
                            "begin elsewhere in their tensors")
-    q, k, v = autocast(*(_channels_together(t.values(), name) for t, name in zip(packed, TENSORS)))
+    q, k, v = autocast(*(channels_together(t.values(), name) for t, name in zip(packed, TENSORS)))
     (cu_q, used_q, longest_q), (cu_k, used_k, longest_k) = (_lengths(t) for t in packed[:2])
     seed = new_seed(q) if dropout_p != 0 else None
     o = operator(q, k, v, None, None, None, None, None, cu_q, cu_k, used_q, used_k, None, None, seed,

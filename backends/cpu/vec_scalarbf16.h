@@ -24,7 +24,6 @@ static inline pv pv_load(const void *pairs)
     return x;
 }
 static inline pv pv_set1(const void *pair) { return pv_load(pair); }
-static inline pv pv_load_four(const void *pairs) { return pv_load(pairs); }
 static inline void pv_store(void *to, pv x) { memcpy(to, &x, sizeof x); }
 static inline fv fv_muladd_pairs(pv a, pv b, fv c)
 {

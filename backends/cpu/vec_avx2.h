@@ -6,7 +6,9 @@
 #ifndef FATTN_CPU_VEC_AVX2_H
 #define FATTN_CPU_VEC_AVX2_H
 
-#include "backends/cpu/vec_x86.h"
+#include <immintrin.h>
+
+#include "backends/cpu/vec_math.h"
 
 #define FV_LANES 8
 #define FV_NQ 3

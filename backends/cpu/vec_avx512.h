@@ -10,7 +10,9 @@
 #ifndef FATTN_CPU_VEC_AVX512_H
 #define FATTN_CPU_VEC_AVX512_H
 
-#include "backends/cpu/vec_x86.h"
+#include <immintrin.h>
+
+#include "backends/cpu/vec_math.h"
 
 #define FV_LANES 16
 #define FV_NQ 3

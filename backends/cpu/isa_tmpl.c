@@ -13,14 +13,11 @@
 #include "backends/cpu/forward_floats.h"
 #include "backends/cpu/peak_loops.h"
 
-#define CPU_DTYPES \
-    (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
-
 static const fattn_cpu_kernel kernels[] = {
     {
         .row = {.name = KERNEL_NAME("decode"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
-                .dtypes = CPU_DTYPES,
+                .dtypes = FATTN_CPU_DTYPES,
                 .mixes_kv = true,
                 .any_bias = true,
                 .features = FATTN_CPU_FEATURES & ~FATTN_BATCH_INVARIANT,
@@ -42,7 +39,7 @@ static const fattn_cpu_kernel kernels[] = {
     {
         .row = {.name = KERNEL_NAME("forward"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
-                .dtypes = CPU_DTYPES,
+                .dtypes = FATTN_CPU_DTYPES,
                 .mixes_kv = true,
                 .any_bias = true,
                 .features = FATTN_CPU_FEATURES,
@@ -63,7 +60,7 @@ static const fattn_cpu_kernel kernels[] = {
     {
         .row = {.name = KERNEL_NAME("backward"),
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),
-                .dtypes = CPU_DTYPES,
+                .dtypes = FATTN_CPU_DTYPES,
                 .any_bias = true,
                 .features = FATTN_CPU_FEATURES & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
                 .dim_max = 256,

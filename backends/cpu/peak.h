@@ -9,6 +9,10 @@
 
 #include "core/peak.h"
 
+/* The types of rows of floats. */
+#define FATTN_CPU_DTYPES \
+    (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
+
 /* Floats that loops load over and over: 16 KiB, a part of any first-level cache. */
 #define FATTN_CPU_PEAK_OPERANDS 4096
 

@@ -180,14 +180,11 @@ static uint32_t peak_read(const void *data, int64_t bytes)
     return first;
 }
 
-#define PEAK_DTYPES \
-    (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
-
 /* Ends with a row whose name is NULL. */
 static const fattn_cpu_peak peaks[] = {
     {
         .row = {.name = PEAK_NAME,
-                .dtypes = PEAK_DTYPES,
+                .dtypes = FATTN_CPU_DTYPES,
                 .lanes = PEAK_LANES,
                 .flops = 1 + PEAK_FUSED,
                 .measure = fattn_cpu_peak_measure},
@@ -201,7 +198,7 @@ static const fattn_cpu_peak peaks[] = {
     {
         .row = {.name = "read",
                 .reads_memory = true,
-                .dtypes = PEAK_DTYPES,
+                .dtypes = FATTN_CPU_DTYPES,
                 .lanes = PEAK_READ_LANES,
                 .measure = fattn_cpu_peak_measure},
         .read = peak_read,

@@ -305,7 +305,7 @@ static void recover_folder(const char *folder)
             }
             any = true;
             char path[PATH_MAX];
-            const char *const slash = ends_in(folder, "/") || !strcmp(folder, "/") ? "" : "/";
+            const char *const slash = folder[strlen(folder) - 1] == '/' ? "" : "/";
             if (ends_in(entry->d_name, passes[pass].ending) &&
                 snprintf(path, sizeof path, "%s%s%s", folder, slash, entry->d_name) < PATH_MAX) {
                 mended = passes[pass].mend(path) && mended;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public doors of fattn_merge() and fattn_dropout_mask(): arguments are checked, the backend
+/* The public functions fattn_merge() and fattn_dropout_mask(): arguments are checked, the backend
  * works. */
 #include <string.h>
 

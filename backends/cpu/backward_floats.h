@@ -138,7 +138,7 @@ static int64_t register_tiles(span s, int64_t columns)
 }
 
 /* The rows of keys that the next product copies or adds to, spread over `tiles` register tiles of
- * this one; none where they are less than a page apart. */
+ * this one; none where rows are used in place. */
 static prefetch_list fetch_keys(const backward *g, span s, const void *tensor, fattn_dtype dtype,
                                 const fattn_strides *strides, int64_t dim, int64_t tiles)
 {

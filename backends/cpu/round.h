@@ -8,7 +8,7 @@
 
 #include "backends/cpu/rows.h"
 
-/* A register tile of nq vectors a row becomes rows of dtype, `step` bytes apart; literals. */
+/* store_tile() by store_as(), vector by vector. */
 INLINE void tile_store_as(fattn_dtype dtype, char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
 {
 #pragma GCC unroll 8
@@ -36,7 +36,7 @@ INLINE void columns_store(const float *from, int64_t stride, fv factor, float *p
 
 /* The instruction that rounds to bf16 may take a number below the normal range for 0. Where there
  * is a 0 among its results that was not one before, rounding is done again without it. */
-static const bf16_pair no_zero = {0xffff, 0xffff};
+static const bf16_pair largest = {0xffff, 0xffff};
 
 /* The smaller of `least` and |x|, or 1 for 0, lane by lane. */
 INLINE fv least_but_zero(fv least, fv x)
@@ -67,7 +67,7 @@ INLINE pv round_vectors(void *to, int nq, const fv *x, pv least)
 INLINE void round_tile(char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
 {
     float rows[FV_NK][FV_NQ * FV_LANES]; /* hardly ever used, or the sums would lie there */
-    pv least = pv_set1(&no_zero);
+    pv least = pv_set1(&largest);
 #pragma GCC unroll 8
     for (int m = 0; m < FV_NK; m++) {
         least = round_vectors(to + m * step, nq, x[m], least);
@@ -99,7 +99,7 @@ INLINE void round_tile(char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
 /* to[0 .. n) = bf16 of factor * from[0 .. n); n: whole pairs of vectors */
 INLINE void round_row(char *to, const float *from, int64_t n, fv factor)
 {
-    pv least = pv_set1(&no_zero);
+    pv least = pv_set1(&largest);
     for (int64_t c = 0; c < n; c += 2 * FV_LANES) {
         const fv x[2] = {fv_mul(factor, fv_load(from + c)),
                          fv_mul(factor, fv_load(from + c + FV_LANES))};
@@ -117,7 +117,7 @@ INLINE void round_row(char *to, const float *from, int64_t n, fv factor)
 /* columns_store() */
 INLINE void round_columns(const float *from, int64_t stride, fv factor, float *pairs)
 {
-    pv least = pv_set1(&no_zero);
+    pv least = pv_set1(&largest);
     for (int n = 0; n < FV_LANES; n++) {
         const fv first = fv_mul(factor, fv_load(from + 2 * n * stride));
         const fv second = fv_mul(factor, fv_load(from + (2 * n + 1) * stride));
@@ -151,7 +151,8 @@ INLINE void round_columns(const float *from, int64_t stride, fv factor, float *p
 
 #endif
 
-/* A register tile of nq vectors a row becomes rows of dtype, `step` bytes apart; literals. */
+/* A register tile of nq vectors a row becomes rows of dtype, `step` bytes apart; literals. bf16 is
+ * rounded two vectors at a time where the unit can. */
 INLINE void store_tile(fattn_dtype dtype, char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
 {
     if (dtype == FATTN_BF16) {

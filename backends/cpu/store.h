@@ -234,7 +234,8 @@ static float *weigh_rows_before(forward *f)
     return first;
 }
 
-/* own: row r of o, [dv_pad], already multiplied. A state without keys is not read: 0 * inf. */
+/* own: row r of o, [dv_pad], already multiplied; it is not read where it has no keys, for it may
+ * hold 0 * inf. An earlier state without keys holds zeros. */
 static void merge_row(const panel *pn, int64_t r, float *own, bool empty, float first)
 {
     const fattn_merge_job *const job = pn->run->onto;

@@ -4,12 +4,12 @@
  * example of a vec_*.h and says what every other one must do; intrinsics appear in those files
  * only.
  *
- *     FV_LANES         lanes of a vector, a power of two up to 32
+ *     FV_LANES         lanes of a vector, a power of two up to 16
  *     FV_NQ, FV_NK     shape of the register tile of a matrix product: FV_NQ vectors (of queries or
  *                      channels) by FV_NK rows. FV_NQ * FV_NK accumulators, FV_NQ operands and a
  *                      broadcast must fit the registers
- *     FV_ND            accumulators of a block of dot products over lanes: a multiple of FV_LANES
- *                      and of 4
+ *     FV_ND            accumulators of a block of dot products over lanes: a multiple of FV_LANES,
+ *                      of FV_NK and of 4
  *     FV_STEPS         2^FV_STEPS numbers of a table can be looked up by the last bits of lanes,
  *                      uv_lookup(): 0, 3 or 5
  *     FV_NEAR          1 where weights by window.h are faster than by fv_exp2(): where fv_fma is

@@ -640,17 +640,12 @@ static int64_t fast_memory(void)
 static fattn_status open(int ordinal, const fattn_device_options *options, void **impl)
 {
     (void)ordinal;
-    const fattn_env *env = NULL;
-    fattn_status status = fattn_env_get(&env);
-    if (status) {
-        return status;
-    }
     cpu *const device = fattn_memory_alloc(sizeof *device);
     if (!device) {
         return fattn_fail_memory(sizeof *device, "a CPU device");
     }
     device->isa = NULL;
-    status = choose_isa(device, options->isa);
+    fattn_status status = choose_isa(device, options->isa);
     status = status ? status : fattn_cpu_team_open(&device->team, options);
     if (status) {
         fattn_memory_free(device);

@@ -439,12 +439,6 @@ static void release(fattn_plan *made) { fattn_memory_free(made->impl); }
 
 /* --- Merge, dropout, peaks -------------------------------------------------------------------- */
 
-/* Items of FATTN_CPU_VERB_ROWS rows of one head. The doors keep batch * heads * rows below 2^62. */
-static int64_t verb_items(int64_t batch, int64_t heads, int64_t rows)
-{
-    return batch * heads * ((rows + FATTN_CPU_VERB_ROWS - 1) / FATTN_CPU_VERB_ROWS);
-}
-
 static void work_merge(const void *job, const fattn_cpu_run *run, void *scratch)
 {
     (void)scratch;
@@ -457,7 +451,7 @@ static void work_dropout(const void *args, const fattn_cpu_run *run, void *scrat
 {
     (void)scratch;
     for (int64_t item; fattn_cpu_take(run->items, &item);) {
-        fattn_cpu_dropout_rows(args, item);
+        fattn_cpu_dropout_item(args, item);
     }
 }
 
@@ -488,7 +482,7 @@ static fattn_status merge(void *impl, const fattn_merge_job *job, fattn_stream s
  * ten bytes. */
 static fattn_status dropout_mask(void *impl, const fattn_dropout_args *args, fattn_stream stream)
 {
-    const int64_t items = verb_items(args->batch, args->heads, args->seqlen_q);
+    const int64_t items = fattn_cpu_dropout_items(args);
     const double rows = (double)args->batch * (double)args->heads * (double)args->seqlen_q;
     return run_verb(impl, work_dropout, args, items, 10 * rows * (double)args->seqlen_k, stream);
 }

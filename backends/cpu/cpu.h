@@ -18,9 +18,11 @@ typedef struct fattn_cpu_run {
     const fattn_buffers *buffers;
     const fattn_tiling *tiling;
     const fattn_merge_job *onto; /* what results are merged with, or NULL (store.h) */
-    int64_t few_rows; /* sequences of at most so many rows of a key/value head are another row's; */
-    bool takes_few;   /* or this row's, which has those alone. 0: all are */
-    char *shared;     /* of the workspace, what all workers see; contents are arbitrary at first */
+    /* Sequences of at most so many rows of a key/value head belong to the plan's second kernel; 0:
+     * there is none. */
+    int64_t few_rows;
+    bool takes_few; /* this run is that kernel's, and has those alone */
+    char *shared;   /* of the workspace, what all workers see; contents are arbitrary at first */
     fattn_cpu_items *items; /* of this phase; NULL while they are counted */
 } fattn_cpu_run;
 
@@ -68,8 +70,8 @@ typedef struct fattn_cpu_kernel {
     /* Sets what workers share, on the caller's thread, before the first phase; NULL: nothing. */
     void (*begin)(const fattn_cpu_run *run);
     fattn_cpu_phase phases[FATTN_CPU_PHASES]; /* those without a work function are over at once */
-    /* Runs without items, on the caller's thread: whether those of a plan are such, and one of
-     * them. Both are NULL where none are. */
+    /* A plan whose runs need no items, but are done at once on the caller's thread: brief_plan says
+     * whether it is one, brief_run does a run. Both are NULL where none is. */
     bool (*brief_plan)(const fattn_problem *problem, const fattn_tiling *tiling,
                        fattn_cpu_brief *brief);
     void (*brief_run)(const fattn_cpu_brief *brief, const fattn_problem *problem,
@@ -102,12 +104,11 @@ typedef struct fattn_cpu_progress {
 void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done);
 void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done);
 
-/* The items of fattn_merge(), and what one of them does. The doors keep rows below 2^62. */
+/* The items of fattn_merge() and of fattn_dropout_mask(), and what one of them does. The public
+ * functions keep the number of rows below 2^62. */
 int64_t fattn_cpu_merge_items(const fattn_merge_job *job);
 void fattn_cpu_merge_item(const fattn_merge_job *job, int64_t item);
-
-/* The rows of an item of fattn_dropout_mask(). */
-#define FATTN_CPU_VERB_ROWS 64
-void fattn_cpu_dropout_rows(const fattn_dropout_args *args, int64_t item);
+int64_t fattn_cpu_dropout_items(const fattn_dropout_args *args);
+void fattn_cpu_dropout_item(const fattn_dropout_args *args, int64_t item);
 
 #endif

@@ -1,19 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fattn_dropout_mask() on the CPU, from the definition that the kernels use. */
 #include "backends/cpu/cpu.h"
+#include "core/integer.h"
 #include "core/philox.h"
 #include "core/problem.h"
 
-void fattn_cpu_dropout_rows(const fattn_dropout_args *a, int64_t item)
+#define ITEM_ROWS 64 /* of a head */
+
+int64_t fattn_cpu_dropout_items(const fattn_dropout_args *a)
 {
-    const int64_t blocks = (a->seqlen_q + FATTN_CPU_VERB_ROWS - 1) / FATTN_CPU_VERB_ROWS;
+    return a->batch * a->heads * fattn_ceil_div(a->seqlen_q, ITEM_ROWS);
+}
+
+void fattn_cpu_dropout_item(const fattn_dropout_args *a, int64_t item)
+{
+    const int64_t blocks = fattn_ceil_div(a->seqlen_q, ITEM_ROWS);
     const int64_t h = item / blocks % a->heads, b = item / blocks / a->heads;
-    const int64_t first = item % blocks * FATTN_CPU_VERB_ROWS;
+    const int64_t first = item % blocks * ITEM_ROWS;
     const int64_t begin = a->k_offset, end = begin + a->seqlen_k;
     const fattn_dropout dropout =
         fattn_dropout_make(fattn_dropout_threshold(a->p), a->seed, a->offset);
 
-    for (int64_t i = first; i < a->seqlen_q && i < first + FATTN_CPU_VERB_ROWS; i++) {
+    for (int64_t i = first; i < a->seqlen_q && i < first + ITEM_ROWS; i++) {
         const fattn_dropout_rows row =
             fattn_dropout_rows_at(a->q_offset, (uint32_t)i, (uint32_t)(a->batch_offset + b),
                                   (uint32_t)(a->head_offset + h));

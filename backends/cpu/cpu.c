@@ -7,7 +7,6 @@
 #include <assert.h>
 #include <math.h>
 #include <sched.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -493,128 +492,17 @@ static const fattn_peak *peak(void *impl, int i)
     return found ? &found->row : NULL;
 }
 
-/* Gathers workers that measure together. One word: its lower half counts those who have come; its
- * upper half is 0 until the group is closed, then their number. */
-typedef struct rendezvous {
-    atomic_uint_least64_t state;
-} rendezvous;
-#define CLOSED (UINT64_C(1) << 32)
-
-/* Waits until `expected` workers are here, or for a while, as some may not exist. Returns how many
- * there are, and this one's number among them; 0 to a worker that is late. */
-static int gather(rendezvous *m, int expected, int *number)
-{
-    const double until = fattn_host_seconds() + 0.1;
-    uint64_t state = atomic_load(&m->state), next;
-    do {
-        if (state >= CLOSED) {
-            return 0;
-        }
-        next = state + 1 == (uint64_t)expected ? (state + 1) * (CLOSED + 1) : state + 1;
-    } while (!atomic_compare_exchange_weak(&m->state, &state, next));
-    *number = (int)state;
-    while ((state = atomic_load(&m->state)) < CLOSED) {
-        if (fattn_host_seconds() > until) {
-            (void)atomic_compare_exchange_strong(&m->state, &state, state * (CLOSED + 1));
-        } else {
-            sched_yield();
-        }
-    }
-    return (int)(state / CLOSED);
-}
-
-static void add(_Atomic double *sum, double x)
-{
-    double at = atomic_load(sum);
-    while (!atomic_compare_exchange_weak(sum, &at, at + x)) {}
-}
-
-/* Moves an edge of the time that all workers took together. */
-static void stretch(_Atomic double *edge, double to, bool later)
-{
-    double at = atomic_load(edge);
-    while ((later ? to > at : to < at) && !atomic_compare_exchange_weak(edge, &at, to)) {}
-}
-
-typedef struct measurement {
-    const fattn_cpu_peak *peak, *gauge;
-    const void *data;
-    int64_t bytes;
-    int workers; /* that there may be */
-    rendezvous *first, *second;
-    _Atomic double *rate, *clock, *issue, *fed; /* sums */
-    _Atomic double *begun, *ended;
-} measurement;
-
-static void work_compute(void *context, int phase, int worker)
-{
-    const measurement *const m = context;
-    fattn_peak_reading own = {0};
-    int number = 0;
-    (void)phase, (void)worker;
-    if (gather(m->first, m->workers, &number)) {
-        fattn_cpu_peak_compute(m->peak, m->gauge, &own);
-        add(m->rate, own.rate);
-        add(m->clock, own.clock);
-        add(m->issue, own.issue);
-        add(m->fed, own.fed);
-    }
-}
-
-static void work_read(void *context, int phase, int worker)
-{
-    const measurement *const m = context;
-    int number = 0, again = 0;
-    (void)phase, (void)worker;
-    const int here = gather(m->first, m->workers, &number);
-    if (here) {
-        (void)fattn_cpu_peak_read(m->peak, number, here, m->data, m->bytes, true);
-        (void)gather(m->second, here, &again);
-        const fattn_cpu_passes own =
-            fattn_cpu_peak_read(m->peak, number, here, m->data, m->bytes, false);
-        stretch(m->begun, own.begun, false);
-        stretch(m->ended, own.ended, true);
-        add(m->rate, own.bytes);
-    }
-}
-
-/* Measures with all workers at once. Rates of arithmetic are added up. Bytes are divided by the
- * time from the first worker's beginning to the last one's end: added rates would exceed what the
- * memory has, since a worker that ends early leaves its share to the others. */
+/* Defined here for the tables of the units, whose rows name it. */
 fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const void *data,
                                     int64_t bytes, fattn_peak_reading *reading)
 {
     const cpu *const device = impl;
     const fattn_cpu_peak *gauge = peak_of(device, 0);
-    rendezvous first = {0}, second = {0};
-    _Atomic double rate = 0, clock = 0, issue = 0, fed = 0, begun = INFINITY, ended = 0;
     for (int i = 1; gauge && !gauge->fed; i++) {
         gauge = peak_of(device, i);
     }
-    measurement m = {.peak = (const fattn_cpu_peak *)row,
-                     .gauge = gauge,
-                     .data = data,
-                     .bytes = bytes,
-                     .workers = device->team.threads,
-                     .first = &first,
-                     .second = &second,
-                     .rate = &rate,
-                     .clock = &clock,
-                     .issue = &issue,
-                     .fed = &fed,
-                     .begun = &begun,
-                     .ended = &ended};
-    fattn_cpu_job job = {.work = row->reads_memory ? work_read : work_compute,
-                         .context = &m,
-                         .phases = 1,
-                         .workers = m.workers};
-    fattn_cpu_team_run(&device->team, &job);
-    const double here = (double)(atomic_load(&first.state) / CLOSED);
-    *reading = (fattn_peak_reading){
-        .rate = rate, .clock = clock / here, .issue = issue / here, .fed = fed / here};
-    if (row->reads_memory) {
-        reading->rate = rate > 0 ? rate / (ended - begun) : 0;
-    }
+    *reading =
+        fattn_cpu_peak_by_all(&device->team, (const fattn_cpu_peak *)row, gauge, data, bytes);
     return FATTN_OK;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One worker's share of measuring a peak; see peak.h.
+ * Measuring a peak: each worker's share, and all of them together; see peak.h.
  *
  * Loops run in slices so short that most of them are not interrupted, and the median slice counts.
  * Each slice of arithmetic lies between two of the clock, whose faster one is taken to be its
@@ -8,7 +8,14 @@
  */
 #include "backends/cpu/peak.h"
 
+#include <math.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "backends/cpu/team.h"
 #include "core/host.h"
+
+/* --- One worker ------------------------------------------------------------------------------- */
 
 enum {
     SLICES = 9,
@@ -80,8 +87,9 @@ static double time_fed(const fattn_cpu_peak *peak, const float *operands)
     return rate / (after > before ? after : before);
 }
 
-void fattn_cpu_peak_compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
-                            fattn_peak_reading *reading)
+/* What a worker computes while the others do the same. */
+static void compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
+                    fattn_peak_reading *reading)
 {
     double rate[SLICES], clock[SLICES], issue[SLICES], fed[SLICES];
     _Alignas(64) float operands[FATTN_CPU_PEAK_OPERANDS];
@@ -105,16 +113,140 @@ void fattn_cpu_peak_compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *ga
     reading->fed = median(fed, SLICES);
 }
 
-fattn_cpu_passes fattn_cpu_peak_read(const fattn_cpu_peak *peak, int worker, int workers,
-                                     const void *data, int64_t bytes, bool warm_up)
+typedef struct passes {
+    double bytes, begun, ended; /* seconds of a clock that all workers share */
+} passes;
+
+/* A worker reads its part of the data, as often as a measurement takes or, to warm up, once. */
+static passes read_part(const fattn_cpu_peak *peak, int worker, int workers, const void *data,
+                        int64_t bytes, bool warm_up)
 {
     const int64_t part = bytes / workers / 256 * 256;
     const char *const from = (const char *)data + part * worker;
-    const int64_t enough = part ? READ_MIN / workers / part + 1 : 0, passes = warm_up ? 1 : enough;
-    fattn_cpu_passes read = {.bytes = (double)part * (double)passes, .begun = fattn_host_seconds()};
-    for (int64_t i = 0; i < passes; i++) {
+    const int64_t enough = part ? READ_MIN / workers / part + 1 : 0, times = warm_up ? 1 : enough;
+    passes read = {.bytes = (double)part * (double)times, .begun = fattn_host_seconds()};
+    for (int64_t i = 0; i < times; i++) {
         sink_word = peak->read(from, part);
     }
     read.ended = fattn_host_seconds();
     return read;
+}
+
+/* --- All together ----------------------------------------------------------------------------- */
+
+/* Gathers workers that measure together. One word: its lower half counts those who have come; its
+ * upper half is 0 until the group is closed, then their number. */
+typedef struct rendezvous {
+    atomic_uint_least64_t state;
+} rendezvous;
+#define CLOSED (UINT64_C(1) << 32)
+
+/* Waits until `expected` workers are here, or for a while, as some may not exist. Returns how many
+ * there are, and this one's number among them; 0 to a worker that is late. */
+static int gather(rendezvous *m, int expected, int *number)
+{
+    const double until = fattn_host_seconds() + 0.1;
+    uint64_t state = atomic_load(&m->state), next;
+    do {
+        if (state >= CLOSED) {
+            return 0;
+        }
+        next = state + 1 == (uint64_t)expected ? (state + 1) * (CLOSED + 1) : state + 1;
+    } while (!atomic_compare_exchange_weak(&m->state, &state, next));
+    *number = (int)state;
+    while ((state = atomic_load(&m->state)) < CLOSED) {
+        if (fattn_host_seconds() > until) {
+            (void)atomic_compare_exchange_strong(&m->state, &state, state * (CLOSED + 1));
+        } else {
+            sched_yield();
+        }
+    }
+    return (int)(state / CLOSED);
+}
+
+static void add(_Atomic double *sum, double x)
+{
+    double at = atomic_load(sum);
+    while (!atomic_compare_exchange_weak(sum, &at, at + x)) {}
+}
+
+/* Moves an edge of the time that all workers took together. */
+static void stretch(_Atomic double *edge, double to, bool later)
+{
+    double at = atomic_load(edge);
+    while ((later ? to > at : to < at) && !atomic_compare_exchange_weak(edge, &at, to)) {}
+}
+
+typedef struct measurement {
+    const fattn_cpu_peak *peak, *gauge;
+    const void *data;
+    int64_t bytes;
+    int workers; /* that there may be */
+    rendezvous *first, *second;
+    _Atomic double *rate, *clock, *issue, *fed; /* sums */
+    _Atomic double *begun, *ended;
+} measurement;
+
+static void work_compute(void *context, int phase, int worker)
+{
+    const measurement *const m = context;
+    fattn_peak_reading own = {0};
+    int number = 0;
+    (void)phase, (void)worker;
+    if (gather(m->first, m->workers, &number)) {
+        compute(m->peak, m->gauge, &own);
+        add(m->rate, own.rate);
+        add(m->clock, own.clock);
+        add(m->issue, own.issue);
+        add(m->fed, own.fed);
+    }
+}
+
+static void work_read(void *context, int phase, int worker)
+{
+    const measurement *const m = context;
+    int number = 0, again = 0;
+    (void)phase, (void)worker;
+    const int here = gather(m->first, m->workers, &number);
+    if (here) {
+        (void)read_part(m->peak, number, here, m->data, m->bytes, true);
+        (void)gather(m->second, here, &again);
+        const passes own = read_part(m->peak, number, here, m->data, m->bytes, false);
+        stretch(m->begun, own.begun, false);
+        stretch(m->ended, own.ended, true);
+        add(m->rate, own.bytes);
+    }
+}
+
+fattn_peak_reading fattn_cpu_peak_by_all(const fattn_cpu_team *team, const fattn_cpu_peak *peak,
+                                         const fattn_cpu_peak *gauge, const void *data,
+                                         int64_t bytes)
+{
+    rendezvous first = {0}, second = {0};
+    _Atomic double rate = 0, clock = 0, issue = 0, fed = 0, begun = INFINITY, ended = 0;
+    measurement m = {.peak = peak,
+                     .gauge = gauge,
+                     .data = data,
+                     .bytes = bytes,
+                     .workers = team->threads,
+                     .first = &first,
+                     .second = &second,
+                     .rate = &rate,
+                     .clock = &clock,
+                     .issue = &issue,
+                     .fed = &fed,
+                     .begun = &begun,
+                     .ended = &ended};
+    fattn_cpu_job job = {.work = peak->row.reads_memory ? work_read : work_compute,
+                         .context = &m,
+                         .phases = 1,
+                         .workers = m.workers};
+    fattn_cpu_team_run(team, &job);
+    const double here = (double)(atomic_load(&first.state) / CLOSED);
+    fattn_peak_reading reading = {
+        .rate = rate, .clock = clock / here, .issue = issue / here, .fed = fed / here};
+    if (peak->row.reads_memory) {
+        reading.rate = rate > 0 ? rate / (ended - begun) : 0;
+    }
+    return reading;
 }

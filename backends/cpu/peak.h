@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The CPU's peak loops (core/peak.h). Each instruction set compiles its own (peak_loops.h) and
- * lists them in its table; one worker's share of a measurement is here, cpu.c starts the workers
- * and puts the shares together.
+ * lists them in its table; peak.c measures with them.
  */
 #ifndef FATTN_CPU_PEAK_H
 #define FATTN_CPU_PEAK_H
@@ -29,19 +28,17 @@ typedef struct fattn_cpu_peak {
     int fed_instructions;
 } fattn_cpu_peak;
 
-/* What a worker computes while the others do the same. gauge: the row whose loops tell
- * reading->fed, or NULL. */
-void fattn_cpu_peak_compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
-                            fattn_peak_reading *reading);
+struct fattn_cpu_team;
 
-/* A worker reads its part of the data, as often as a measurement takes or, to warm up, once. */
-typedef struct fattn_cpu_passes {
-    double bytes, begun, ended; /* seconds of a clock that all workers share */
-} fattn_cpu_passes;
-fattn_cpu_passes fattn_cpu_peak_read(const fattn_cpu_peak *peak, int worker, int workers,
-                                     const void *data, int64_t bytes, bool warm_up);
+/* Measures with all workers of the team at once. Rates of arithmetic are added up. Bytes are divided
+ * by the time from the first worker's beginning to the last one's end: added rates would exceed what
+ * the memory has, since a worker that ends early leaves its share to the others. gauge: the row whose
+ * loops tell reading.fed, or NULL. */
+fattn_peak_reading fattn_cpu_peak_by_all(const struct fattn_cpu_team *team,
+                                         const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
+                                         const void *data, int64_t bytes);
 
-/* Measures with all workers of the device; defined where threads are. */
+/* The measure of every row: the same with the team of a device. */
 fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *peak, const void *data,
                                     int64_t bytes, fattn_peak_reading *reading);
 

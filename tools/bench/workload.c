@@ -282,6 +282,7 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
          NULL, false},
     };
     _Static_assert(sizeof table / sizeof table[0] <= WORKLOAD_BLOCKS, "room for every operand");
+    char *v = NULL;
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         if (!table[i].wanted) {
             continue;
@@ -293,7 +294,7 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
                                  table[i].dtype ? fattn_dtype_size(table[i].dtype) : table[i].size,
                              .queries = table[i].queries,
                              .paged = f & FATTN_PAGED && !table[i].queries};
-        const bool is_k = table[i].in == &b->k; /* v is in the same allocation */
+        const bool is_k = table[i].in == &b->k;
         fattn_status status =
             allocate(w, is_k ? w->keys_bytes : table[i].count * from.item, &memory);
         if (status == FATTN_OK && table[i].write) {
@@ -302,13 +303,13 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
         if (status != FATTN_OK) {
             return status;
         }
+        v = is_k ? memory + k_bytes : v; /* in the same allocation */
         if (table[i].in) {
             *table[i].in = memory;
         } else {
             *table[i].out = memory;
         }
     }
-    char *const v = (char *)w->block[1] + k_bytes;
     b->v = v;
     return upload(w, v, keys * p->dim_v, (source){.of = c, .dtype = type_v, .item = item_v},
                   fill_reals, seed_v);

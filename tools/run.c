@@ -117,8 +117,8 @@ typedef struct share {
 
 /* --ranks and what goes with it. */
 typedef struct divided {
-    bool wanted, any; /* any: one of the others is given */
-    int split, scheme;
+    bool wanted, any;  /* any: one of the others is given */
+    int split, scheme; /* words: all of splits, those of schemes after "auto" */
     double timeout;
     engine engine;
     share share[SIDES];
@@ -157,8 +157,6 @@ static const char notes[] =
 
 static int parse(int argc, char **argv, job *j)
 {
-    static const char *const splits[] = {"auto", "contiguous", "zigzag", "striped", NULL};
-    static const char *const schemes[] = {"ring", "heads", "both", "reduce", NULL};
     divided *const d = &j->divided;
     const char **const in = j->in_path, **const out = j->out_path;
     const option own[] = {
@@ -226,9 +224,9 @@ static int parse(int argc, char **argv, job *j)
          "divide sequences over the processes that mpirun\nstarted; each reads its rows alone",
          OPTION_SWITCH, .value = &d->wanted},
         {"split", "which rows a rank has; default auto: by the masks", OPTION_CHOICE,
-         .value = &d->split, .given = &d->any, .words = splits},
+         .value = &d->split, .given = &d->any, .words = engine_splits},
         {"scheme", "how ranks share the work; default ring", OPTION_CHOICE, .value = &d->scheme,
-         .given = &d->any, .words = schemes},
+         .given = &d->any, .words = engine_schemes + 1},
         {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
          .value = &d->timeout, .given = &d->any},
     };
@@ -1037,13 +1035,15 @@ static int input_axis(const job *j, int i)
                                     : j->in[i].rank - 2;
 }
 
+static fattn_scheme scheme_of(const job *j) { return (fattn_scheme)(j->divided.scheme + 1); }
+
 static bool take_side(job *j, int side)
 {
     const int input = side == QUERIES ? IN_CU_Q : IN_CU_K;
     const int32_t *const cu = j->in_path[input] ? j->in[input].data : NULL;
     const int64_t sequences = cu ? j->problem.batch : 1, length = length_of(j, side);
     const fattn_transport *const t = j->divided.engine.transport;
-    const bool whole = side == QUERIES && j->divided.scheme + 1 == FATTN_SCHEME_REDUCE;
+    const bool whole = side == QUERIES && scheme_of(j) == FATTN_SCHEME_REDUCE;
     const fattn_split split = (fattn_split)j->divided.split;
     const int runs = whole ? 1 : fattn_split_runs(split);
     share *const s = &j->divided.share[side];
@@ -1075,9 +1075,8 @@ static bool read_rows(job *j)
     const uint64_t features = j->problem.features;
     if (j->divided.split == 0) {
         const bool causal = features & FATTN_CAUSAL && !(features & FATTN_WINDOW);
-        j->divided.split = causal && j->divided.scheme + 1 != FATTN_SCHEME_REDUCE
-                               ? FATTN_SPLIT_ZIGZAG
-                               : FATTN_SPLIT_CONTIGUOUS;
+        j->divided.split = causal && scheme_of(j) != FATTN_SCHEME_REDUCE ? FATTN_SPLIT_ZIGZAG
+                                                                         : FATTN_SPLIT_CONTIGUOUS;
     }
     if (!take_side(j, QUERIES) || !take_side(j, KEYS)) {
         return false;
@@ -1195,7 +1194,7 @@ static fattn_status attend(const job *j, fattn_device *device, const fattn_probl
     group.transport = j->divided.engine.transport;
     group.device = device;
     group.split = (fattn_split)j->divided.split;
-    group.scheme = (fattn_scheme)(j->divided.scheme + 1);
+    group.scheme = scheme_of(j);
     group.timeout = j->divided.timeout;
     b.cu_seqlens_q = b.cu_seqlens_k = NULL;
     fattn_status status = fattn_group_plan_create(&group, problem, j->buffers.cu_seqlens_q,
@@ -1276,8 +1275,7 @@ static npy_rows output_rows(const job *j, int i, fattn_run *all)
     const npy_array *const a = &j->out[i];
     const bool first = j->divided.engine.transport->rank == 0;
     const int side = i == OUT_DK || i == OUT_DV ? KEYS : QUERIES;
-    const bool same =
-        i == OUT_DSINK || (side == QUERIES && j->divided.scheme + 1 == FATTN_SCHEME_REDUCE);
+    const bool same = i == OUT_DSINK || (side == QUERIES && scheme_of(j) == FATTN_SCHEME_REDUCE);
     const int axis = i == OUT_DSINK   ? 0
                      : i == OUT_LSE   ? a->rank - 1
                      : i == OUT_DBIAS ? a->rank - 2

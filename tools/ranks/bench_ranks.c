@@ -25,16 +25,14 @@ enum { SMALL = 64, LARGEST = 32 << 20, LINK_REPS = 9, RATE_REPS = 5, REPS = 7 };
 
 void bench_ranks_rows(bench_ranks *values, option *rows)
 {
-    static const char *const schemes[] = {"auto", "ring", "heads", "both", "reduce", NULL};
-    static const char *const splits[] = {"auto", "contiguous", "zigzag", "striped", NULL};
     values->timeout = 60;
     const option own[BENCH_RANKS_OPTIONS] = {
         {"ranks", "divide sequences over the processes that mpirun\nstarted", OPTION_SWITCH,
          .value = &values->wanted},
         {"scheme", "how ranks share the work; default auto: the fastest", OPTION_CHOICE,
-         .value = &values->scheme, .given = &values->any, .words = schemes},
+         .value = &values->scheme, .given = &values->any, .words = engine_schemes},
         {"split", "which rows a rank has; default auto: by the masks", OPTION_CHOICE,
-         .value = &values->split, .given = &values->any, .words = splits},
+         .value = &values->split, .given = &values->any, .words = engine_splits},
         {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
          .value = &values->timeout, .given = &values->any},
     };

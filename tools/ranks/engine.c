@@ -8,6 +8,9 @@
 #include "core/memory.h"
 #include "core/status.h"
 
+const char *const engine_schemes[] = {"auto", "ring", "heads", "both", "reduce", NULL};
+const char *const engine_splits[] = {"auto", "contiguous", "zigzag", "striped", NULL};
+
 #ifdef __APPLE__
 #define LIBRARY "libfattn_mpi.0.dylib"
 #else

@@ -8,6 +8,9 @@
 
 #include "fattn/distributed.h"
 
+/* Words for options: the place of each is its fattn_scheme or fattn_split. "auto" is the first. */
+extern const char *const engine_schemes[], *const engine_splits[];
+
 typedef struct engine {
     fattn_transport *transport;
     void (*end)(fattn_transport *);

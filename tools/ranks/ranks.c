@@ -11,12 +11,11 @@
 #include "core/kernel.h"
 #include "core/memory.h"
 #include "core/problem.h"
+#include "tools/ranks/engine.h"
 #include "tools/terminal/terminal.h"
 
 void ranks_rows(ranks_options *values, option *rows)
 {
-    static const char *const schemes[] = {"auto", "ring", "heads", "both", "reduce", NULL};
-    static const char *const splits[] = {"auto", "contiguous", "zigzag", "striped", NULL};
     bool *const any = &values->any;
     const option own[RANKS_OPTIONS] = {
         {"ranks N", "divide the problem over so many ranks: schedule, balance, forecast",
@@ -30,9 +29,9 @@ void ranks_rows(ranks_options *values, option *rows)
         {"row S", "seconds that a row takes besides, in each step after the first (default 0)",
          OPTION_REAL, .value = &values->row, .given = any},
         {"scheme", "how ranks share the work (default auto: the fastest)", OPTION_CHOICE,
-         .value = &values->scheme, .given = any, .words = schemes},
+         .value = &values->scheme, .given = any, .words = engine_schemes},
         {"split", "which rows a rank has (default auto: by the masks)", OPTION_CHOICE,
-         .value = &values->split, .given = any, .words = splits},
+         .value = &values->split, .given = any, .words = engine_splits},
         {"memory B",
          "bytes that a rank's plan holds at most: heads then take turns, and keys\n"
          "come in slices (default: no limit)",

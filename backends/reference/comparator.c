@@ -57,10 +57,13 @@ static fattn_status work_create(const fattn_problem *p, const fattn_naive *r, wo
         {&w->dsink, p->heads_q, 1},
     };
     size_t total = 1;
-    for (size_t n = 0; n < sizeof(pieces) / sizeof(pieces[0]); n++)
+    for (size_t n = 0; n < sizeof(pieces) / sizeof(pieces[0]); n++) {
         total += (size_t)(pieces[n].rows * pieces[n].columns);
+    }
     w->memory = fattn_memory_alloc(total * sizeof(float));
-    if (w->memory == NULL) return FATTN_OUT_OF_MEMORY;
+    if (w->memory == NULL) {
+        return FATTN_OUT_OF_MEMORY;
+    }
     memset(w->memory, 0, total * sizeof(float));
     float *room = w->memory;
     for (size_t n = 0; n < sizeof(pieces) / sizeof(pieces[0]); n++) {
@@ -72,19 +75,24 @@ static fattn_status work_create(const fattn_problem *p, const fattn_naive *r, wo
 
 static void clear(float *sum, int64_t count)
 {
-    for (int64_t n = 0; n < count; n++) sum[n] = 0;
+    for (int64_t n = 0; n < count; n++) {
+        sum[n] = 0;
+    }
 }
 
 static void narrow(const double *from, int64_t count, float *to)
 {
-    for (int64_t n = 0; n < count; n++) to[n] = (float)from[n];
+    for (int64_t n = 0; n < count; n++) {
+        to[n] = (float)from[n];
+    }
 }
 
 /* to[n] = factor * from[n], rounded to the dtype of the output. */
 static void emit(const float *from, int64_t count, float factor, fattn_dtype dtype, double *to)
 {
-    for (int64_t n = 0; n < count; n++)
+    for (int64_t n = 0; n < count; n++) {
         to[n] = fattn_naive_round((double)(factor * from[n]), dtype);
+    }
 }
 
 /* Rounds a probability or dS as a matrix product's operand. */
@@ -101,7 +109,9 @@ static void load_slice(const fattn_problem *p, const fattn_naive_slice *s, work 
     narrow(s->kt, s->seq.keys * p->dim, w->kt);
     narrow(s->v, s->seq.keys * p->dim_v, w->v);
     narrow(s->vt, s->seq.keys * p->dim_v, w->vt);
-    if (p->op == FATTN_BACKWARD) narrow(s->dout, s->seq.rows * p->dim_v, w->dout);
+    if (p->op == FATTN_BACKWARD) {
+        narrow(s->dout, s->seq.rows * p->dim_v, w->dout);
+    }
 }
 
 /* sum[j] = sum_c a_c b_cj */
@@ -109,13 +119,18 @@ static void products(const float *a, int64_t channels, const float *b, int64_t k
                      float *restrict sum)
 {
     clear(sum, keys);
-    for (int64_t c = 0; c < channels; c++, b += keys)
-        for (int64_t j = 0; j < keys; j++) sum[j] += a[c] * b[j];
+    for (int64_t c = 0; c < channels; c++, b += keys) {
+        for (int64_t j = 0; j < keys; j++) {
+            sum[j] += a[c] * b[j];
+        }
+    }
 }
 
 static void add(float factor, const float *a, int64_t channels, float *restrict sum)
 {
-    for (int64_t c = 0; c < channels; c++) sum[c] += factor * a[c];
+    for (int64_t c = 0; c < channels; c++) {
+        sum[c] += factor * a[c];
+    }
 }
 
 static void scores(const fattn_problem *p, const fattn_naive_slice *s, int64_t i, work *w)
@@ -143,20 +158,32 @@ static void forward_row(const fattn_problem *p, const fattn_naive_slice *s, int6
     const float sink = (float)s->sink;
     scores(p, s, i, w);
     float m = sink;
-    for (int64_t j = 0; j < keys; j++)
-        if (s->keep[j] != 0 && w->x[j] > m) m = w->x[j];
-    if (m == -INFINITY) m = 0;
+    for (int64_t j = 0; j < keys; j++) {
+        if (s->keep[j] != 0 && w->x[j] > m) {
+            m = w->x[j];
+        }
+    }
+    if (m == -INFINITY) {
+        m = 0;
+    }
     float l = expf(sink - m);
-    for (int64_t j = 0; j < keys; j++)
-        if (s->keep[j] != 0) l += expf(w->x[j] - m);
+    for (int64_t j = 0; j < keys; j++) {
+        if (s->keep[j] != 0) {
+            l += expf(w->x[j] - m);
+        }
+    }
     r->lse[row] = l == 0 ? -(double)INFINITY : (double)(m + logf(l));
-    if (l == 0) return;
+    if (l == 0) {
+        return;
+    }
 
     clear(w->o, p->dim_v);
-    for (int64_t j = 0; j < keys; j++)
-        if (s->keep[j] != 0)
+    for (int64_t j = 0; j < keys; j++) {
+        if (s->keep[j] != 0) {
             add(operand(p, (float)s->z[j] * (expf(w->x[j] - m) / l)), w->v + j * p->dim_v, p->dim_v,
                 w->o);
+        }
+    }
     emit(w->o, p->dim_v, 1, p->dtype_o, r->o + row * p->dim_v);
 }
 
@@ -166,10 +193,14 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
     const int64_t row = (s->b * p->heads_q + s->h) * p->seqlen_q + i, keys = s->seq.keys;
     const float *q = w->q + i * p->dim, *dout = w->dout + i * p->dim_v;
     const float lse = (float)r->lse[row];
-    if (lse == -INFINITY) return;
+    if (lse == -INFINITY) {
+        return;
+    }
 
     float delta = 0;
-    for (int64_t c = 0; c < p->dim_v; c++) delta += dout[c] * (float)r->o[row * p->dim_v + c];
+    for (int64_t c = 0; c < p->dim_v; c++) {
+        delta += dout[c] * (float)r->o[row * p->dim_v + c];
+    }
     delta -= (float)s->dlse[i];
     w->dsink[s->h] -= expf((float)s->sink - lse) * delta;
 
@@ -177,13 +208,16 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
     products(dout, p->dim_v, w->vt, keys, w->dp);
     clear(w->dq, p->dim);
     for (int64_t j = 0; j < keys; j++) {
-        if (s->keep[j] == 0) continue;
+        if (s->keep[j] == 0) {
+            continue;
+        }
         const float prob = expf(w->x[j] - lse), z = (float)s->z[j];
         add(operand(p, prob * z), dout, p->dim_v, w->dv + j * p->dim_v);
 
         const float ds = prob * (z * w->dp[j] - delta);
-        if (r->dbias != NULL)
+        if (r->dbias != NULL) {
             w->dbias[fattn_naive_dbias_index(p, r, s, i, j)] += (float)s->bias_slope * ds;
+        }
         const float ds_operand = operand(p, ds * w->slope[j]);
         add(ds_operand, w->k + j * p->dim, p->dim, w->dq);
         add(ds_operand, q, p->dim, w->dk + j * p->dim);
@@ -203,16 +237,21 @@ static void run_group(const fattn_problem *p, const fattn_buffers *buf, int64_t 
     for (int64_t h = hk * group; h < (hk + 1) * group; h++) {
         fattn_naive_slice_load(p, buf, b, h, s);
         load_slice(p, s, w);
-        if (backward) fattn_naive_slice_load_saved(p, buf, s, r);
+        if (backward) {
+            fattn_naive_slice_load_saved(p, buf, s, r);
+        }
         for (int64_t i = 0; i < s->seq.rows; i++) {
             fattn_naive_slice_load_row(p, buf, i, s);
-            if (backward)
+            if (backward) {
                 backward_row(p, s, i, w, r);
-            else
+            } else {
                 forward_row(p, s, i, w, r);
+            }
         }
     }
-    if (!backward) return;
+    if (!backward) {
+        return;
+    }
     const int64_t first = kv * p->seqlen_k;
     emit(w->dk, p->seqlen_k * p->dim, (float)p->scale, dtype_dk, r->dk + first * p->dim);
     emit(w->dv, p->seqlen_k * p->dim_v, 1, dtype_dv, r->dv + first * p->dim_v);
@@ -225,17 +264,30 @@ fattn_status fattn_comparator_run(const fattn_problem *p, const fattn_buffers *b
     work w = {0};
     fattn_naive *r = result;
     fattn_status status = fattn_naive_allocate(p, buf, r);
-    if (status == FATTN_OK) status = fattn_naive_slice_create(p, &slice);
-    if (status == FATTN_OK) status = work_create(p, r, &w);
     if (status == FATTN_OK) {
-        for (int64_t b = 0; p->heads_q > 0 && b < p->batch; b++)
-            for (int64_t hk = 0; hk < p->heads_k; hk++) run_group(p, buf, b, hk, &slice, &w, r);
+        status = fattn_naive_slice_create(p, &slice);
+    }
+    if (status == FATTN_OK) {
+        status = work_create(p, r, &w);
+    }
+    if (status == FATTN_OK) {
+        for (int64_t b = 0; p->heads_q > 0 && b < p->batch; b++) {
+            for (int64_t hk = 0; hk < p->heads_k; hk++) {
+                run_group(p, buf, b, hk, &slice, &w, r);
+            }
+        }
         const int64_t *e = r->bias_extent;
-        if (r->dbias != NULL) emit(w.dbias, e[0] * e[1] * e[2] * e[3], 1, FATTN_F32, r->dbias);
-        if (r->dsink != NULL) emit(w.dsink, p->heads_q, 1, FATTN_F32, r->dsink);
+        if (r->dbias != NULL) {
+            emit(w.dbias, e[0] * e[1] * e[2] * e[3], 1, FATTN_F32, r->dbias);
+        }
+        if (r->dsink != NULL) {
+            emit(w.dsink, p->heads_q, 1, FATTN_F32, r->dsink);
+        }
     }
     fattn_memory_free(w.memory);
     fattn_naive_slice_free(&slice);
-    if (status != FATTN_OK) fattn_naive_free(r);
+    if (status != FATTN_OK) {
+        fattn_naive_free(r);
+    }
     return status;
 }

@@ -14,9 +14,7 @@
 
 #include "core/memory.h"
 
-/* -------------------------------------------------------------------------------------------------
- * Number formats
- * ---------------------------------------------------------------------------------------------- */
+/* --- Number formats --------------------------------------------------------------------------- */
 
 /* A 16-bit binary format: a sign, an exponent field, digits - 1 bits of fraction. */
 typedef struct format {
@@ -33,12 +31,13 @@ static double decode(unsigned bits, const format *f)
     const unsigned fraction = bits & (one - 1), field = (bits & 0x7fff) >> (f->digits - 1);
     const int ulp_min = f->exponent_min - (f->digits - 1);
     double x;
-    if (field == f->field_max)
+    if (field == f->field_max) {
         x = fraction != 0 ? (double)NAN : (double)INFINITY;
-    else if (field == 0)
+    } else if (field == 0) {
         x = ldexp(fraction, ulp_min);
-    else
+    } else {
         x = ldexp(fraction + one, ulp_min + (int)field - 1);
+    }
     return bits & 0x8000 ? -x : x;
 }
 
@@ -48,16 +47,24 @@ static unsigned encode(double x, const format *f)
 {
     const unsigned one = 1u << (f->digits - 1), infinity = f->field_max * one;
     const unsigned sign = signbit(x) ? 0x8000 : 0;
-    if (x == 0) return sign;
-    if (isnan(x)) return sign | infinity | one >> 1;
-    if (isinf(x)) return sign | infinity;
+    if (x == 0) {
+        return sign;
+    }
+    if (isnan(x)) {
+        return sign | infinity | one >> 1;
+    }
+    if (isinf(x)) {
+        return sign | infinity;
+    }
     int exponent;
     frexp(x, &exponent); /* |x| in [1/2, 1) * 2^exponent */
     const int field = exponent > f->exponent_min ? exponent - f->exponent_min : 0;
     const int ulp = f->exponent_min - (f->digits - 1) + (field > 0 ? field - 1 : 0);
     const double units = rint(ldexp(fabs(x), -ulp)); /* at most 2 * one */
     const unsigned above = field > 0 ? (unsigned)(field - 1) : 0;
-    if (above >= f->field_max) return sign | infinity;
+    if (above >= f->field_max) {
+        return sign | infinity;
+    }
     const unsigned bits = above * one + (unsigned)units;
     return sign | (bits < infinity ? bits : infinity);
 }
@@ -111,9 +118,7 @@ fattn_dtype fattn_naive_dtype_operand(const fattn_problem *p)
     return mixed ? FATTN_F32 : p->dtype;
 }
 
-/* -------------------------------------------------------------------------------------------------
- * Dropout
- * ---------------------------------------------------------------------------------------------- */
+/* --- Dropout ---------------------------------------------------------------------------------- */
 
 /* Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011. */
 void fattn_naive_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t words[4])
@@ -134,8 +139,12 @@ void fattn_naive_philox(const uint32_t counter[4], const uint32_t key[2], uint32
 
 int64_t fattn_naive_dropout_threshold(double probability)
 {
-    if (probability == 0) return 0;
-    if (probability == 1) return 65536;
+    if (probability == 0) {
+        return 0;
+    }
+    if (probability == 1) {
+        return 65536;
+    }
     const double t = floor(probability * 65536 + 0.5);
     return t < 1 ? 1 : t > 65535 ? 65535 : (int64_t)t;
 }
@@ -154,7 +163,9 @@ void fattn_naive_dropout_key(uint64_t seed, uint64_t offset, uint32_t key[2])
 double fattn_naive_dropout(const uint32_t key[2], int64_t threshold, int64_t b, int64_t h,
                            int64_t i, int64_t j)
 {
-    if (threshold == 65536) return 0;
+    if (threshold == 65536) {
+        return 0;
+    }
     const uint32_t counter[4] = {(uint32_t)(i / 16 * 8 + i % 8), (uint32_t)(j / 16 * 4 + j % 8 / 2),
                                  (uint32_t)b, (uint32_t)h};
     uint32_t words[4];
@@ -164,9 +175,7 @@ double fattn_naive_dropout(const uint32_t key[2], int64_t threshold, int64_t b, 
     return bits < threshold ? 0 : 65536.0 / (double)(65536 - threshold);
 }
 
-/* -------------------------------------------------------------------------------------------------
- * Memory: one block per object, cut into arrays
- * ---------------------------------------------------------------------------------------------- */
+/* --- Memory: one block per object, cut into arrays -------------------------------------------- */
 
 typedef struct piece {
     double **place;
@@ -179,10 +188,15 @@ static int64_t elements(const piece *a)
 {
     const int64_t most = INT64_MAX / (int64_t)sizeof(double);
     int64_t count = 1;
-    for (int axis = 0; axis < 4; axis++)
-        if (a->extent[axis] == 0) return 0;
     for (int axis = 0; axis < 4; axis++) {
-        if (count > most / a->extent[axis]) return -1;
+        if (a->extent[axis] == 0) {
+            return 0;
+        }
+    }
+    for (int axis = 0; axis < 4; axis++) {
+        if (count > most / a->extent[axis]) {
+            return -1;
+        }
         count *= a->extent[axis];
     }
     return count;
@@ -195,24 +209,28 @@ static fattn_status allocate(const piece *pieces, size_t count, void **memory)
     int64_t total = 1;
     for (size_t n = 0; n < count; n++) {
         const int64_t size = pieces[n].wanted ? elements(&pieces[n]) : 0;
-        if (size < 0 || total > most - size) return FATTN_OUT_OF_MEMORY;
+        if (size < 0 || total > most - size) {
+            return FATTN_OUT_OF_MEMORY;
+        }
         total += size;
     }
     const uint64_t bytes = (uint64_t)total * sizeof(double);
     double *room = bytes <= SIZE_MAX ? fattn_memory_alloc((size_t)bytes) : NULL;
-    if (room == NULL) return FATTN_OUT_OF_MEMORY;
+    if (room == NULL) {
+        return FATTN_OUT_OF_MEMORY;
+    }
     memset(room, 0, (size_t)bytes);
     *memory = room;
     for (size_t n = 0; n < count; n++) {
         *pieces[n].place = pieces[n].wanted ? room : NULL;
-        if (pieces[n].wanted) room += elements(&pieces[n]);
+        if (pieces[n].wanted) {
+            room += elements(&pieces[n]);
+        }
     }
     return FATTN_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------
- * Where things are
- * ---------------------------------------------------------------------------------------------- */
+/* --- Where things are ------------------------------------------------------------------------- */
 
 static fattn_naive_sequence sequence_of(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
 {
@@ -235,8 +253,12 @@ static fattn_naive_sequence sequence_of(const fattn_problem *p, const fattn_buff
     if (p->features & FATTN_POSITIONS) {
         const int64_t given_q = buf->wholes_q != NULL ? buf->wholes_q[b] : buf->whole_q;
         const int64_t given_k = buf->wholes_k != NULL ? buf->wholes_k[b] : buf->whole_k;
-        if (given_q != -1) whole_q = given_q;
-        if (given_k != -1) whole_k = given_k;
+        if (given_q != -1) {
+            whole_q = given_q;
+        }
+        if (given_k != -1) {
+            whole_k = given_k;
+        }
         s.q_offset = buf->q_offsets != NULL ? buf->q_offsets[b] : buf->q_offset;
         s.k_offset = buf->k_offsets != NULL ? buf->k_offsets[b] : buf->k_offset;
     }
@@ -269,7 +291,9 @@ static int64_t key_index(const fattn_problem *p, const fattn_buffers *buf,
 static int64_t lse_index(const fattn_problem *p, const fattn_naive_sequence *seq, int64_t b,
                          int64_t h, int64_t i)
 {
-    if (p->features & FATTN_CU_SEQLENS_Q) return h * p->total_q + seq->first_row + i;
+    if (p->features & FATTN_CU_SEQLENS_Q) {
+        return h * p->total_q + seq->first_row + i;
+    }
     return (b * p->heads_q + h) * p->seqlen_q + i;
 }
 
@@ -283,14 +307,13 @@ int64_t fattn_naive_dbias_index(const fattn_problem *p, const fattn_naive *resul
 {
     const int64_t at[4] = {slice->b, slice->h, i, j};
     int64_t index = 0;
-    for (int axis = 0; axis < 4; axis++)
+    for (int axis = 0; axis < 4; axis++) {
         index = index * result->bias_extent[axis] + (p->dbias_stride[axis] != 0 ? at[axis] : 0);
+    }
     return index;
 }
 
-/* -------------------------------------------------------------------------------------------------
- * Results and slices
- * ---------------------------------------------------------------------------------------------- */
+/* --- Results and slices ----------------------------------------------------------------------- */
 
 fattn_status fattn_naive_allocate(const fattn_problem *p, const fattn_buffers *buf,
                                   fattn_naive *result)
@@ -307,8 +330,9 @@ fattn_status fattn_naive_allocate(const fattn_problem *p, const fattn_buffers *b
     const bool dbias = backward && (p->outputs & FATTN_OUT_DBIAS);
     const bool dsink = backward && (p->outputs & FATTN_OUT_DSINK);
     const int64_t pairs[4] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};
-    for (int axis = 0; axis < 4; axis++)
+    for (int axis = 0; axis < 4; axis++) {
         r->bias_extent[axis] = !dbias ? 0 : p->dbias_stride[axis] != 0 ? pairs[axis] : 1;
+    }
     const int64_t *e = r->bias_extent;
 
     double *sequences;
@@ -337,7 +361,9 @@ fattn_status fattn_naive_allocate(const fattn_problem *p, const fattn_buffers *b
         return status;
     }
     r->sequences = (fattn_naive_sequence *)(void *)sequences;
-    for (int64_t b = 0; b < p->batch; b++) r->sequences[b] = sequence_of(p, buf, b);
+    for (int64_t b = 0; b < p->batch; b++) {
+        r->sequences[b] = sequence_of(p, buf, b);
+    }
     return FATTN_OK;
 }
 
@@ -374,13 +400,18 @@ void fattn_naive_slice_free(fattn_naive_slice *slice)
 static void load_channels(const void *tensor, fattn_dtype dtype, int64_t index, int64_t channels,
                           double *dense)
 {
-    for (int64_t c = 0; c < channels; c++) dense[c] = fattn_naive_load(tensor, dtype, index + c);
+    for (int64_t c = 0; c < channels; c++) {
+        dense[c] = fattn_naive_load(tensor, dtype, index + c);
+    }
 }
 
 static void transpose(const double *in, int64_t rows, int64_t columns, double *out)
 {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < columns; c++) out[c * rows + r] = in[r * columns + c];
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t c = 0; c < columns; c++) {
+            out[c * rows + r] = in[r * columns + c];
+        }
+    }
 }
 
 void fattn_naive_slice_load(const fattn_problem *p, const fattn_buffers *buf, int64_t b, int64_t h,
@@ -390,9 +421,10 @@ void fattn_naive_slice_load(const fattn_problem *p, const fattn_buffers *buf, in
     const int64_t hk = h / (p->heads_q / p->heads_k);
     const fattn_naive_sequence seq = sequence_of(p, buf, b);
     slice->b = b, slice->h = h, slice->hk = hk, slice->seq = seq;
-    for (int64_t i = 0; i < seq.rows; i++)
+    for (int64_t i = 0; i < seq.rows; i++) {
         load_channels(buf->q, p->dtype, row_index(p, &seq, &p->q, b, h, i), p->dim,
                       slice->q + i * p->dim);
+    }
     for (int64_t j = seq.start; j < seq.keys; j++) { /* pages before have no entry in the table */
         load_channels(buf->k, p->dtype_kv, key_index(p, buf, &seq, &p->k, b, hk, j), p->dim,
                       slice->k + j * p->dim);
@@ -403,12 +435,15 @@ void fattn_naive_slice_load(const fattn_problem *p, const fattn_buffers *buf, in
     transpose(slice->v, seq.keys, p->dim_v, slice->vt);
     slice->sink =
         p->features & FATTN_SINK ? fattn_naive_load(buf->sink, dtype_lse, h) : -(double)INFINITY;
-    if (p->op != FATTN_BACKWARD) return;
+    if (p->op != FATTN_BACKWARD) {
+        return;
+    }
     for (int64_t i = 0; i < seq.rows; i++) {
         load_channels(buf->dout, p->dtype_o, row_index(p, &seq, &p->dout, b, h, i), p->dim_v,
                       slice->dout + i * p->dim_v);
-        if (p->features & FATTN_DLSE)
+        if (p->features & FATTN_DLSE) {
             slice->dlse[i] = fattn_naive_load(buf->dlse, dtype_lse, lse_index(p, &seq, b, h, i));
+        }
     }
 }
 
@@ -429,7 +464,9 @@ void fattn_naive_slice_load_saved(const fattn_problem *p, const fattn_buffers *b
  * contract demands this. */
 static double bounded(const fattn_problem *p, double bias)
 {
-    if (p->dtype == FATTN_F64 || !isfinite(bias)) return bias;
+    if (p->dtype == FATTN_F64 || !isfinite(bias)) {
+        return bias;
+    }
     return fmax(-0x1p126, fmin(bias, 0x1p126));
 }
 
@@ -451,18 +488,28 @@ static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fatt
                     int64_t i, int64_t j)
 {
     const int64_t distance = j - (i + s->seq.off);
-    if (j < s->seq.start) return false;
-    if (p->window_left >= 0 && distance < -p->window_left) return false;
-    if (p->window_right >= 0 && distance > p->window_right) return false;
+    if (j < s->seq.start) {
+        return false;
+    }
+    if (p->window_left >= 0 && distance < -p->window_left) {
+        return false;
+    }
+    if (p->window_right >= 0 && distance > p->window_right) {
+        return false;
+    }
     if ((p->features & FATTN_CHUNK) &&
-        chunk_of(p, s->seq.k_offset + j) != chunk_of(p, s->seq.k_offset + s->seq.off + i))
+        chunk_of(p, s->seq.k_offset + j) != chunk_of(p, s->seq.k_offset + s->seq.off + i)) {
         return false;
-    if ((p->features & FATTN_MASK) && buf->mask[pair_index(p->mask_stride, s->b, s->h, i, j)] == 0)
+    }
+    if ((p->features & FATTN_MASK) &&
+        buf->mask[pair_index(p->mask_stride, s->b, s->h, i, j)] == 0) {
         return false;
+    }
     if ((p->features & FATTN_BLOCK_MASK) &&
         buf->block_mask[pair_index(p->block_mask_stride, s->b, s->h, i / p->block_m,
-                                   j / p->block_n)] == 0)
+                                   j / p->block_n)] == 0) {
         return false;
+    }
     return !(p->features & FATTN_BIAS) ||
            bias_of(p, buf, s->bias_slope, pair_index(p->bias_stride, s->b, s->h, i, j)) !=
                -(double)INFINITY;
@@ -482,16 +529,20 @@ void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf
     const int64_t threshold = dropout ? fattn_naive_dropout_threshold(p->dropout_p) : 0;
     uint32_t key[2] = {0, 0};
     slice->bias_slope = sloped ? slope : 1;
-    if (dropout)
+    if (dropout) {
         fattn_naive_dropout_key(buf->seed_ptr != NULL ? *buf->seed_ptr : buf->seed,
                                 buf->offset_ptr != NULL ? *buf->offset_ptr : buf->offset, key);
+    }
 
     for (int64_t j = 0; j < seq->keys; j++) {
         slice->keep[j] = is_kept(p, buf, slice, i, j);
-        if (bias)
+        if (bias) {
             slice->bias[j] =
                 bias_of(p, buf, slice->bias_slope, pair_index(p->bias_stride, b, h, i, j));
-        if (alibi && !sloped) slice->alibi[j] = -slope * fabs((double)(i + seq->off - j));
+        }
+        if (alibi && !sloped) {
+            slice->alibi[j] = -slope * fabs((double)(i + seq->off - j));
+        }
         slice->z[j] = threshold == 0 ? 1
                                      : fattn_naive_dropout(key, threshold, b + p->batch_offset,
                                                            h + p->head_offset, i + seq->q_offset,
@@ -499,9 +550,7 @@ void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf
     }
 }
 
-/* -------------------------------------------------------------------------------------------------
- * The formulas
- * ---------------------------------------------------------------------------------------------- */
+/* --- The formulas ----------------------------------------------------------------------------- */
 
 /* Scratch for one row. Names that end in _abs hold sums of absolute values. */
 typedef struct scratch {
@@ -542,7 +591,9 @@ static fattn_status scratch_create(const fattn_problem *p, const fattn_naive *r,
 
 static void clear(double *array, int64_t count)
 {
-    if (count > 0) memset(array, 0, (size_t)count * sizeof(*array));
+    if (count > 0) {
+        memset(array, 0, (size_t)count * sizeof(*array));
+    }
 }
 
 /* sum[j] = sum_c a_c b_cj over the channels in ascending order, and the same of |a_c b_cj|. */
@@ -551,11 +602,12 @@ static void products(const double *a, int64_t channels, const double *b, int64_t
 {
     clear(sum, keys);
     clear(sum_abs, keys);
-    for (int64_t c = 0; c < channels; c++, b += keys)
+    for (int64_t c = 0; c < channels; c++, b += keys) {
         for (int64_t j = 0; j < keys; j++) {
             sum[j] += a[c] * b[j];
             sum_abs[j] += fabs(a[c] * b[j]);
         }
+    }
 }
 
 /* sum += factor * a, sum_abs += factor_abs * |a|. */
@@ -570,12 +622,16 @@ static void add(double factor, double factor_abs, const double *a, int64_t chann
 
 static void grow(double *maximum, double x)
 {
-    if (isfinite(x) && fabs(x) > *maximum) *maximum = fabs(x);
+    if (isfinite(x) && fabs(x) > *maximum) {
+        *maximum = fabs(x);
+    }
 }
 
 static void grow_all(double *maximum, const double *x, int64_t count)
 {
-    for (int64_t n = 0; n < count; n++) grow(maximum, x[n]);
+    for (int64_t n = 0; n < count; n++) {
+        grow(maximum, x[n]);
+    }
 }
 
 /* x_ij of the row that the slice holds, with the derivative of the softcap. */
@@ -585,7 +641,9 @@ static void scores(const fattn_problem *p, const fattn_naive_slice *s, int64_t i
     const int64_t keys = s->seq.keys;
     products(s->q + i * p->dim, p->dim, s->kt, keys, w->x, w->dot_abs);
     for (int64_t j = 0; j < keys; j++) {
-        if (s->keep[j] == 0) continue;
+        if (s->keep[j] == 0) {
+            continue;
+        }
         double x = p->scale * w->x[j], t = 0;
         if (capped) {
             t = tanh(x / p->softcap);
@@ -620,22 +678,35 @@ static void forward_row(const fattn_problem *p, const fattn_naive_slice *s, int6
     double m = s->sink, scale = 1;
     grow(&scale, s->sink);
     for (int64_t j = 0; j < keys; j++) {
-        if (s->keep[j] == 0) continue;
-        if (w->x[j] > m) m = w->x[j];
+        if (s->keep[j] == 0) {
+            continue;
+        }
+        if (w->x[j] > m) {
+            m = w->x[j];
+        }
         grow(&scale, score_abs(p, s, w, j));
     }
     r->lse_scale[row] = scale;
-    if (m == -(double)INFINITY) m = 0;
+    if (m == -(double)INFINITY) {
+        m = 0;
+    }
     double l = exp(s->sink - m);
-    for (int64_t j = 0; j < keys; j++)
-        if (s->keep[j] != 0) l += exp(w->x[j] - m);
+    for (int64_t j = 0; j < keys; j++) {
+        if (s->keep[j] != 0) {
+            l += exp(w->x[j] - m);
+        }
+    }
     r->lse[row] = l == 0 ? -(double)INFINITY : m + log(l);
-    if (l == 0) return;
+    if (l == 0) {
+        return;
+    }
 
     double *o = r->o + row * p->dim_v;
     clear(w->o_abs, p->dim_v);
     for (int64_t j = 0; j < keys; j++) {
-        if (s->keep[j] == 0) continue;
+        if (s->keep[j] == 0) {
+            continue;
+        }
         const double zp = s->z[j] * (exp(w->x[j] - m) / l); /* exact even if lse absorbs ln(l) */
         add(zp, zp, s->v + j * p->dim_v, p->dim_v, o, w->o_abs);
         grow(&r->x_max[slice], score_abs(p, s, w, j));
@@ -656,7 +727,9 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
                   dim_v = p->dim_v;
     const double lse = r->lse[row];
     const double *q = s->q + i * dim, *o = r->o + row * dim_v, *dout = s->dout + i * dim_v;
-    if (lse == -(double)INFINITY) return; /* an empty row contributes nothing */
+    if (lse == -(double)INFINITY) {
+        return;
+    } /* an empty row contributes nothing */
 
     double delta = 0, delta_abs = fabs(s->dlse[i]);
     for (int64_t c = 0; c < dim_v; c++) {
@@ -675,7 +748,9 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
     products(dout, dim_v, s->vt, keys, w->dp, w->dp_abs);
     clear(w->dq_abs, dim);
     for (int64_t j = 0; j < keys; j++) {
-        if (s->keep[j] == 0) continue;
+        if (s->keep[j] == 0) {
+            continue;
+        }
         const int64_t key = kv * p->seqlen_k + j;
         const double prob = exp(w->x[j] - lse), zp = s->z[j] * prob;
         grow(&r->x_max[slice], score_abs(p, s, w, j));
@@ -708,11 +783,17 @@ static void run_group(const fattn_problem *p, const fattn_buffers *buf, int64_t 
     }
     for (int64_t h = hk * group; h < (hk + 1) * group; h++) {
         fattn_naive_slice_load(p, buf, b, h, s);
-        if (backward && !pure) fattn_naive_slice_load_saved(p, buf, s, r);
+        if (backward && !pure) {
+            fattn_naive_slice_load_saved(p, buf, s, r);
+        }
         for (int64_t i = 0; i < s->seq.rows; i++) {
             fattn_naive_slice_load_row(p, buf, i, s);
-            if (!backward || pure) forward_row(p, s, i, w, r);
-            if (backward) backward_row(p, s, i, w, r);
+            if (!backward || pure) {
+                forward_row(p, s, i, w, r);
+            }
+            if (backward) {
+                backward_row(p, s, i, w, r);
+            }
         }
     }
     if (backward) {
@@ -726,23 +807,33 @@ static fattn_status run(const fattn_problem *p, const fattn_buffers *buf, bool p
     fattn_naive_slice slice = {0};
     scratch w = {0};
     fattn_status status = fattn_naive_allocate(p, buf, r);
-    if (status == FATTN_OK) status = fattn_naive_slice_create(p, &slice);
-    if (status == FATTN_OK) status = scratch_create(p, r, &w);
     if (status == FATTN_OK) {
-        for (int64_t b = 0; p->heads_q > 0 && b < p->batch; b++)
-            for (int64_t hk = 0; hk < p->heads_k; hk++)
+        status = fattn_naive_slice_create(p, &slice);
+    }
+    if (status == FATTN_OK) {
+        status = scratch_create(p, r, &w);
+    }
+    if (status == FATTN_OK) {
+        for (int64_t b = 0; p->heads_q > 0 && b < p->batch; b++) {
+            for (int64_t hk = 0; hk < p->heads_k; hk++) {
                 run_group(p, buf, b, hk, pure, &slice, &w, r);
+            }
+        }
 
         const int64_t bias_slices = r->bias_extent[0] * r->bias_extent[1];
         const int64_t bias_slice = r->bias_extent[2] * r->bias_extent[3];
-        for (int64_t n = 0; n < bias_slices; n++)
+        for (int64_t n = 0; n < bias_slices; n++) {
             grow_all(&r->a_dbias[n], w.dbias_abs + n * bias_slice, bias_slice);
-        for (int64_t h = 0; r->dsink != NULL && h < p->heads_q; h++)
+        }
+        for (int64_t h = 0; r->dsink != NULL && h < p->heads_q; h++) {
             grow(&r->a_dsink[h], w.dsink_abs[h]);
+        }
     }
     fattn_memory_free(w.memory);
     fattn_naive_slice_free(&slice);
-    if (status != FATTN_OK) fattn_naive_free(r);
+    if (status != FATTN_OK) {
+        fattn_naive_free(r);
+    }
     return status;
 }
 
@@ -757,9 +848,7 @@ fattn_status fattn_naive_run_pure(const fattn_problem *p, const fattn_buffers *b
     return run(p, buf, true, result);
 }
 
-/* -------------------------------------------------------------------------------------------------
- * Outputs
- * ---------------------------------------------------------------------------------------------- */
+/* --- Outputs ---------------------------------------------------------------------------------- */
 
 /* Writes a gradient, or adds it to the existing value; either way rounds once. */
 static void emit(const fattn_problem *p, void *array, fattn_dtype dtype, int64_t index, double x)
@@ -771,31 +860,38 @@ static void emit(const fattn_problem *p, void *array, fattn_dtype dtype, int64_t
 /* Forward always computes o. */
 static void write_forward(const fattn_problem *p, const fattn_buffers *buf, const fattn_naive *r)
 {
-    for (int64_t b = 0; b < p->batch; b++)
-        for (int64_t h = 0; h < p->heads_q; h++)
+    for (int64_t b = 0; b < p->batch; b++) {
+        for (int64_t h = 0; h < p->heads_q; h++) {
             for (int64_t i = 0; i < r->sequences[b].rows; i++) {
                 const fattn_naive_sequence *seq = &r->sequences[b];
                 const int64_t row = (b * p->heads_q + h) * p->seqlen_q + i;
                 const int64_t at = row_index(p, seq, &p->o, b, h, i);
-                for (int64_t c = 0; c < p->dim_v; c++)
+                for (int64_t c = 0; c < p->dim_v; c++) {
                     store(buf->o, p->dtype_o, at + c, r->o[row * p->dim_v + c]);
-                if (p->outputs & FATTN_OUT_LSE)
+                }
+                if (p->outputs & FATTN_OUT_LSE) {
                     store(buf->lse, fattn_naive_dtype_lse(p), lse_index(p, seq, b, h, i),
                           r->lse[row]);
+                }
             }
+        }
+    }
 }
 
 static void write_dq(const fattn_problem *p, const fattn_buffers *buf, const fattn_naive *r)
 {
-    for (int64_t b = 0; b < p->batch; b++)
-        for (int64_t h = 0; h < p->heads_q; h++)
+    for (int64_t b = 0; b < p->batch; b++) {
+        for (int64_t h = 0; h < p->heads_q; h++) {
             for (int64_t i = 0; i < r->sequences[b].rows; i++) {
                 const int64_t row = (b * p->heads_q + h) * p->seqlen_q + i;
                 const int64_t at = row_index(p, &r->sequences[b], &p->dq, b, h, i);
-                for (int64_t c = 0; c < p->dim; c++)
+                for (int64_t c = 0; c < p->dim; c++) {
                     emit(p, buf->dq, fattn_naive_dtype_grad(p, p->dtype), at + c,
                          r->dq[row * p->dim + c]);
+                }
             }
+        }
+    }
 }
 
 /* dk or dv. Allotted but unused keys get 0, or with FATTN_ACCUMULATE stay as they are. */
@@ -807,14 +903,16 @@ static void write_keys(const fattn_problem *p, const fattn_buffers *buf, const f
         const fattn_naive_sequence *seq = &r->sequences[b];
         const bool adds = p->features & FATTN_ACCUMULATE;
         const int64_t end = adds ? seq->keys : seq->own_keys;
-        for (int64_t hk = 0; hk < p->heads_k; hk++)
+        for (int64_t hk = 0; hk < p->heads_k; hk++) {
             for (int64_t j = adds ? seq->start : 0; j < end; j++) {
                 const int64_t key = (b * p->heads_k + hk) * p->seqlen_k + j;
                 const int64_t at = key_index(p, buf, seq, stride, b, hk, j);
-                for (int64_t c = 0; c < channels; c++)
+                for (int64_t c = 0; c < channels; c++) {
                     emit(p, array, fattn_naive_dtype_grad(p, dtype), at + c,
                          j < seq->keys ? dense[key * channels + c] : 0);
+                }
             }
+        }
     }
 }
 
@@ -822,31 +920,45 @@ static void write_dbias(const fattn_problem *p, const fattn_buffers *buf, const 
 {
     const int64_t *extent = r->bias_extent;
     const double *dense = r->dbias;
-    for (int64_t b = 0; b < extent[0]; b++)
-        for (int64_t h = 0; h < extent[1]; h++)
-            for (int64_t i = 0; i < extent[2]; i++)
-                for (int64_t j = 0; j < extent[3]; j++)
+    for (int64_t b = 0; b < extent[0]; b++) {
+        for (int64_t h = 0; h < extent[1]; h++) {
+            for (int64_t i = 0; i < extent[2]; i++) {
+                for (int64_t j = 0; j < extent[3]; j++) {
                     emit(p, buf->dbias, fattn_naive_dtype_lse(p),
                          pair_index(p->dbias_stride, b, h, i, j), *dense++);
+                }
+            }
+        }
+    }
 }
 
 fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *buf)
 {
     fattn_naive r;
     const fattn_status status = fattn_naive_run(p, buf, &r);
-    if (status != FATTN_OK) return status;
+    if (status != FATTN_OK) {
+        return status;
+    }
     if (p->op == FATTN_FORWARD) {
         write_forward(p, buf, &r);
     } else {
-        if (p->outputs & FATTN_OUT_DQ) write_dq(p, buf, &r);
-        if (p->outputs & FATTN_OUT_DK)
+        if (p->outputs & FATTN_OUT_DQ) {
+            write_dq(p, buf, &r);
+        }
+        if (p->outputs & FATTN_OUT_DK) {
             write_keys(p, buf, &r, r.dk, p->dim, &p->dk, p->dtype_kv, buf->dk);
-        if (p->outputs & FATTN_OUT_DV)
+        }
+        if (p->outputs & FATTN_OUT_DV) {
             write_keys(p, buf, &r, r.dv, p->dim_v, &p->dv, p->dtype_v, buf->dv);
-        if (p->outputs & FATTN_OUT_DBIAS) write_dbias(p, buf, &r);
-        if (p->outputs & FATTN_OUT_DSINK)
-            for (int64_t h = 0; h < p->heads_q; h++)
+        }
+        if (p->outputs & FATTN_OUT_DBIAS) {
+            write_dbias(p, buf, &r);
+        }
+        if (p->outputs & FATTN_OUT_DSINK) {
+            for (int64_t h = 0; h < p->heads_q; h++) {
                 emit(p, buf->dsink, fattn_naive_dtype_lse(p), h, r.dsink[h]);
+            }
+        }
     }
     fattn_naive_free(&r);
     return FATTN_OK;
@@ -859,12 +971,18 @@ static void inspect_row(const fattn_problem *p, const fattn_naive_slice *s, int6
     const double none = -(double)INFINITY;
     double m = s->sink;
     scores(p, s, i, w);
-    for (int64_t j = s->seq.start; j < s->seq.keys; j++)
-        if (s->keep[j] != 0 && w->x[j] > m) m = w->x[j];
+    for (int64_t j = s->seq.start; j < s->seq.keys; j++) {
+        if (s->keep[j] != 0 && w->x[j] > m) {
+            m = w->x[j];
+        }
+    }
     m = m == none ? 0 : m;
     double l = exp(s->sink - m);
-    for (int64_t j = s->seq.start; j < s->seq.keys; j++)
-        if (s->keep[j] != 0) l += exp(w->x[j] - m);
+    for (int64_t j = s->seq.start; j < s->seq.keys; j++) {
+        if (s->keep[j] != 0) {
+            l += exp(w->x[j] - m);
+        }
+    }
     for (int64_t j = s->seq.start; j < s->seq.keys; j++) {
         const bool kept = s->keep[j] != 0;
         const double x = kept ? w->x[j] : none, prob = kept && l != 0 ? exp(w->x[j] - m) / l : 0;
@@ -880,8 +998,10 @@ fattn_status fattn_naive_inspect(const fattn_problem *p, const fattn_buffers *bu
     fattn_naive_slice slice = {0};
     scratch w = {0};
     fattn_status status = fattn_naive_slice_create(p, &slice);
-    if (status == FATTN_OK) status = scratch_create(p, &r, &w);
-    for (int64_t b = 0; status == FATTN_OK && p->seqlen_q > 0 && b < p->batch; b++)
+    if (status == FATTN_OK) {
+        status = scratch_create(p, &r, &w);
+    }
+    for (int64_t b = 0; status == FATTN_OK && p->seqlen_q > 0 && b < p->batch; b++) {
         for (int64_t h = 0; h < p->heads_q; h++) {
             fattn_naive_slice_load(p, buf, b, h, &slice);
             for (int64_t i = 0; i < slice.seq.rows; i++) {
@@ -889,6 +1009,7 @@ fattn_status fattn_naive_inspect(const fattn_problem *p, const fattn_buffers *bu
                 inspect_row(p, &slice, i, &w, a);
             }
         }
+    }
     fattn_naive_slice_free(&slice);
     fattn_memory_free(w.memory);
     return status;

@@ -54,9 +54,7 @@ static const struct {
 
 const char *npy_kind_name(npy_kind kind) { return kinds[kind].name; }
 
-/* -------------------------------------------------------------------------------------------------
- * Reasons, shapes, byte order
- * ---------------------------------------------------------------------------------------------- */
+/* --- Reasons, shapes, byte order -------------------------------------------------------------- */
 
 /* Writes the shape as Python does: (), (3,), (3, 4). */
 static void shape_print(const npy_array *array, char text[SHAPE_TEXT])
@@ -108,9 +106,13 @@ static int shape_set(npy_array *array, npy_kind kind, int rank, const int64_t *s
 
 static int data_alloc(npy_array *array, const complaint *to)
 {
-    if (array->count == 0) return 0;
+    if (array->count == 0) {
+        return 0;
+    }
     array->data = fattn_memory_alloc_aligned((size_t)bytes_of(array));
-    if (array->data) return 0;
+    if (array->data) {
+        return 0;
+    }
     return complaint_write(to, "out of memory for %lld bytes", (long long)bytes_of(array));
 }
 
@@ -133,9 +135,7 @@ static void swap_bytes(unsigned char *data, int64_t count, size_t item)
     }
 }
 
-/* -------------------------------------------------------------------------------------------------
- * The header
- * ---------------------------------------------------------------------------------------------- */
+/* --- The header ------------------------------------------------------------------------------- */
 
 /* The contents of a header. */
 typedef struct header {
@@ -161,21 +161,29 @@ typedef struct token {
 static int expected(const cursor *c, const char *what)
 {
     int rest = (int)(c->end - c->at);
-    while (rest > 0 && memchr(" \t\r\n", c->at[rest - 1], 4)) rest--;
-    if (rest == 0) return complaint_write(c->to, "the header ends where %s should follow", what);
+    while (rest > 0 && memchr(" \t\r\n", c->at[rest - 1], 4)) {
+        rest--;
+    }
+    if (rest == 0) {
+        return complaint_write(c->to, "the header ends where %s should follow", what);
+    }
     return complaint_write(c->to, "the header has \"%.*s\" at byte %d where %s should follow",
                            rest < QUOTE ? rest : QUOTE, c->at, (int)(c->at - c->text), what);
 }
 
 static void skip_blanks(cursor *c)
 {
-    while (c->at < c->end && memchr(" \t\r\n", *c->at, 4)) c->at++;
+    while (c->at < c->end && memchr(" \t\r\n", *c->at, 4)) {
+        c->at++;
+    }
 }
 
 static int take(cursor *c, char mark)
 {
     skip_blanks(c);
-    if (c->at == c->end || *c->at != mark) return 0;
+    if (c->at == c->end || *c->at != mark) {
+        return 0;
+    }
     c->at++;
     return 1;
 }
@@ -184,7 +192,9 @@ static int take_word(cursor *c, const char *word)
 {
     const size_t size = strlen(word);
     skip_blanks(c);
-    if ((size_t)(c->end - c->at) < size || memcmp(c->at, word, size)) return 0;
+    if ((size_t)(c->end - c->at) < size || memcmp(c->at, word, size)) {
+        return 0;
+    }
     c->at += size;
     return 1;
 }
@@ -192,10 +202,16 @@ static int take_word(cursor *c, const char *word)
 /* A string literal without escapes. The caller has skipped leading blanks. */
 static int take_string(cursor *c, token *string)
 {
-    if (c->at == c->end || (*c->at != '\'' && *c->at != '"')) return 0;
+    if (c->at == c->end || (*c->at != '\'' && *c->at != '"')) {
+        return 0;
+    }
     const char *end = c->at + 1;
-    while (end < c->end && *end != *c->at && *end != '\\' && *end != '\n') end++;
-    if (end == c->end || *end != *c->at) return 0;
+    while (end < c->end && *end != *c->at && *end != '\\' && *end != '\n') {
+        end++;
+    }
+    if (end == c->end || *end != *c->at) {
+        return 0;
+    }
     *string = (token){c->at + 1, (size_t)(end - c->at - 1)};
     c->at = end + 1;
     return 1;
@@ -214,20 +230,26 @@ static int parse_descr(cursor *c, header *h)
         return complaint_write(c->to,
                                "the dtype is structured, and only plain numbers can be read");
     }
-    if (!take_string(c, &descr)) return expected(c, "the string of a dtype");
+    if (!take_string(c, &descr)) {
+        return expected(c, "the string of a dtype");
+    }
 
     const int quoted = (int)(descr.size < QUOTE ? descr.size : QUOTE);
     const char order = descr.size ? descr.text[0] : '\0';
     const token code = {descr.text + 1, descr.size ? descr.size - 1 : 0};
     const int raw = token_is(code, "V2");
     npy_kind kind = NPY_F16;
-    while (kind < NPY_KINDS && !token_is(code, kinds[kind].code)) kind++;
+    while (kind < NPY_KINDS && !token_is(code, kinds[kind].code)) {
+        kind++;
+    }
 
     if (raw && !c->as_bf16) {
         return complaint_write(c->to, "dtype '%.*s' is raw bytes, readable only as bf16", quoted,
                                descr.text);
     }
-    if (raw || (kind == NPY_U16 && c->as_bf16)) kind = NPY_BF16;
+    if (raw || (kind == NPY_U16 && c->as_bf16)) {
+        kind = NPY_BF16;
+    }
     if (kind == NPY_KINDS || order == '\0' || !strchr("<>|", order)) {
         return complaint_write(
             c->to, "dtype '%.*s' is not one of f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8 b1 after < > or |",
@@ -268,22 +290,32 @@ static int parse_size(cursor *c, int axis, int64_t *size)
         return complaint_write(c->to, "axis %d of the shape is negative: -%lld", axis,
                                (long long)value);
     }
-    if (c->python2 && c->at < c->end && *c->at == 'L') c->at++;
+    if (c->python2 && c->at < c->end && *c->at == 'L') {
+        c->at++;
+    }
     *size = value;
     return 0;
 }
 
 static int parse_shape(cursor *c, header *h)
 {
-    if (!take(c, '(')) return expected(c, "the tuple of a shape");
+    if (!take(c, '(')) {
+        return expected(c, "the tuple of a shape");
+    }
     for (h->rank = 0; !take(c, ')');) {
         if (h->rank == NPY_RANK_MAX) {
             return complaint_write(c->to, "the shape has more than %d axes", NPY_RANK_MAX);
         }
-        if (parse_size(c, h->rank, &h->shape[h->rank])) return -1;
+        if (parse_size(c, h->rank, &h->shape[h->rank])) {
+            return -1;
+        }
         h->rank++;
-        if (take(c, ',')) continue;
-        if (h->rank > 1 && take(c, ')')) break; /* (3) is no tuple */
+        if (take(c, ',')) {
+            continue;
+        }
+        if (h->rank > 1 && take(c, ')')) {
+            break;
+        } /* (3) is no tuple */
         return expected(c, "a comma");
     }
     return 0;
@@ -299,15 +331,20 @@ enum { KEYS = sizeof keys / sizeof *keys };
 static int parse_entry(cursor *c, header *h, unsigned *seen)
 {
     token name;
-    if (!take_string(c, &name)) return expected(c, "a key");
+    if (!take_string(c, &name)) {
+        return expected(c, "a key");
+    }
     int key = 0;
-    while (key < KEYS && !token_is(name, keys[key].key)) key++;
+    while (key < KEYS && !token_is(name, keys[key].key)) {
+        key++;
+    }
     if (key == KEYS) {
         return complaint_write(c->to, "the header has the unknown key '%.*s'",
                                (int)(name.size < QUOTE ? name.size : QUOTE), name.text);
     }
-    if (*seen & 1u << key)
+    if (*seen & 1u << key) {
         return complaint_write(c->to, "the header has '%s' twice", keys[key].key);
+    }
     *seen |= 1u << key;
     return take(c, ':') ? keys[key].parse(c, h) : expected(c, "a colon");
 }
@@ -321,24 +358,31 @@ static int parse_header(cursor *c, header *h)
         }
     }
     unsigned seen = 0;
-    if (!take(c, '{')) return expected(c, "a dictionary");
+    if (!take(c, '{')) {
+        return expected(c, "a dictionary");
+    }
     while (!take(c, '}')) {
-        if (parse_entry(c, h, &seen)) return -1;
-        if (take(c, ',')) continue;
-        if (take(c, '}')) break;
+        if (parse_entry(c, h, &seen)) {
+            return -1;
+        }
+        if (take(c, ',')) {
+            continue;
+        }
+        if (take(c, '}')) {
+            break;
+        }
         return expected(c, "a comma or the end of the dictionary");
     }
     for (int key = 0; key < KEYS; key++) {
-        if (!(seen & 1u << key))
+        if (!(seen & 1u << key)) {
             return complaint_write(c->to, "the header has no '%s'", keys[key].key);
+        }
     }
     skip_blanks(c);
     return c->at == c->end ? 0 : expected(c, "nothing but blanks");
 }
 
-/* -------------------------------------------------------------------------------------------------
- * Reading
- * ---------------------------------------------------------------------------------------------- */
+/* --- Reading ---------------------------------------------------------------------------------- */
 
 typedef struct source {
     int file;
@@ -351,7 +395,9 @@ static int source_open(source *s, const complaint *to)
 {
     struct stat status;
     const int file = open(to->path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (file < 0) return complaint_write(to, "cannot be opened: %s", strerror(errno));
+    if (file < 0) {
+        return complaint_write(to, "cannot be opened: %s", strerror(errno));
+    }
     if (fstat(file, &status) || !S_ISREG(status.st_mode)) {
         close(file);
         return complaint_write(to, "not a regular file");
@@ -364,8 +410,12 @@ static int source_read(source *s, void *buffer, int64_t bytes)
 {
     for (int64_t done = 0; done < bytes;) {
         const ssize_t got = read(s->file, (char *)buffer + done, (size_t)(bytes - done));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return complaint_write(s->to, "cannot be read: %s", strerror(errno));
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got < 0) {
+            return complaint_write(s->to, "cannot be read: %s", strerror(errno));
+        }
         if (got == 0) {
             return complaint_write(s->to, "ends after %lld of its %lld bytes",
                                    (long long)(s->at + done), (long long)s->size);
@@ -384,13 +434,19 @@ static int read_header(source *s, int as_bf16, header *h)
         return complaint_write(s->to, "%lld bytes are too few for an .npy file",
                                (long long)s->size);
     }
-    if (source_read(s, start, sizeof start)) return -1;
-    if (memcmp(start, magic, sizeof magic)) return complaint_write(s->to, "not an .npy file");
+    if (source_read(s, start, sizeof start)) {
+        return -1;
+    }
+    if (memcmp(start, magic, sizeof magic)) {
+        return complaint_write(s->to, "not an .npy file");
+    }
     const int major = start[6], minor = start[7];
     if (major < 1 || major > 3 || minor != 0) {
         return complaint_write(s->to, "format version %d.%d is not 1.0, 2.0 or 3.0", major, minor);
     }
-    if (major > 1 && source_read(s, more, sizeof more)) return -1;
+    if (major > 1 && source_read(s, more, sizeof more)) {
+        return -1;
+    }
 
     const int64_t length =
         start[8] | (int64_t)start[9] << 8 | (int64_t)more[0] << 16 | (int64_t)more[1] << 24;
@@ -404,7 +460,9 @@ static int read_header(source *s, int as_bf16, header *h)
                                (long long)length, (long long)(s->size - s->at));
     }
     char text[HEADER_MAX];
-    if (source_read(s, text, length)) return -1;
+    if (source_read(s, text, length)) {
+        return -1;
+    }
     cursor c = {text, text, text + length, major < 3, as_bf16, s->to};
     return parse_header(&c, h);
 }
@@ -421,13 +479,17 @@ static int read_fortran(source *s, npy_array *array)
     const int64_t chunk_count = CHUNK / (int64_t)array->item;
     for (int64_t left = array->count; left > 0;) {
         const int64_t count = left < chunk_count ? left : chunk_count;
-        if (source_read(s, chunk, count * (int64_t)array->item)) return -1;
+        if (source_read(s, chunk, count * (int64_t)array->item)) {
+            return -1;
+        }
         for (int64_t from = 0; from < count; from++) {
             memcpy((char *)array->data + (size_t)to * array->item,
                    chunk + (size_t)from * array->item, array->item);
             for (int axis = 0; axis < array->rank; axis++) {
                 to += stride[axis];
-                if (++index[axis] < array->shape[axis]) break;
+                if (++index[axis] < array->shape[axis]) {
+                    break;
+                }
                 to -= stride[axis] * array->shape[axis];
                 index[axis] = 0;
             }
@@ -458,13 +520,19 @@ static int check_size(const source *s, const npy_array *array)
 static int read_data(source *s, const header *h, npy_array *array)
 {
     const int64_t bytes = bytes_of(array);
-    if (check_size(s, array)) return -1;
-    if (data_alloc(array, s->to)) return -1;
+    if (check_size(s, array)) {
+        return -1;
+    }
+    if (data_alloc(array, s->to)) {
+        return -1;
+    }
     if (h->fortran ? read_fortran(s, array) : source_read(s, array->data, bytes)) {
         npy_free(array);
         return -1;
     }
-    if (h->little != host_is_little()) swap_bytes(array->data, array->count, array->item);
+    if (h->little != host_is_little()) {
+        swap_bytes(array->data, array->count, array->item);
+    }
     return 0;
 }
 
@@ -474,12 +542,16 @@ static int read_file(const complaint *to, int as_bf16, int whole, npy_array *out
     source s;
     header h;
     npy_array array;
-    if (source_open(&s, to)) return -1;
+    if (source_open(&s, to)) {
+        return -1;
+    }
     const int failed = read_header(&s, as_bf16, &h) ||
                        shape_set(&array, h.kind, h.rank, h.shape, to) ||
                        (whole ? read_data(&s, &h, &array) : check_size(&s, &array));
     close(s.file);
-    if (failed) return -1;
+    if (failed) {
+        return -1;
+    }
     *out = array;
     return 0;
 }
@@ -512,7 +584,9 @@ static int each_stretch(const npy_array *whole, const npy_rows *rows, char *data
             const int64_t together = run.stride == 1 ? run.count : 1;
             for (int64_t i = 0; i < run.count; i += together) {
                 const int64_t row = o * whole->shape[rows->axis] + run.first + i * run.stride;
-                if (act(context, row * inner, data, together * inner)) return -1;
+                if (act(context, row * inner, data, together * inner)) {
+                    return -1;
+                }
                 data += together * inner;
             }
         }
@@ -559,7 +633,9 @@ int npy_read_rows(const char *path, int as_bf16, const npy_rows *rows, npy_array
     place p;
     header h;
     npy_array whole, part;
-    if (source_open(&p.source, &to)) return -1;
+    if (source_open(&p.source, &to)) {
+        return -1;
+    }
     int failed = read_header(&p.source, as_bf16, &h) ||
                  shape_set(&whole, h.kind, h.rank, h.shape, &to) || check_size(&p.source, &whole);
     if (!failed && h.fortran) {
@@ -569,11 +645,17 @@ int npy_read_rows(const char *path, int as_bf16, const npy_rows *rows, npy_array
     if (!failed) {
         p.begin = p.source.at;
         failed = each_stretch(&whole, rows, part.data, read_stretch, &p);
-        if (failed) npy_free(&part);
+        if (failed) {
+            npy_free(&part);
+        }
     }
     close(p.source.file);
-    if (failed) return -1;
-    if (h.little != host_is_little()) swap_bytes(part.data, part.count, part.item);
+    if (failed) {
+        return -1;
+    }
+    if (h.little != host_is_little()) {
+        swap_bytes(part.data, part.count, part.item);
+    }
     *out = part;
     return 0;
 }
@@ -583,7 +665,9 @@ int npy_create(const char *name, npy_kind kind, int rank, const int64_t *shape, 
 {
     const complaint to = {name, why, why_size};
     npy_array array;
-    if (shape_set(&array, kind, rank, shape, &to) || data_alloc(&array, &to)) return -1;
+    if (shape_set(&array, kind, rank, shape, &to) || data_alloc(&array, &to)) {
+        return -1;
+    }
     *out = array;
     return 0;
 }
@@ -594,16 +678,18 @@ void npy_free(npy_array *array)
     memset(array, 0, sizeof *array);
 }
 
-/* -------------------------------------------------------------------------------------------------
- * Writing
- * ---------------------------------------------------------------------------------------------- */
+/* --- Writing ---------------------------------------------------------------------------------- */
 
 static int emit(int file, const void *bytes, size_t size, const complaint *to)
 {
     for (size_t done = 0; done < size;) {
         const ssize_t put = write(file, (const char *)bytes + done, size - done);
-        if (put < 0 && errno == EINTR) continue;
-        if (put < 0) return complaint_write(to, "cannot be written: %s", strerror(errno));
+        if (put < 0 && errno == EINTR) {
+            continue;
+        }
+        if (put < 0) {
+            return complaint_write(to, "cannot be written: %s", strerror(errno));
+        }
         done += (size_t)put;
     }
     return 0;
@@ -638,8 +724,12 @@ static int emit_data(int file, const npy_array *array, const complaint *to)
         const int64_t left = array->count - from, count = left < chunk_count ? left : chunk_count;
         const size_t bytes = (size_t)count * array->item;
         memcpy(chunk, (const char *)array->data + (size_t)from * array->item, bytes);
-        if (!host_is_little()) swap_bytes(chunk, count, array->item);
-        if (emit(file, chunk, bytes, to)) return -1;
+        if (!host_is_little()) {
+            swap_bytes(chunk, count, array->item);
+        }
+        if (emit(file, chunk, bytes, to)) {
+            return -1;
+        }
     }
     return 0;
 }
@@ -650,10 +740,14 @@ int npy_stage(const char *path, const npy_array *array, replacement *staged, cha
     const complaint to = {path, why, why_size};
     npy_array shape;
     replacement one;
-    if (shape_set(&shape, array->kind, array->rank, array->shape, &to)) return -1;
+    if (shape_set(&shape, array->kind, array->rank, array->shape, &to)) {
+        return -1;
+    }
     assert(shape.count == array->count && shape.item == array->item);
     assert(array->data || array->count == 0);
-    if (replacement_open(&one, &to)) return -1;
+    if (replacement_open(&one, &to)) {
+        return -1;
+    }
     if (emit_header(one.file, array, &to) || emit_data(one.file, array, &to)) {
         replacement_abandon(&one, 1);
         return -1;
@@ -667,7 +761,9 @@ int npy_stage_zeros(const char *path, const npy_array *array, replacement *stage
 {
     const complaint to = {path, why, why_size};
     replacement one;
-    if (replacement_open(&one, &to)) return -1;
+    if (replacement_open(&one, &to)) {
+        return -1;
+    }
     int failed = emit_header(one.file, array, &to);
     const off_t begin = failed ? 0 : lseek(one.file, 0, SEEK_CUR);
     if (!failed && (begin < 0 || ftruncate(one.file, begin + (off_t)bytes_of(array)))) {
@@ -698,8 +794,12 @@ static int write_stretch(void *context, int64_t at, void *data, int64_t bytes)
     for (int64_t from = 0; from < bytes; from += CHUNK) {
         const int64_t size = bytes - from < CHUNK ? bytes - from : CHUNK;
         memcpy(chunk, (const char *)data + from, (size_t)size);
-        if (!host_is_little()) swap_bytes(chunk, size / (int64_t)s->item, s->item);
-        if (emit(s->file, chunk, (size_t)size, s->to)) return -1;
+        if (!host_is_little()) {
+            swap_bytes(chunk, size / (int64_t)s->item, s->item);
+        }
+        if (emit(s->file, chunk, (size_t)size, s->to)) {
+            return -1;
+        }
     }
     return 0;
 }
@@ -711,7 +811,9 @@ int npy_write_rows(const char *temporary, const npy_rows *rows, const npy_array 
     source s;
     header h;
     npy_array whole;
-    if (source_open(&s, &to)) return -1;
+    if (source_open(&s, &to)) {
+        return -1;
+    }
     int failed = read_header(&s, array->kind == NPY_BF16, &h) ||
                  shape_set(&whole, h.kind, h.rank, h.shape, &to);
     close(s.file);
@@ -730,6 +832,8 @@ int npy_write_rows(const char *temporary, const npy_rows *rows, const npy_array 
 int npy_write(const char *path, const npy_array *array, char *why, size_t why_size)
 {
     replacement staged;
-    if (npy_stage(path, array, &staged, why, why_size)) return -1;
+    if (npy_stage(path, array, &staged, why, why_size)) {
+        return -1;
+    }
     return replacement_commit(&staged, 1, why, why_size);
 }

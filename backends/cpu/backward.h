@@ -71,52 +71,52 @@ typedef struct backward {
 } backward;
 
 /* What both kinds of products need; scores and dP are `columns` wide. */
-static void backward_layout_both(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
+static void backward_layout_both(backward *job, const fattn_problem *p, const fattn_tiling *tiling,
                                  int64_t columns, arena *from)
 {
     const int64_t br = tiling->br, bc = tiling->bc;
     const int64_t bias = wants(p, FATTN_OUT_DBIAS) ? bc * br : 0;
-    panel *const pn = &g->panel;
+    panel *const pn = &job->panel;
 
     panel_layout(pn, p, br, bc, from);
     panel_layout_rows(pn, from);
-    g->o = carve(from, FV_LANES * pn->dv_pad, sizeof(float));
-    g->ot = carve(from, pn->dv_pad * FV_LANES, sizeof(float));
-    g->lse = carve(from, br, sizeof(float));
-    g->rest = carve(from, br, sizeof(float));
-    g->delta = carve(from, br, sizeof(float));
-    g->dqt = carve(from, br * pn->d_pad, sizeof(float));
-    g->dq = carve(from, FV_LANES * pn->d_pad, sizeof(float));
+    job->o = carve(from, FV_LANES * pn->dv_pad, sizeof(float));
+    job->ot = carve(from, pn->dv_pad * FV_LANES, sizeof(float));
+    job->lse = carve(from, br, sizeof(float));
+    job->rest = carve(from, br, sizeof(float));
+    job->delta = carve(from, br, sizeof(float));
+    job->dqt = carve(from, br * pn->d_pad, sizeof(float));
+    job->dq = carve(from, FV_LANES * pn->d_pad, sizeof(float));
     pn->x = carve(from, bc * columns, sizeof(float));
-    g->dpt = carve(from, bc * columns, sizeof(float));
-    g->dpt_rows = carve(from, bc, sizeof *g->dpt_rows);
-    g->ds = carve(from, bias, sizeof(float));
-    g->ds_rows = carve(from, bias, sizeof(float));
-    g->dbias_sums = carve(from, bias ? bc : 0, sizeof(double));
+    job->dpt = carve(from, bc * columns, sizeof(float));
+    job->dpt_rows = carve(from, bc, sizeof *job->dpt_rows);
+    job->ds = carve(from, bias, sizeof(float));
+    job->ds_rows = carve(from, bias, sizeof(float));
+    job->dbias_sums = carve(from, bias ? bc : 0, sizeof(double));
 }
 
 /* --- A tile ----------------------------------------------------------------------------------- */
 
 /* lse in units of the scores, in two floats: one would be off by 2^-24 of lse, and all
  * probabilities of the row by as much. */
-static void load_lse(backward *g, int64_t r, float natural)
+static void load_lse(backward *job, int64_t r, float natural)
 {
-    const double exact = (double)natural / g->panel.rule.natural;
-    g->lse[r] = (float)exact;
-    const double rest = exact - g->lse[r];
-    g->rest[r] = rest == rest ? (float)rest : 0; /* infinities and NaN have none */
+    const double exact = (double)natural / job->panel.rule.natural;
+    job->lse[r] = (float)exact;
+    const double rest = exact - job->lse[r];
+    job->rest[r] = rest == rest ? (float)rest : 0; /* infinities and NaN have none */
 }
 
 /* lse and dlse, the latter in delta. A row whose lse is -inf has no probabilities: it is dead, like
  * those past the last, and gives 0 whatever its dO and dlse are. */
-static void load_lse_and_dlse(backward *g)
+static void load_lse_and_dlse(backward *job)
 {
-    panel *const pn = &g->panel;
+    panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
     const float *const lse = pn->run->buffers->lse, *const dlse = pn->run->buffers->dlse;
 
     pn->ragged = pn->rows < pn->width;
-    g->some_lone = false;
+    job->some_lone = false;
     for (int64_t r = 0; r < pn->width; r++) {
         query_row *const row = &pn->row[r];
         const int64_t at = row->dead ? 0 : fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i;
@@ -124,20 +124,20 @@ static void load_lse_and_dlse(backward *g)
         if (x == -fattn_f32_infinity()) {
             row->dead = pn->ragged = true;
         }
-        load_lse(g, r, row->dead ? 0 : x);
+        load_lse(job, r, row->dead ? 0 : x);
         row->lone = row->dead ? -1 : lone_key(pn, r);
-        g->some_lone = g->some_lone || row->lone >= 0;
-        g->delta[r] = p->features & FATTN_DLSE && !row->dead ? dlse[at] : 0;
+        job->some_lone = job->some_lone || row->lone >= 0;
+        job->delta[r] = p->features & FATTN_DLSE && !row->dead ? dlse[at] : 0;
     }
 }
 
 /* lse of the rows first .. first + count - 1 whose only key is in the tile becomes its score, as
  * the tile computes it. x: of row `first` */
-static void settle_lone(backward *g, span s, unsigned terms, int64_t first, int64_t count,
+static void settle_lone(backward *job, span s, unsigned terms, int64_t first, int64_t count,
                         const float *x, int64_t stride)
 {
-    const panel *const pn = &g->panel;
-    for (int64_t r = first; g->some_lone && r < fattn_min64(first + count, pn->rows); r++) {
+    const panel *const pn = &job->panel;
+    for (int64_t r = first; job->some_lone && r < fattn_min64(first + count, pn->rows); r++) {
         const int64_t j = pn->row[r].lone - s.first, lane = (r - first) % FV_LANES;
         if (pn->row[r].lone < 0 || j < 0 || j >= s.live) {
             continue;
@@ -147,10 +147,10 @@ static void settle_lone(backward *g, span s, unsigned terms, int64_t first, int6
         fv dscore;
         fv_store(score,
                  fattn_score(&pn->rule, terms, dot, pair_at(pn, terms, j, r - lane), &dscore));
-        const float difference = fabsf(score[lane] - g->lse[r] - g->rest[r]);
+        const float difference = fabsf(score[lane] - job->lse[r] - job->rest[r]);
         if (difference <= lone_tolerance(pn, r, pn->row[r].lone, score[lane])) {
-            g->lse[r] = score[lane];
-            g->rest[r] = 0;
+            job->lse[r] = score[lane];
+            job->rest[r] = 0;
         }
     }
 }
@@ -173,17 +173,17 @@ static void add_sums(float *to, int64_t stride, const double *sums, int64_t n)
 
 /* dbias += dS. Rows after one another that share their entries are summed in double before, and so
  * are keys that do: equal terms round alike. */
-static void add_dbias(backward *g, span s)
+static void add_dbias(backward *job, span s)
 {
-    const panel *const pn = &g->panel;
+    const panel *const pn = &job->panel;
     const int64_t *const stride = pn->p->dbias_stride;
     const bool shared = stride[2] == 0 || stride[3] == 0;
     const bool sloped = pn->p->features & FATTN_ALIBI_BIAS;
-    double *const sums = g->dbias_sums;
+    double *const sums = job->dbias_sums;
     bool fresh = true;
-    transpose(g->ds, pn->br, s.padded, pn->width, g->ds_rows, pn->bc);
+    transpose(job->ds, pn->br, s.padded, pn->width, job->ds_rows, pn->bc);
     for (int64_t r = 0; r < pn->rows; r++) {
-        float *const ds = g->ds_rows + r * pn->bc;
+        float *const ds = job->ds_rows + r * pn->bc;
         const int64_t at = term_index(pn, stride, r, s.first);
         for (int64_t j = 0; sloped && j < s.live; j++) { /* x += slope bias */
             ds[j] *= pn->slope[r];
@@ -207,11 +207,11 @@ static void add_dbias(backward *g, span s)
 
 /* Waits until the panel before has added to the keys of the tile: to all keys where they share an
  * entry of dbias. */
-static void wait_for(const backward *g, span s, const fattn_cpu_progress *before)
+static void wait_for(const backward *job, span s, const fattn_cpu_progress *before)
 {
     if (before) {
-        const bool all = dbias_sums_keys(g->panel.p);
-        fattn_cpu_wait(before, all ? INT64_MAX : s.first / g->panel.bc + 1);
+        const bool all = dbias_sums_keys(job->panel.p);
+        fattn_cpu_wait(before, all ? INT64_MAX : s.first / job->panel.bc + 1);
     }
 }
 

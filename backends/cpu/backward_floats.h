@@ -15,44 +15,44 @@ static int64_t odd_lines(int64_t n)
     return ((n + line - 1) / line | 1) * line;
 }
 
-static void backward_layout(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
+static void backward_layout(backward *job, const fattn_problem *p, const fattn_tiling *tiling,
                             arena *from)
 {
     const int64_t br = tiling->br, bc = tiling->bc;
-    panel *const pn = &g->panel;
+    panel *const pn = &job->panel;
 
-    backward_layout_both(g, p, tiling, br, from);
+    backward_layout_both(job, p, tiling, br, from);
     panel_layout_keys(pn, 1, from);
-    g->q_stride = odd_lines(pn->d_pad);
-    g->dout_stride = odd_lines(pn->dv_pad);
-    pn->q = carve(from, br * g->q_stride, sizeof(float));
+    job->q_stride = odd_lines(pn->d_pad);
+    job->dout_stride = odd_lines(pn->dv_pad);
+    pn->q = carve(from, br * job->q_stride, sizeof(float));
     pn->qt = carve(from, br * pn->d_pad, sizeof(float));
-    g->dout = carve(from, br * g->dout_stride, sizeof(float));
-    g->dout_t = carve(from, br * pn->dv_pad, sizeof(float));
-    g->out = carve(from, bc, sizeof *g->out);
-    g->seen = carve(from, bc, sizeof *g->seen);
-    g->nowhere = carve(from, fattn_max64(pn->d_pad, pn->dv_pad), sizeof(float));
-    g->rows = carve(from, bc, sizeof *g->rows);
+    job->dout = carve(from, br * job->dout_stride, sizeof(float));
+    job->dout_t = carve(from, br * pn->dv_pad, sizeof(float));
+    job->out = carve(from, bc, sizeof *job->out);
+    job->seen = carve(from, bc, sizeof *job->seen);
+    job->nowhere = carve(from, fattn_max64(pn->d_pad, pn->dv_pad), sizeof(float));
+    job->rows = carve(from, bc, sizeof *job->rows);
 }
 
 static int64_t backward_scratch(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    backward g;
+    backward job;
     arena from = {0};
-    backward_layout(&g, p, tiling, &from);
+    backward_layout(&job, p, tiling, &from);
     return from.used;
 }
 
 /* --- Rows ------------------------------------------------------------------------------------- */
 
-/* delta, which was dlse, = sum_c dO_c o_c - dlse of the rows at r, after g->dout_t. The sum runs as
- * those of dP do, so that a row whose o is one of its v has a dS of exactly 0 there. */
-static void load_delta(backward *g, int64_t r)
+/* delta, which was dlse, = sum_c dO_c o_c - dlse of the rows at r, after job->dout_t. The sum runs
+ * as those of dP do, so that a row whose o is one of its v has a dS of exactly 0 there. */
+static void load_delta(backward *job, int64_t r)
 {
-    const panel *const pn = &g->panel;
+    const panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
     for (int64_t n = 0; n < FV_LANES; n++) {
-        float *const o = g->o + n * pn->dv_pad;
+        float *const o = job->o + n * pn->dv_pad;
         if (pn->row[r + n].dead) {
             fill(o, pn->dv_pad, 0);
         } else {
@@ -61,38 +61,38 @@ static void load_delta(backward *g, int64_t r)
                      p->dim_v);
         }
     }
-    transpose(g->o, pn->dv_pad, FV_LANES, pn->dv_pad, g->ot, FV_LANES);
+    transpose(job->o, pn->dv_pad, FV_LANES, pn->dv_pad, job->ot, FV_LANES);
 
     fv delta = fv_set1(0);
     for (int64_t c = 0; c < p->dim_v; c++) {
-        delta =
-            fv_muladd(fv_load(g->ot + c * FV_LANES), fv_load(g->dout_t + c * pn->br + r), delta);
+        delta = fv_muladd(fv_load(job->ot + c * FV_LANES), fv_load(job->dout_t + c * pn->br + r),
+                          delta);
     }
-    fv_store(g->delta + r, fv_sub(delta, fv_load(g->delta + r)));
+    fv_store(job->delta + r, fv_sub(delta, fv_load(job->delta + r)));
 }
 
 /* Rows q, dO and delta. */
-static void load_rows(backward *g)
+static void load_rows(backward *job)
 {
-    panel *const pn = &g->panel;
+    panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
 
-    load_lse_and_dlse(g);
-    load_queries(pn, pn->run->buffers->q, p->dtype, &p->q, p->dim, pn->q, g->q_stride);
-    load_queries(pn, pn->run->buffers->dout, p->dtype_o, &p->dout, p->dim_v, g->dout,
-                 g->dout_stride);
+    load_lse_and_dlse(job);
+    load_queries(pn, pn->run->buffers->q, p->dtype, &p->q, p->dim, pn->q, job->q_stride);
+    load_queries(pn, pn->run->buffers->dout, p->dtype_o, &p->dout, p->dim_v, job->dout,
+                 job->dout_stride);
     for (int64_t r = 0; r < pn->rows; r++) {
         if (pn->row[r].dead) {
-            fill(g->dout + r * g->dout_stride, pn->dv_pad, 0);
+            fill(job->dout + r * job->dout_stride, pn->dv_pad, 0);
         }
     }
     point_rows(pn->x_rows, pn->bc, pn->x, pn->br);
-    point_rows(g->dpt_rows, pn->bc, g->dpt, pn->br);
-    fill(g->nowhere, fattn_max64(pn->d_pad, pn->dv_pad), 0);
-    transpose(pn->q, g->q_stride, pn->width, pn->d_pad, pn->qt, pn->br);
-    transpose(g->dout, g->dout_stride, pn->width, pn->dv_pad, g->dout_t, pn->br);
+    point_rows(job->dpt_rows, pn->bc, job->dpt, pn->br);
+    fill(job->nowhere, fattn_max64(pn->d_pad, pn->dv_pad), 0);
+    transpose(pn->q, job->q_stride, pn->width, pn->d_pad, pn->qt, pn->br);
+    transpose(job->dout, job->dout_stride, pn->width, pn->dv_pad, job->dout_t, pn->br);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        load_delta(g, r);
+        load_delta(job, r);
     }
 }
 
@@ -102,17 +102,17 @@ static void load_rows(backward *g)
 static float lift_of(const fattn_problem *p) { return p->features & FATTN_ALIBI ? LIFT : 1; }
 
 /* Scores in x and dP in dpt become Z P and dS', lifted; ds gets dS where dbias is wanted. */
-static void differentiate_tile(backward *g, span s, unsigned terms)
+static void differentiate_tile(backward *job, span s, unsigned terms)
 {
-    panel *const pn = &g->panel;
+    panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
     const bool drops = p->features & FATTN_DROPOUT, keeps_ds = wants(p, FATTN_OUT_DBIAS);
     const fv unit = fv_set1(pn->rule.unit), scale = fv_set1(pn->rule.scale);
     const float lift = lift_of(p);
 
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const fv lse = fv_load(g->lse + r), rest = fv_load(g->rest + r);
-        const fv delta = fv_load(g->delta + r);
+        const fv lse = fv_load(job->lse + r), rest = fv_load(job->rest + r);
+        const fv delta = fv_load(job->delta + r);
         for (int64_t j = 0; j < s.padded; j++) {
             const int64_t at = j * pn->br + r;
             const fattn_score_pair pair = pair_at(pn, terms, j, r);
@@ -121,11 +121,11 @@ static void differentiate_tile(backward *g, span s, unsigned terms)
             const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
             const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
             const fv weight = fv_exp2_from(power, LEAST_POWER, lift);
-            const fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(g->dpt + at)), delta));
+            const fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(job->dpt + at)), delta));
             fv_store(pn->x + at, fv_mul(z, weight));
-            fv_store(g->dpt + at, fv_mul(fv_mul(ds, dscore), scale));
+            fv_store(job->dpt + at, fv_mul(fv_mul(ds, dscore), scale));
             if (keeps_ds) {
-                fv_store(g->ds + at, fv_mul(fv_set1(1 / lift), ds));
+                fv_store(job->ds + at, fv_mul(fv_set1(1 / lift), ds));
             }
         }
     }
@@ -139,26 +139,26 @@ static int64_t register_tiles(span s, int64_t columns)
 
 /* The rows of keys that the next product copies or adds to, spread over `tiles` register tiles of
  * this one; none where rows are used in place. */
-static prefetch_list fetch_keys(const backward *g, span s, const void *tensor, fattn_dtype dtype,
+static prefetch_list fetch_keys(const backward *job, span s, const void *tensor, fattn_dtype dtype,
                                 const fattn_strides *strides, int64_t dim, int64_t tiles)
 {
-    const panel *const pn = &g->panel;
+    const panel *const pn = &job->panel;
     if (in_place(pn->p->dtype, strides)) {
         return NO_PREFETCH;
     }
     for (int64_t j = 0; j < s.live; j++) {
-        g->rows[j].from = element(tensor, dtype, key_index(pn, strides, s.first + j));
-        g->rows[j].bytes = dim * fattn_dtype_size(dtype);
+        job->rows[j].from = element(tensor, dtype, key_index(pn, strides, s.first + j));
+        job->rows[j].bytes = dim * fattn_dtype_size(dtype);
     }
-    return spread_rows(g->rows, fattn_max64(s.live, 0), tiles);
+    return spread_rows(job->rows, fattn_max64(s.live, 0), tiles);
 }
 
 /* The same for sums that lie in a gradient. */
-static prefetch_list fetch_sums(const backward *g, span s, const void *tensor,
+static prefetch_list fetch_sums(const backward *job, span s, const void *tensor,
                                 const fattn_strides *strides, int64_t dim, int64_t tiles)
 {
-    const bool none = !tensor || adds_up_apart(g->panel.p);
-    return none ? NO_PREFETCH : fetch_keys(g, s, tensor, FATTN_F32, strides, dim, tiles);
+    const bool none = !tensor || adds_up_apart(job->panel.p);
+    return none ? NO_PREFETCH : fetch_keys(job, s, tensor, FATTN_F32, strides, dim, tiles);
 }
 
 /* The most queries that are summed before a gradient is added to, and an even part of n that is no
@@ -172,14 +172,14 @@ static int64_t terms_of(const panel *pn, int64_t n)
 }
 
 /* tensor[j] += weights[j] rows for the keys of the tile. weights: [bc] rows of [br] */
-static void add_keys(backward *g, span s, float *const *weights, const float *rows,
+static void add_keys(backward *job, span s, float *const *weights, const float *rows,
                      int64_t rows_stride, void *tensor, const fattn_strides *strides, int64_t dim,
                      float *apart, int64_t stride, prefetch_list later)
 {
-    panel *const pn = &g->panel;
+    panel *const pn = &job->panel;
     const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.padded; j++) {
-        g->out[j] = j < s.live ? sums.first + j * sums.step : g->nowhere;
+        job->out[j] = j < s.live ? sums.first + j * sums.step : job->nowhere;
     }
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
@@ -188,50 +188,50 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
         /* Only rows from r on see them. */
         for (int64_t i = r; past > first && i < pn->width; i += terms) {
             for (j = first; j < past; j++) {
-                g->seen[j] = weights[j] + i;
+                job->seen[j] = weights[j] + i;
             }
-            const product_of sum = {.a = g->seen + first,
+            const product_of sum = {.a = job->seen + first,
                                     .b = rows + i * rows_stride,
                                     .b_stride = rows_stride,
                                     .depth = fattn_min64(terms, pn->width - i)};
-            later =
-                product_rows(1 / lift_of(pn->p), past - first, sum, g->out + first, 0, dim, later);
+            later = product_rows(1 / lift_of(pn->p), past - first, sum, job->out + first, 0, dim,
+                                 later);
         }
     }
 }
 
 /* Scores and dP that are not computed are set to 0: their weights are 0, and 0 times what the
  * scratch held could be NaN. */
-static void clear_unseen(backward *g, span s)
+static void clear_unseen(backward *job, span s)
 {
-    const panel *const pn = &g->panel;
+    const panel *const pn = &job->panel;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         for (int64_t j = keys_seen(pn, s, r + FV_LANES); j < s.padded; j++) {
             fv_store(pn->x + j * pn->br + r, fv_set1(0));
-            fv_store(g->dpt + j * pn->br + r, fv_set1(0));
+            fv_store(job->dpt + j * pn->br + r, fv_set1(0));
         }
     }
 }
 
 /* dQ^T += K^T dS'^T. Where the band cuts the tile: one register tile of rows at a time, each as far
  * as it sees keys. */
-static void add_dq(backward *g, span s)
+static void add_dq(backward *job, span s)
 {
-    const panel *const pn = &g->panel;
+    const panel *const pn = &job->panel;
     const bool cut = keys_seen(pn, s, FV_LANES) < s.padded;
     const int64_t step = cut ? TILE_GROUP : pn->width;
     for (int64_t r = 0; r < pn->width; r += step) {
         const product_of kds = {
-            .a = pn->k, .b = g->dpt + r, .b_stride = pn->br, .depth = keys_seen(pn, s, r + step)};
-        product_columns(pn->p->dim, false, NULL, kds, g->dqt + r, pn->br,
+            .a = pn->k, .b = job->dpt + r, .b_stride = pn->br, .depth = keys_seen(pn, s, r + step)};
+        product_columns(pn->p->dim, false, NULL, kds, job->dqt + r, pn->br,
                         fattn_min64(step, pn->width - r));
     }
 }
 
 /* next: the tile after it */
-static void backward_tile(backward *g, span s, span next, const fattn_cpu_progress *before)
+static void backward_tile(backward *job, span s, span next, const fattn_cpu_progress *before)
 {
-    panel *const pn = &g->panel;
+    panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
     const fattn_buffers *const buf = pn->run->buffers;
     const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
@@ -239,53 +239,53 @@ static void backward_tile(backward *g, span s, span next, const fattn_cpu_progre
     /* 1. S^T and dP^T. */
     load_keys(pn, s, 0, buf->k, p->dtype_kv, &p->k, p->dim, pn->k_copy, pn->d_pad, pn->k, NULL);
     const int64_t tiles = register_tiles(s, pn->width);
-    pn->later = needs_ds ? fetch_keys(g, s, buf->v, p->dtype, &p->v, p->dim_v, tiles)
-                         : fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
+    pn->later = needs_ds ? fetch_keys(job, s, buf->v, p->dtype, &p->v, p->dim_v, tiles)
+                         : fetch_sums(job, s, buf->dv, &p->dv, p->dim_v, tiles);
     dot_rows(pn, s, true, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
         load_keys(pn, s, 0, buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,
                   NULL);
-        pn->later = fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
-        dot_rows(pn, s, false, pn->v, p->dim_v, g->dout_t, g->dpt_rows);
+        pn->later = fetch_sums(job, s, buf->dv, &p->dv, p->dim_v, tiles);
+        dot_rows(pn, s, false, pn->v, p->dim_v, job->dout_t, job->dpt_rows);
     } else {
-        fill(g->dpt, s.padded * pn->br, 0);
+        fill(job->dpt, s.padded * pn->br, 0);
     }
-    clear_unseen(g, s);
+    clear_unseen(job, s);
 
     /* 2. Z P^T and dS'^T. */
     const unsigned terms = load_terms(pn, s);
     if (p->features & FATTN_DROPOUT) {
         load_dropout(pn, s);
     }
-    settle_lone(g, s, terms, 0, pn->width, pn->x, pn->br);
-    differentiate_tile(g, s, terms);
+    settle_lone(job, s, terms, 0, pn->width, pn->x, pn->br);
+    differentiate_tile(job, s, terms);
 
     /* 3. dQ^T += K^T dS'^T. */
     if (wants(p, FATTN_OUT_DQ)) {
-        add_dq(g, s);
+        add_dq(job, s);
     }
 
     /* 4. What is shared. */
-    wait_for(g, s, before);
+    wait_for(job, s, before);
     if (wants(p, FATTN_OUT_DBIAS)) {
-        add_dbias(g, s);
+        add_dbias(job, s);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        add_keys(g, s, pn->x_rows, g->dout, g->dout_stride, buf->dv, &p->dv, p->dim_v, g->shared.dv,
-                 pn->dv_pad,
-                 fetch_sums(g, s, buf->dk, &p->dk, p->dim, register_tiles(s, p->dim_v)));
+        add_keys(job, s, pn->x_rows, job->dout, job->dout_stride, buf->dv, &p->dv, p->dim_v,
+                 job->shared.dv, pn->dv_pad,
+                 fetch_sums(job, s, buf->dk, &p->dk, p->dim, register_tiles(s, p->dim_v)));
     }
     if (wants(p, FATTN_OUT_DK)) {
-        add_keys(g, s, g->dpt_rows, pn->q, g->q_stride, buf->dk, &p->dk, p->dim, g->shared.dk,
-                 pn->d_pad,
-                 fetch_keys(g, next, buf->k, p->dtype, &p->k, p->dim, register_tiles(s, p->dim)));
+        add_keys(job, s, job->dpt_rows, pn->q, job->q_stride, buf->dk, &p->dk, p->dim,
+                 job->shared.dk, pn->d_pad,
+                 fetch_keys(job, next, buf->k, p->dtype, &p->k, p->dim, register_tiles(s, p->dim)));
     }
 }
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-static float dq_factor(const backward *g) { return 1 / lift_of(g->panel.p); }
-static float delta_of(const backward *g, int64_t r) { return g->delta[r]; }
+static float dq_factor(const backward *job) { return 1 / lift_of(job->panel.p); }
+static float delta_of(const backward *job, int64_t r) { return job->delta[r]; }
 
 static const backward_kind backward_floats = {
     .step = FV_NK,

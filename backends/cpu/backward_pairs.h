@@ -10,44 +10,44 @@
 #include "backends/cpu/backward_run.h"
 #include "backends/cpu/pairs.h"
 
-static void backward_pairs_layout(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
+static void backward_pairs_layout(backward *job, const fattn_problem *p, const fattn_tiling *tiling,
                                   arena *from)
 {
     const int64_t br = tiling->br, bc = tiling->bc;
     const int64_t k_size = bc * pairs_stride(p->dim), v_size = bc * pairs_stride(p->dim_v);
-    panel *const pn = &g->panel;
+    panel *const pn = &job->panel;
 
-    backward_layout_both(g, p, tiling, TILE_GROUP, from);
+    backward_layout_both(job, p, tiling, TILE_GROUP, from);
     pairs_layout(pn, from);
     /* Keys and values are done with when sums begin, and matrix registers with zipped keys when
      * they are transposed. */
     const int64_t sums = bc * fattn_max64(pn->d_pad, pn->dv_pad), zipped = bc / 2 * pn->d_pad;
-    g->sums = carve(from, fattn_max64(k_size + v_size, sums), sizeof(float));
-    pn->k_copy = g->sums;
-    pn->v_copy = from->base ? g->sums + k_size : NULL;
+    job->sums = carve(from, fattn_max64(k_size + v_size, sums), sizeof(float));
+    pn->k_copy = job->sums;
+    pn->v_copy = from->base ? job->sums + k_size : NULL;
     float *const rounded =
         carve(from, PAIRS_COPIED ? fattn_max64(bc * br, zipped) : bc * br, sizeof(float));
-    g->p16 = (uint16_t *)(void *)rounded;
-    g->ds16 = from->base ? g->p16 + bc * br : NULL;
-    g->k_zipped = PAIRS_COPIED ? rounded : carve(from, zipped, sizeof(float));
-    g->k_transposed = carve(from, PAIRS_COPIED ? zipped : 0, sizeof(float));
+    job->p16 = (uint16_t *)(void *)rounded;
+    job->ds16 = from->base ? job->p16 + bc * br : NULL;
+    job->k_zipped = PAIRS_COPIED ? rounded : carve(from, zipped, sizeof(float));
+    job->k_transposed = carve(from, PAIRS_COPIED ? zipped : 0, sizeof(float));
     pn->qt = carve(from, pairs_stride(p->dim) * br, sizeof(float));
-    g->dout_t = carve(from, pairs_stride(p->dim_v) * br, sizeof(float));
-    g->v_rows = carve(from, bc, sizeof *g->v_rows);
-    g->q_zipped = carve(from, br / 2 * pn->d_pad, sizeof(float));
-    g->dout_zipped = carve(from, br / 2 * pn->dv_pad, sizeof(float));
-    g->p16_rows = carve(from, bc, sizeof *g->p16_rows);
-    g->ds16_rows = carve(from, bc, sizeof *g->ds16_rows);
-    g->weights = carve(from, bc, sizeof *g->weights);
-    g->ds_pairs = carve(from, bc / 2 * TILE_GROUP, sizeof(float));
-    g->sum_rows = carve(from, bc, sizeof *g->sum_rows);
+    job->dout_t = carve(from, pairs_stride(p->dim_v) * br, sizeof(float));
+    job->v_rows = carve(from, bc, sizeof *job->v_rows);
+    job->q_zipped = carve(from, br / 2 * pn->d_pad, sizeof(float));
+    job->dout_zipped = carve(from, br / 2 * pn->dv_pad, sizeof(float));
+    job->p16_rows = carve(from, bc, sizeof *job->p16_rows);
+    job->ds16_rows = carve(from, bc, sizeof *job->ds16_rows);
+    job->weights = carve(from, bc, sizeof *job->weights);
+    job->ds_pairs = carve(from, bc / 2 * TILE_GROUP, sizeof(float));
+    job->sum_rows = carve(from, bc, sizeof *job->sum_rows);
 }
 
 static int64_t backward_pairs_scratch(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    backward g;
+    backward job;
     arena from = {0};
-    backward_pairs_layout(&g, p, tiling, &from);
+    backward_pairs_layout(&job, p, tiling, &from);
     return from.used;
 }
 
@@ -119,39 +119,39 @@ static void raise_pairs(float *pairs, int64_t rows, int64_t stride, int64_t n)
  * Where all dO of a panel are that small, they are taken 2^64 times as large and their sums are
  * scaled back. For dS this holds only if dlse is small as well; otherwise dlse decides its size.
  */
-static void lift(backward *g, unsigned bits)
+static void lift(backward *job, unsigned bits)
 {
-    const panel *const pn = &g->panel;
+    const panel *const pn = &job->panel;
     const int64_t dim_v = pn->p->dim_v;
     bool small = true;
-    g->lowered = g->lowered_dv = 1;
+    job->lowered = job->lowered_dv = 1;
     if (bits & EXPONENT_HIGH) {
         return;
     }
-    raise_pairs(g->dout_zipped, pn->width / 2, pn->dv_pad, pn->dv_pad);
-    g->lowered_dv = 0x1p-64f;
+    raise_pairs(job->dout_zipped, pn->width / 2, pn->dv_pad, pn->dv_pad);
+    job->lowered_dv = 0x1p-64f;
     for (int64_t r = 0; r < pn->width; r++) {
-        small = small && g->delta[r] < 0x1p-63f && g->delta[r] > -0x1p-63f;
+        small = small && job->delta[r] < 0x1p-63f && job->delta[r] > -0x1p-63f;
     }
     if (small) {
-        raise_pairs(g->dout_t, pairs_stride(dim_v), pn->br, pn->width);
+        raise_pairs(job->dout_t, pairs_stride(dim_v), pn->br, pn->width);
         for (int64_t r = 0; r < pn->width; r++) {
-            g->delta[r] *= 0x1p64f;
+            job->delta[r] *= 0x1p64f;
         }
-        g->lowered = 0x1p-64f;
+        job->lowered = 0x1p-64f;
     }
 }
 
 /* As load_delta(). Dropout may leave a row of o nothing but tiny weights; delta then decides dS of
  * the other keys, and o is taken 2^64 times as large. */
-static void load_delta_pairs(backward *g, int64_t r)
+static void load_delta_pairs(backward *job, int64_t r)
 {
-    const panel *const pn = &g->panel;
+    const panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
     const int64_t stride = pairs_stride(p->dim_v);
     float delta[FV_LANES], lowered[FV_LANES];
     for (int64_t n = 0; n < FV_LANES; n++) {
-        float *const to = g->o + n * stride;
+        float *const to = job->o + n * stride;
         const bool small = !(load_row_pairs(pn, pn->run->buffers->o, p->dtype_o, &p->o, r + n,
                                             p->dim_v, to, stride) &
                              EXPONENT_HIGH);
@@ -160,29 +160,30 @@ static void load_delta_pairs(backward *g, int64_t r)
             raise_pairs(to, 1, stride, stride);
         }
     }
-    pairs_dots(g->o, stride, g->ot, pairs_of(p->dim_v), g->dout_t + r, pn->br, delta);
-    fv_store(g->delta + r, fv_sub(fv_mul(fv_load(lowered), fv_load(delta)), fv_load(g->delta + r)));
+    pairs_dots(job->o, stride, job->ot, pairs_of(p->dim_v), job->dout_t + r, pn->br, delta);
+    fv_store(job->delta + r,
+             fv_sub(fv_mul(fv_load(lowered), fv_load(delta)), fv_load(job->delta + r)));
 }
 
-static void load_rows_pairs(backward *g)
+static void load_rows_pairs(backward *job)
 {
-    panel *const pn = &g->panel;
+    panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
 
     widen(pn);
-    load_lse_and_dlse(g);
-    (void)load_both_ways(pn, pn->run->buffers->q, &p->q, p->dim, g->dq, pn->qt, g->q_zipped);
-    lift(g, load_both_ways(pn, pn->run->buffers->dout, &p->dout, p->dim_v, g->o, g->dout_t,
-                           g->dout_zipped));
+    load_lse_and_dlse(job);
+    (void)load_both_ways(pn, pn->run->buffers->q, &p->q, p->dim, job->dq, pn->qt, job->q_zipped);
+    lift(job, load_both_ways(pn, pn->run->buffers->dout, &p->dout, p->dim_v, job->o, job->dout_t,
+                             job->dout_zipped));
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        load_delta_pairs(g, r);
+        load_delta_pairs(job, r);
     }
     point_rows(pn->x_rows, pn->bc, pn->x, TILE_GROUP);
-    point_rows(g->dpt_rows, pn->bc, g->dpt, TILE_GROUP);
-    point_rows(g->sum_rows, pn->bc, g->sums, fattn_max64(pn->d_pad, pn->dv_pad));
+    point_rows(job->dpt_rows, pn->bc, job->dpt, TILE_GROUP);
+    point_rows(job->sum_rows, pn->bc, job->sums, fattn_max64(pn->d_pad, pn->dv_pad));
     for (int64_t j = 0; j < pn->bc; j++) {
-        g->p16_rows[j] = (const bf16_pair *)(void *)(g->p16 + j * pn->br);
-        g->ds16_rows[j] = (const bf16_pair *)(void *)(g->ds16 + j * pn->br);
+        job->p16_rows[j] = (const bf16_pair *)(void *)(job->p16 + j * pn->br);
+        job->ds16_rows[j] = (const bf16_pair *)(void *)(job->ds16 + j * pn->br);
     }
 }
 
@@ -191,15 +192,15 @@ static void load_rows_pairs(backward *g)
 /* Scores and dP of a strip of columns from first on become Z P and dS without scale, as bf16, and
  * LIFT times as large: a sink or a mask may leave rows only probabilities below the normal range,
  * which products of pairs drop. */
-INLINE void differentiate_strip(backward *g, span s, int64_t first, int64_t columns, unsigned terms,
-                                bool drops, bool keeps_ds)
+INLINE void differentiate_strip(backward *job, span s, int64_t first, int64_t columns,
+                                unsigned terms, bool drops, bool keeps_ds)
 {
-    const panel *const pn = &g->panel;
-    const fv unit = fv_set1(pn->rule.unit), lowered = fv_set1(g->lowered / LIFT);
+    const panel *const pn = &job->panel;
+    const fv unit = fv_set1(pn->rule.unit), lowered = fv_set1(job->lowered / LIFT);
     for (int64_t j = 0; j < s.padded; j += 2) {
         for (int64_t r = 0; r < columns; r += FV_LANES) {
-            const fv lse = fv_load(g->lse + first + r), rest = fv_load(g->rest + first + r);
-            const fv delta = fv_load(g->delta + first + r);
+            const fv lse = fv_load(job->lse + first + r), rest = fv_load(job->rest + first + r);
+            const fv delta = fv_load(job->delta + first + r);
             const int64_t to = j * pn->br + first + r;
             fv weight[2], ds[2];
             for (int64_t n = 0; n < 2; n++) {
@@ -210,17 +211,17 @@ INLINE void differentiate_strip(backward *g, span s, int64_t first, int64_t colu
                 const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
                 const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
                 weight[n] = fv_exp2_from(power, LEAST_POWER, LIFT);
-                ds[n] = fv_mul(weight[n], fv_sub(fv_mul(z, fv_load(g->dpt + from)), delta));
+                ds[n] = fv_mul(weight[n], fv_sub(fv_mul(z, fv_load(job->dpt + from)), delta));
                 weight[n] = fv_mul(z, weight[n]);
                 if (keeps_ds) {
-                    fv_store(g->ds + at, fv_mul(lowered, ds[n]));
+                    fv_store(job->ds + at, fv_mul(lowered, ds[n]));
                 }
                 ds[n] = fv_mul(ds[n], dscore);
             }
-            pv_store_rows(g->p16 + to, g->p16 + to + pn->br, pv_round(weight[0], weight[1]));
+            pv_store_rows(job->p16 + to, job->p16 + to + pn->br, pv_round(weight[0], weight[1]));
             const pv rounded = pv_round(ds[0], ds[1]);
-            pv_store_rows(g->ds16 + to, g->ds16 + to + pn->br, rounded);
-            pv_store(g->ds_pairs + j / 2 * TILE_GROUP + r, pv_twist(rounded));
+            pv_store_rows(job->ds16 + to, job->ds16 + to + pn->br, rounded);
+            pv_store(job->ds_pairs + j / 2 * TILE_GROUP + r, pv_twist(rounded));
         }
     }
 }
@@ -263,29 +264,29 @@ static seen_rows rows_seeing_tile(const panel *pn, span s)
 
 /* tensor[j] += factor weights[j] rows for the keys of the tile, once the panel before has added its
  * own. weights: [bc] rows of [br]; rows: zipped */
-static void add_keys_pairs(backward *g, span s, seen_rows seen, const bf16_pair *const *weights,
+static void add_keys_pairs(backward *job, span s, seen_rows seen, const bf16_pair *const *weights,
                            const float *rows, float factor, void *tensor,
                            const fattn_strides *strides, int64_t dim, float *apart, int64_t stride,
                            const fattn_cpu_progress *before)
 {
-    const panel *const pn = &g->panel;
+    const panel *const pn = &job->panel;
     for (int64_t j = 0; j < s.padded; j++) {
-        g->weights[j] = weights[j] + seen.first / 2;
+        job->weights[j] = weights[j] + seen.first / 2;
     }
-    pairs_rows(s.padded, g->weights, pn->br / 2, (seen.past - seen.first) / 2,
-               rows + seen.first / 2 * stride, stride, g->sum_rows,
+    pairs_rows(s.padded, job->weights, pn->br / 2, (seen.past - seen.first) / 2,
+               rows + seen.first / 2 * stride, stride, job->sum_rows,
                fattn_max64(pn->d_pad, pn->dv_pad), stride, NO_PREFETCH);
-    wait_for(g, s, before);
+    wait_for(job, s, before);
     const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.live; j++) {
-        add_row(sums.first + j * sums.step, g->sum_rows[j], dim, factor);
+        add_row(sums.first + j * sums.step, job->sum_rows[j], dim, factor);
     }
 }
 
-static void backward_tile_pairs(backward *g, span s, span next, const fattn_cpu_progress *before)
+static void backward_tile_pairs(backward *job, span s, span next, const fattn_cpu_progress *before)
 {
     (void)next;
-    panel *const pn = &g->panel;
+    panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
     const fattn_buffers *const buf = pn->run->buffers;
     const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
@@ -293,8 +294,8 @@ static void backward_tile_pairs(backward *g, span s, span next, const fattn_cpu_
 
     pairs_load_keys(pn, s, 0, buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
     if (needs_ds) {
-        pairs_load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, g->v_rows);
-        pairs_zip_keys(pn, s, false, buf->k, &p->k, p->dim, g->k_zipped, g->k_transposed,
+        pairs_load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, job->v_rows);
+        pairs_zip_keys(pn, s, false, buf->k, &p->k, p->dim, job->k_zipped, job->k_transposed,
                        pn->v_pairs);
     }
     const unsigned terms = load_terms(pn, s);
@@ -309,35 +310,36 @@ static void backward_tile_pairs(backward *g, span s, span next, const fattn_cpu_
         pairs_rows(s.padded, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r,
                    pn->br, pn->x_rows, TILE_GROUP, columns, NO_PREFETCH);
         if (needs_ds) {
-            pairs_rows(s.padded, g->v_rows, pairs_stride(p->dim_v), pairs_of(p->dim_v),
-                       g->dout_t + r, pn->br, g->dpt_rows, TILE_GROUP, columns, NO_PREFETCH);
+            pairs_rows(s.padded, job->v_rows, pairs_stride(p->dim_v), pairs_of(p->dim_v),
+                       job->dout_t + r, pn->br, job->dpt_rows, TILE_GROUP, columns, NO_PREFETCH);
         } else {
-            fill(g->dpt, s.padded * TILE_GROUP, 0);
+            fill(job->dpt, s.padded * TILE_GROUP, 0);
         }
-        settle_lone(g, s, terms, r, columns, pn->x, TILE_GROUP);
+        settle_lone(job, s, terms, r, columns, pn->x, TILE_GROUP);
         if (terms || drops || keeps_ds) {
-            differentiate_strip(g, s, r, columns, terms, drops, keeps_ds);
+            differentiate_strip(job, s, r, columns, terms, drops, keeps_ds);
         } else {
-            differentiate_strip(g, s, r, columns, 0, false, false);
+            differentiate_strip(job, s, r, columns, 0, false, false);
         }
         if (wants(p, FATTN_OUT_DQ)) {
-            pairs_columns(pn, p->dim, false, pn->v_pairs, g->k_transposed, s.padded / 2,
-                          g->ds_pairs, TILE_GROUP, g->dqt + r, columns);
+            pairs_columns(pn, p->dim, false, pn->v_pairs, job->k_transposed, s.padded / 2,
+                          job->ds_pairs, TILE_GROUP, job->dqt + r, columns);
         }
     }
 
     /* 2. What is shared. */
     if (keeps_ds) {
-        wait_for(g, s, before);
-        add_dbias(g, s);
+        wait_for(job, s, before);
+        add_dbias(job, s);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        add_keys_pairs(g, s, seen, g->p16_rows, g->dout_zipped, g->lowered_dv / LIFT, buf->dv,
-                       &p->dv, p->dim_v, g->shared.dv, pn->dv_pad, before);
+        add_keys_pairs(job, s, seen, job->p16_rows, job->dout_zipped, job->lowered_dv / LIFT,
+                       buf->dv, &p->dv, p->dim_v, job->shared.dv, pn->dv_pad, before);
     }
     if (wants(p, FATTN_OUT_DK)) {
-        add_keys_pairs(g, s, seen, g->ds16_rows, g->q_zipped, pn->rule.scale * (g->lowered / LIFT),
-                       buf->dk, &p->dk, p->dim, g->shared.dk, pn->d_pad, before);
+        add_keys_pairs(job, s, seen, job->ds16_rows, job->q_zipped,
+                       pn->rule.scale * (job->lowered / LIFT), buf->dk, &p->dk, p->dim,
+                       job->shared.dk, pn->d_pad, before);
     }
 }
 
@@ -345,9 +347,9 @@ static void backward_tile_pairs(backward *g, span s, span next, const fattn_cpu_
 
 /* delta of row r of bf16 numbers. Products of pairs drop what is below the normal range, and where
  * a sink has nearly all the weight o may be nothing else. */
-static float plain_delta(const backward *g, int64_t r)
+static float plain_delta(const backward *job, int64_t r)
 {
-    const panel *const pn = &g->panel;
+    const panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
     const query_row *const row = &pn->row[r];
     const uint16_t *const o = element(pn->run->buffers->o, p->dtype_o, query_index(pn, &p->o, r));
@@ -362,9 +364,9 @@ static float plain_delta(const backward *g, int64_t r)
     return p->features & FATTN_DLSE ? delta - dlse[at] : delta;
 }
 
-static float dq_factor_pairs(const backward *g)
+static float dq_factor_pairs(const backward *job)
 {
-    return g->panel.rule.scale * (g->lowered / LIFT);
+    return job->panel.rule.scale * (job->lowered / LIFT);
 }
 
 static const backward_kind backward_pairs = {

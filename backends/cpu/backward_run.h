@@ -8,15 +8,15 @@
 #include "backends/cpu/backward.h"
 
 /* dq of the rows at first. */
-static void store_dq(backward *g, int64_t first, float factor)
+static void store_dq(backward *job, int64_t first, float factor)
 {
-    const panel *const pn = &g->panel;
+    const panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
     const fattn_dtype dtype = fattn_gradient_dtype(p, p->dtype);
-    transpose(g->dqt + first, pn->br, pn->d_pad, FV_LANES, g->dq, pn->d_pad);
+    transpose(job->dqt + first, pn->br, pn->d_pad, FV_LANES, job->dq, pn->d_pad);
     for (int64_t r = first; r < fattn_min64(first + FV_LANES, pn->rows); r++) {
         const int64_t at = query_index(pn, &p->dq, r);
-        float *const row = g->dq + (r - first) * pn->d_pad;
+        float *const row = job->dq + (r - first) * pn->d_pad;
         if (p->features & FATTN_ACCUMULATE) { /* f32, then */
             add_row((float *)pn->run->buffers->dq + at, row, p->dim, factor);
         } else {
@@ -28,10 +28,10 @@ static void store_dq(backward *g, int64_t first, float factor)
 
 /* The panel's part of dSink = -sum over its rows of exp(sink - lse) delta, a number a head: in
  * double, as rows may all be alike. */
-static void store_dsink(const backward *g, float (*delta)(const backward *g, int64_t r),
+static void store_dsink(const backward *job, float (*delta)(const backward *job, int64_t r),
                         float *parts)
 {
-    const panel *const pn = &g->panel;
+    const panel *const pn = &job->panel;
     for (int64_t n = 0; n < pn->group; n++) {
         const int64_t h = pn->hk * pn->group + n;
         const fv sink = fv_set1(((const float *)pn->run->buffers->sink)[h]);
@@ -43,8 +43,8 @@ static void store_dsink(const backward *g, float (*delta)(const backward *g, int
             }
             float weight[FV_LANES];
             fv_store(weight,
-                     fattn_softmax_weight(sink, fv_set1((float)FATTN_LOG2E), fv_set1(g->lse[r])));
-            sum -= (double)weight[0] * delta(g, r);
+                     fattn_softmax_weight(sink, fv_set1((float)FATTN_LOG2E), fv_set1(job->lse[r])));
+            sum -= (double)weight[0] * delta(job, r);
         }
         parts[n] = (float)sum;
     }
@@ -74,25 +74,25 @@ static int64_t panel_number(const fattn_cpu_run *run, int64_t n)
 /* What products of floats and of pairs do differently. */
 typedef struct backward_kind {
     int64_t step; /* of keys, whole ones of which products work on */
-    void (*layout)(backward *g, const fattn_problem *p, const fattn_tiling *tiling, arena *from);
-    void (*load)(backward *g); /* what a panel needs of its rows */
-    void (*tile)(backward *g, span s, span next, const fattn_cpu_progress *before);
-    float (*dq_factor)(const backward *g);        /* of dqt */
-    float (*delta)(const backward *g, int64_t r); /* of a row, for dSink */
+    void (*layout)(backward *job, const fattn_problem *p, const fattn_tiling *tiling, arena *from);
+    void (*load)(backward *job); /* what a panel needs of its rows */
+    void (*tile)(backward *job, span s, span next, const fattn_cpu_progress *before);
+    float (*dq_factor)(const backward *job);        /* of dqt */
+    float (*delta)(const backward *job, int64_t r); /* of a row, for dSink */
 } backward_kind;
 
 /* A panel that adds: everything but the chain. */
-INLINE void backward_panel(backward *g, const backward_kind *kind, const fattn_cpu_progress *before,
-                           fattn_cpu_progress *own)
+INLINE void backward_panel(backward *job, const backward_kind *kind,
+                           const fattn_cpu_progress *before, fattn_cpu_progress *own)
 {
-    panel *const pn = &g->panel;
+    panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
     int64_t block = 0, past = INT64_MAX;
 
     pn->step = kind->step;
-    kind->load(g);
+    kind->load(job);
     for (int64_t c = 0; c < pn->d_pad; c++) {
-        fill(g->dqt + c * pn->br, pn->width, 0);
+        fill(job->dqt + c * pn->br, pn->width, 0);
     }
     panel_blocks(pn, &block, &past);
     skip_hidden_blocks(pn, NULL, 0, &block, &past);
@@ -105,13 +105,13 @@ INLINE void backward_panel(backward *g, const backward_kind *kind, const fattn_c
         if (s.kind == FATTN_TILE_EMPTY) {
             continue;
         }
-        kind->tile(g, s, next, before);
+        kind->tile(job, s, next, before);
         if (own) {
             fattn_cpu_publish(own, block + 1);
         }
     }
     for (int64_t r = 0; r < pn->rows && wants(p, FATTN_OUT_DQ); r += FV_LANES) {
-        store_dq(g, r, kind->dq_factor(g));
+        store_dq(job, r, kind->dq_factor(job));
     }
 }
 
@@ -122,22 +122,22 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch,
     const int64_t item = panel_number(run, n);
     const fattn_work work = fattn_schedule_item(run->tiling, p->heads_k, item);
     arena from = {.base = scratch};
-    backward g;
-    panel *const pn = &g.panel;
-    kind->layout(&g, p, run->tiling, &from);
+    backward job;
+    panel *const pn = &job.panel;
+    kind->layout(&job, p, run->tiling, &from);
     panel_prepare(pn);
-    g.shared = gradients_of(run);
+    job.shared = gradients_of(run);
 
-    fattn_cpu_progress *const own = is_chained(p) ? &g.shared.progress[item] : NULL;
+    fattn_cpu_progress *const own = is_chained(p) ? &job.shared.progress[item] : NULL;
     const fattn_cpu_progress *const before = own && item % chain_length(run) != 0 ? own - 1 : NULL;
     const bool has_rows = panel_open(pn, run, work.batch, work.head, work.block * pn->br, false);
     if (has_rows) {
-        backward_panel(&g, kind, before, own);
+        backward_panel(&job, kind, before, own);
     }
     if (wants(p, FATTN_OUT_DSINK)) {
-        float *const parts = g.shared.dsink + item * pn->group;
+        float *const parts = job.shared.dsink + item * pn->group;
         if (has_rows) {
-            store_dsink(&g, kind->delta, parts);
+            store_dsink(&job, kind->delta, parts);
         } else {
             fill(parts, pn->group, 0);
         }

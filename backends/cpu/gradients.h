@@ -56,7 +56,7 @@ typedef struct gradients {
 
 /* Lays the shared memory out; returns its size, -1 when that is too large. */
 static int64_t gradients_layout(const fattn_problem *p, const fattn_tiling *tiling, char *base,
-                                gradients *g)
+                                gradients *shared)
 {
     const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
     const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
@@ -77,24 +77,24 @@ static int64_t gradients_layout(const fattn_problem *p, const fattn_tiling *tili
         parts[n] = base ? base + used : NULL;
         used += sizes[n];
     }
-    g->progress = parts[0];
-    g->dsink = parts[1];
-    g->dk = parts[2];
-    g->dv = parts[3];
+    shared->progress = parts[0];
+    shared->dsink = parts[1];
+    shared->dk = parts[2];
+    shared->dv = parts[3];
     return used;
 }
 
 static gradients gradients_of(const fattn_cpu_run *run)
 {
-    gradients g;
-    (void)gradients_layout(run->problem, run->tiling, run->shared, &g);
-    return g;
+    gradients shared;
+    (void)gradients_layout(run->problem, run->tiling, run->shared, &shared);
+    return shared;
 }
 
 static int64_t backward_shared(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    gradients g;
-    return gradients_layout(p, tiling, NULL, &g);
+    gradients shared;
+    return gradients_layout(p, tiling, NULL, &shared);
 }
 
 /* --- Phase 1: gradients start from zero ------------------------------------------------------- */
@@ -211,19 +211,19 @@ static void clear_item(const fattn_cpu_run *run, int64_t item, void *scratch)
     const int64_t heads = p->batch * p->heads_k, head = item % heads;
     const int64_t first = item / heads * CHUNK_KEYS;
     const panel pn = keys_of(run, head / p->heads_k, head % p->heads_k);
-    const gradients g = gradients_of(run);
+    const gradients shared = gradients_of(run);
     const int64_t blocks = run->tiling->q_blocks;
     for (int64_t n = 0; is_chained(p) && first == 0 && n < blocks; n++) {
-        fattn_cpu_publish(&g.progress[head * blocks + n], 0);
+        fattn_cpu_publish(&shared.progress[head * blocks + n], 0);
     }
     if (p->features & FATTN_ACCUMULATE) {
         return;
     }
     if (wants(p, FATTN_OUT_DK)) {
-        clear_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.d_pad);
+        clear_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, shared.dk, pn.d_pad);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        clear_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dv_pad);
+        clear_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, shared.dv, pn.dv_pad);
     }
 }
 
@@ -248,7 +248,7 @@ static void round_keys(const panel *pn, int64_t first, void *tensor, const fattn
 }
 
 /* dsink of head h: the parts of its panels in the order of their numbers. */
-static void sum_dsink(const fattn_cpu_run *run, const gradients *g, int64_t h)
+static void sum_dsink(const fattn_cpu_run *run, const gradients *shared, int64_t h)
 {
     const fattn_problem *const p = run->problem;
     const int64_t group = p->heads_q / p->heads_k, blocks = run->tiling->q_blocks;
@@ -257,7 +257,7 @@ static void sum_dsink(const fattn_cpu_run *run, const gradients *g, int64_t h)
     for (int64_t b = 0; b < p->batch; b++) {
         const int64_t first = (b * p->heads_k + h / group) * blocks;
         for (int64_t n = 0; n < blocks; n++) {
-            sum += g->dsink[(first + n) * group + h % group];
+            sum += shared->dsink[(first + n) * group + h % group];
         }
     }
     dsink[h] = (float)sum;
@@ -277,20 +277,20 @@ static int64_t finish_count(const fattn_cpu_run *run)
 static void finish_item(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
     const fattn_problem *const p = run->problem;
-    const gradients g = gradients_of(run);
+    const gradients shared = gradients_of(run);
     const int64_t chunks = finish_chunks(p), heads = p->batch * p->heads_k;
     (void)scratch;
     if (item >= chunks) {
-        sum_dsink(run, &g, item - chunks);
+        sum_dsink(run, &shared, item - chunks);
         return;
     }
     const int64_t head = item % heads, first = item / heads * CHUNK_KEYS;
     const panel pn = keys_of(run, head / p->heads_k, head % p->heads_k);
     if (wants(p, FATTN_OUT_DK)) {
-        round_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.d_pad);
+        round_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, shared.dk, pn.d_pad);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        round_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dv_pad);
+        round_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, shared.dv, pn.dv_pad);
     }
 }
 

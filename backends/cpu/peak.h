@@ -30,10 +30,10 @@ typedef struct fattn_cpu_peak {
 
 struct fattn_cpu_team;
 
-/* Measures with all workers of the team at once. Rates of arithmetic are added up. Bytes are divided
- * by the time from the first worker's beginning to the last one's end: added rates would exceed what
- * the memory has, since a worker that ends early leaves its share to the others. gauge: the row whose
- * loops tell reading.fed, or NULL. */
+/* Measures with all workers of the team at once. Rates of arithmetic are added up. Bytes are
+ * divided by the time from the first worker's beginning to the last one's end: added rates would
+ * exceed what the memory has, since a worker that ends early leaves its share to the others.
+ * gauge: the row whose loops tell reading.fed, or NULL. */
 fattn_peak_reading fattn_cpu_peak_by_all(const struct fattn_cpu_team *team,
                                          const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
                                          const void *data, int64_t bytes);

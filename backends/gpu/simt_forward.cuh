@@ -10,9 +10,9 @@
  *     o = o alpha + p V
  *
  * With one part the item ends in o and lse; with several, each leaves {m, l, o} in the workspace,
- * and they are merged in ascending order: by the last block of a decoded head, or by the kernel `combine`.
- * Where a block's registers do not hold all channels of o, it computes a slab of W of them, and the
- * scores are computed once for each slab.
+ * and they are merged in ascending order: by the last block of a decoded head, or by the kernel
+ * `combine`. Where a block's registers do not hold all channels of o, it computes a slab of W of
+ * them, and the scores are computed once for each slab.
  */
 #ifndef FATTN_GPU_SIMT_FORWARD_CUH
 #define FATTN_GPU_SIMT_FORWARD_CUH

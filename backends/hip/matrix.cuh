@@ -269,8 +269,8 @@ GPU_DEVICE void matrix_multiply(matrix_operand a, matrix_operand b, typename mat
 }
 
 /* Says how loads and products take turns in what was just written: N products, each of EACH
- * operands from LDS, which are asked for AHEAD products before. Left alone, the compiler asks for all
- * of them, and has no registers, or for each when it is due, and waits. */
+ * operands from LDS, which are asked for AHEAD products before. Left alone, the compiler asks for
+ * all of them, and has no registers, or for each when it is due, and waits. */
 template <int N, int AHEAD, int EACH = 1> GPU_DEVICE void matrix_pace(void)
 {
     enum {
@@ -378,8 +378,8 @@ GPU_DEVICE matrix_operand matrix_as_operand(const uint32_t pair[4])
 #endif
 
 /* Index of the first element of a chunk (8 elements) in a swizzled tile in LDS. A row has WIDTH
- * elements of k, a multiple of 64. Threads write 16 bytes each, row by row, and read several rows at
- * a time. */
+ * elements of k, a multiple of 64. Threads write 16 bytes each, row by row, and read several rows
+ * at a time. */
 template <int WIDTH> GPU_DEVICE int matrix_row_at(int row, int chunk)
 {
     enum { CHUNKS = WIDTH / 8, ROWS = CHUNKS < MATRIX_LINE ? MATRIX_LINE / CHUNKS : 1 };

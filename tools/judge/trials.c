@@ -31,9 +31,7 @@ static void print_line(const trials *s, const char *format, va_list arguments)
 }
 
 /* Prints a line. While jobs run, the caller holds their lock. */
-static void line(const trials *s, const char *format, ...) FATTN_PRINTF(2, 3);
-
-static void line(const trials *s, const char *format, ...)
+FATTN_PRINTF(2, 3) static void line(const trials *s, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -239,9 +237,7 @@ typedef struct workers {
 } workers;
 
 /* line() for a job that does not hold the lock. */
-static void line_of_job(workers *w, const char *format, ...) FATTN_PRINTF(2, 3);
-
-static void line_of_job(workers *w, const char *format, ...)
+FATTN_PRINTF(2, 3) static void line_of_job(workers *w, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);

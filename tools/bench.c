@@ -312,7 +312,6 @@ static void report_subject(bench *b, const char *device_word, const fattn_device
     const double seconds = bench_median(s->seconds, reps);
     const int64_t threads =
         s->plan && info->work_items < about->units ? info->work_items : about->units;
-    const int processors = tool_processors();
     const bench_row row = {
         .device = device_word,
         .kernel = kernel,
@@ -325,7 +324,7 @@ static void report_subject(bench *b, const char *device_word, const fattn_device
         .ratio = isnan(reached->rate) ? NAN : bench_median(s->ratio, reps),
         .fed = reached->fed,
         .cpu = about->host_memory ? bench_median(s->cpu, reps) : NAN,
-        .cpu_wanted = (double)(threads < processors ? threads : processors),
+        .cpu_wanted = (double)(threads < b->processors ? threads : b->processors),
         .workspace = workspace,
         .exempt = !s->plan || c->dir == SWEEP_DECODE,
     };
@@ -447,6 +446,7 @@ static fattn_status bench_plan_of(bench *b, fattn_device *device, const fattn_de
     int count = 1, reps = 0;
     fattn_peak_reading reached = {0};
     ceiling ceil = ceiling_of(device, about, c, info.kernel);
+    b->processors = ceil.processors;
 
     if (status == FATTN_OK) {
         status = workload_create(device, c, &w);
@@ -584,16 +584,15 @@ static const char notes[] =
 /* Prints, once at the end, why figures of this run are doubtful. */
 static void warn(const bench *b, const sweep *s)
 {
-    const int processors = tool_processors();
     int64_t most = 0;
     for (int i = 0; i < s->threads.count; i++) {
         most = s->threads.at[i] > most ? s->threads.at[i] : most;
     }
-    if (most > processors) {
+    if (b->processors && most > b->processors) {
         fprintf(stderr,
-                "fattn bench: %" PRId64
-                " threads share %d processor%s: ceilings count no more units\n",
-                most, processors, processors == 1 ? "" : "s");
+                "fattn bench: %" PRId64 " threads share %" PRId64
+                " processor%s: ceilings count no more units\n",
+                most, b->processors, b->processors == 1 ? "" : "s");
     }
     if (b->starved) {
         fprintf(stderr,

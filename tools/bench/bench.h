@@ -27,6 +27,7 @@ typedef struct bench {
     int64_t shared;    /* rows whose cores other work shared */
     int64_t starved;   /* rows whose threads waited for processors */
     int64_t rows, peers;
+    int64_t processors; /* of the last device; 0: nothing was timed */
     char checked[1024]; /* devices with checked ceilings, one per line */
 } bench;
 

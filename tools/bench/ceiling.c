@@ -20,9 +20,14 @@ static bool limits(const fattn_peak *peak, const sweep_case *c, const char *kern
 ceiling ceiling_of(fattn_device *device, const fattn_device_info *about, const sweep_case *c,
                    const char *kernel)
 {
-    const int processors = tool_processors();
+    fattn_limits granted = {0};
+    if (about->host_memory) {
+        device->backend->limits(device->impl, &granted);
+    }
+    const int64_t processors = granted.units ? granted.units : tool_processors();
     const bool crowded = about->host_memory && about->units > processors;
     ceiling ceil = {.device = device,
+                    .processors = processors,
                     .share = crowded ? (double)processors / (double)about->units : 1};
     const fattn_peak *row;
     for (int i = 0; !ceil.peak && (row = device->backend->peak(device->impl, i)); i++) {

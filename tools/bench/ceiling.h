@@ -13,6 +13,7 @@
 typedef struct ceiling {
     fattn_device *device;
     const fattn_peak *peak;  /* NULL: the backend has none */
+    int64_t processors;      /* that a CPU device may keep busy, which control groups may limit */
     double share;            /* processors / units, at most 1 */
     fattn_peak_reading best; /* the reading with the most instructions per cycle so far */
 } ceiling;

@@ -1174,11 +1174,12 @@ static void check_hopper_rows(void)
         {"wgmma_64", 32, 16, 16, 512, 512, 64, 0, 0},
         {"wgmma_short_128", 1, 32, 8, 128, 128, 128, FATTN_CAUSAL, 0},
         {"wgmma_128", 128, 16, 16, 128, 128, 128, FATTN_CAUSAL, 0}, /* many blocks */
-        {"wgmma_split_64", 64, 64, 8, 16, 512, 64, 0, 0},  /* many, but tiles have 192 rows */
-        {"wgmma_short_128", 8, 32, 8, 8, 512, 128, 0, 0},  /* a block for every other unit */
-        {"wgmma_split_128", 1, 32, 8, 8, 768, 128, 0, 0},  /* fewer */
-        {"wgmma_split_128", 64, 32, 8, 8, 512, 128, 0, 0}, /* more, of few rows */
-        {"wgmma_short_128", 64, 32, 8, 8, 256, 128, 0, 0}, /* and few keys */
+        {"wgmma_split_64", 64, 64, 8, 16, 512, 64, 0, 0},   /* many, but tiles have 192 rows */
+        {"wgmma_short_128", 8, 32, 8, 8, 512, 128, 0, 0},   /* a block for every other unit */
+        {"wgmma_split_128", 1, 32, 8, 8, 768, 128, 0, 0},   /* fewer */
+        {"wgmma_split_128", 64, 32, 8, 8, 512, 128, 0, 0},  /* more, of few rows */
+        {"wgmma_split_128", 512, 1, 1, 100, 512, 96, 0, 0}, /* half of the tile of wgmma_96 */
+        {"wgmma_short_128", 64, 32, 8, 8, 256, 128, 0, 0},  /* and few keys */
         {"wgmma_short_128", 512, 16, 16, 17, 17, 128, 0, 0},
         {"wgmma_split_128", 1, 32, 8, 256, 32768, 128, FATTN_CAUSAL, 0},
         {"wgmma_128", 1, 32, 8, 512, 32768, 128, FATTN_CAUSAL,

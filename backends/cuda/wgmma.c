@@ -146,16 +146,19 @@ static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem 
     return cost;
 }
 
-/* Rows of a tile of the kernel that takes the problem whole, or 0 where it has other channels than
- * `width`. */
-static int64_t whole_rows(const fattn_problem *p, int width)
+/* The kernel that takes a problem whole: rows of its tile, and channels. */
+typedef struct whole_tile {
+    int rows, width;
+} whole_tile;
+
+static whole_tile whole_tile_of(const fattn_problem *p)
 {
-#define ROWS_OF_FIRST(name, channels, channels_v, warpgroups, ...) \
-    if (p->dim <= (channels) && p->dim_v <= (channels_v)) {        \
-        return width == (channels) ? 64 * (warpgroups) : 0;        \
+#define FIRST_THAT_FITS(name, channels, channels_v, warpgroups, ...) \
+    if (p->dim <= (channels) && p->dim_v <= (channels_v)) {          \
+        return (whole_tile){64 * (warpgroups), channels};            \
     }
-    WGMMA_SHAPES(ROWS_OF_FIRST)
-    return 0;
+    WGMMA_SHAPES(FIRST_THAT_FITS)
+    return (whole_tile){0, 0};
 }
 
 /* Whether so many multiprocessors idle at the end of a run of that kernel that parts of keys end
@@ -164,9 +167,10 @@ static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t
 {
     enum { PARTS_MAX = 8 };
     const int64_t keys = p->seqlen_k, rest = part_keys(p);
-    const int64_t rows = whole_rows(p, fattn_gpu_kernel_of(row)->width);
-    if (rows == 0) {
-        return false;
+    const whole_tile tile = whole_tile_of(p);
+    const int64_t rows = tile.rows;
+    if (tile.width != fattn_gpu_kernel_of(row)->width) {
+        return false; /* one of the two has more products */
     }
     const int64_t blocks = p->batch * p->heads_k * fattn_ceil_div(rows_of(p), rows);
     const double whole =
@@ -188,8 +192,7 @@ static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fa
 {
     const int64_t rows = rows_of(p), keys = p->seqlen_k;
     const bool one = rows <= WGMMA_SPLIT_ROWS &&
-                     (keys >= SPLIT_KEYS_LONG ||
-                      whole_rows(p, fattn_gpu_kernel_of(row)->width) > WGMMA_SPLIT_ROWS);
+                     (keys >= SPLIT_KEYS_LONG || whole_tile_of(p).rows > WGMMA_SPLIT_ROWS);
     return rows > MMA_DECODE_ROWS && keys >= SPLIT_KEYS_MIN &&
            (one || !pays(row, p, limits) || leaves_idle(row, p, limits->units));
 }

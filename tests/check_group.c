@@ -343,6 +343,49 @@ static void check_turns(fattn_scheme scheme, int most)
               right - (drawn - tried), tried, plans);
 }
 
+/* A single head takes slices of keys as soon as it has too little memory. Every number of slices
+ * gives the right results. With so many keys for each query each number takes less memory than the
+ * one before. */
+static void check_single_head(fattn_op op, fattn_split split, int ranks)
+{
+    divided d;
+    memset(&d, 0, sizeof d);
+    fattn_problem_init(&d.problem);
+    d.problem.op = op;
+    d.problem.features = FATTN_CAUSAL;
+    d.problem.anchor = FATTN_BOTTOM_RIGHT;
+    d.problem.seqlen_q = d.cu_q[1] = 64, d.problem.seqlen_k = d.cu_k[1] = 2048;
+    d.problem.dim = d.problem.dim_v = 32;
+    d.problem.outputs = op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE
+                                            : FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+    d.split = split, d.scheme = FATTN_SCHEME_RING;
+    const divided *const problems[THREADS_MAX] = {&d, &d, &d, &d};
+    bool good = divided_solve(&d, 1, 1) == FATTN_OK, refused = false;
+    int64_t seen = 0; /* numbers of slices, which are powers of two */
+    char text[256] = "";
+    while (good && !refused) {
+        rank_run runs[THREADS_MAX];
+        threads all;
+        threads_make(&all, ranks);
+        run_ranks((const divided **)problems, &all, ranks, 60, -1, runs);
+        refused = runs[0].status == FATTN_OUT_OF_MEMORY || runs[0].status == FATTN_RANK_LOST;
+        for (int r = 0; r < ranks && !refused && good; r++) {
+            snprintf(text, sizeof text, "%.250s", runs[r].reason);
+            good = !runs[r].status &&
+                   divided_is_right(&d, ranks, r, &runs[r].share, text, sizeof text);
+        }
+        seen |= good && !refused ? runs[0].share.plan->slices : 0;
+        d.memory = refused || !good ? 0 : most_bytes(runs, ranks) - 1;
+        free_ranks(runs, ranks);
+        threads_free(&all);
+    }
+    tap_check(good && seen == (1 | 2 | 4 | 8 | 16),
+              "%s, split %d, %d ranks: one head in any number of slices is right: %lld %s",
+              op == FATTN_FORWARD ? "forward" : "backward", (int)split, ranks, (long long)seen,
+              good ? "" : text);
+    divided_free(&d);
+}
+
 /* --- Memory ----------------------------------------------------------------------------------- */
 
 /* The process's allocator here: sums up what large blocks take. */
@@ -832,6 +875,10 @@ int main(int argc, char **argv)
     check_pieces(FATTN_BACKWARD);
     check_turns(FATTN_SCHEME_RING, brief ? problems / 2 : problems);
     check_turns(FATTN_SCHEME_HEADS, brief ? problems / 2 : problems);
+    for (int split = FATTN_SPLIT_CONTIGUOUS; split <= FATTN_SPLIT_STRIPED; split++) {
+        check_single_head(FATTN_FORWARD, (fattn_split)split, 4);
+        check_single_head(FATTN_BACKWARD, (fattn_split)split, 3);
+    }
     check_memory();
     check_disagreement();
     check_lengths();

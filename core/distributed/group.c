@@ -501,11 +501,12 @@ static bool is_packed(const fattn_strides *s, int64_t rows, int64_t heads, int64
            (s->head == packed.head || heads == 1);
 }
 
-/* Whether the rank's own keys and values can travel from where the caller has them. */
+/* Whether the rank's own keys and values can travel from where the caller has them, all of them at
+ * once. */
 static bool lies_as_block(const fattn_group_plan *plan)
 {
     const fattn_problem *const l = &plan->local;
-    return plan->direct && plan->turns == 1 &&
+    return plan->direct && plan->turns == 1 && plan->slices == 1 &&
            is_packed(&l->k, l->seqlen_k, l->heads_k, l->dim, l->batch) &&
            is_packed(&l->v, l->seqlen_k, l->heads_k, l->dim_v, l->batch);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Groups over MPI: drawn problems against the undivided one, a rank that gives up, and one that
- * falls silent. Started by mpiexec; rank 0 prints TAP.
+ * Groups over MPI: drawn problems against the undivided one, a rank that gives up, one that falls
+ * silent, and one that comes late. Started by mpiexec; rank 0 prints TAP.
  *
  *     mpiexec -n RANKS check_mpi [PROBLEMS]
  *
@@ -160,6 +160,70 @@ static void check_half_started(fattn_transport **broken)
     *broken = t;
 }
 
+/* The transport of a rank that comes late to its third group of messages, the first one that is not
+ * for planning; then its messages arrive before it waits for them. */
+static struct {
+    fattn_transport real;
+    int groups;
+} late;
+
+static void sleep_once(void)
+{
+    const struct timespec time = {.tv_sec = 1, .tv_nsec = 500000000};
+    if (late.groups == 3) {
+        nanosleep(&time, NULL);
+    }
+}
+
+static fattn_status start_late(void *user, const fattn_message *messages, int count)
+{
+    late.groups++;
+    sleep_once();
+    return late.real.start(user, messages, count);
+}
+
+static fattn_status wait_late(void *user, const fattn_message *messages, int count, double seconds)
+{
+    sleep_once();
+    return late.real.wait(user, messages, count, seconds);
+}
+
+/* Rank 0 does not wait for the last one, and its caller has other data in its keys and values when
+ * that one comes. (Of more than two ranks, those before the last one may be done by then.) Their
+ * messages are above the size that MPI copies at once. */
+static void check_reuse(divided_share *share, fattn_transport **broken)
+{
+    const bool last = rank == ranks - 1;
+    const int tokens = 512 * ranks;
+    divided d;
+    memset(&d, 0, sizeof d);
+    fattn_problem_init(&d.problem);
+    d.problem.features = FATTN_CAUSAL; /* the last rank receives alone */
+    d.problem.seqlen_q = d.problem.seqlen_k = d.cu_q[1] = d.cu_k[1] = tokens;
+    d.problem.dim = d.problem.dim_v = 64;
+    d.problem.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+    d.split = FATTN_SPLIT_CONTIGUOUS, d.scheme = FATTN_SCHEME_RING;
+    fattn_status status = divided_solve(&d, 3, 1);
+    status = status ? status : fattn_mpi_open(MPI_COMM_WORLD, broken);
+    char text[256] = "";
+    bool good = all(!status);
+    if (good) {
+        fattn_transport transport = late.real = **broken;
+        transport.start = last ? start_late : transport.start;
+        transport.wait = last ? wait_late : transport.wait;
+        status = divided_run(&d, &transport, rank == 0 ? 0.5 : 60, share);
+        good = status ? status == FATTN_RANK_TIMEOUT || status == FATTN_RANK_LOST
+                      : divided_is_right(&d, ranks, rank, share, text, sizeof text);
+    }
+    for (int id = DIVIDED_K; rank == 0 && share->at[0] && id <= DIVIDED_V; id++) {
+        memset(share->at[id], 0x42, (size_t)divided_count(&d, (divided_id)id) / (size_t)ranks * 4);
+    }
+    check(good,
+          "one is late, another one has given up and reuses its memory: none has wrong results");
+    fattn_mpi_close(*broken);
+    divided_free(&d);
+}
+
 /* Seconds of a processor that this thread has taken. */
 static double taken(void)
 {
@@ -214,18 +278,20 @@ int main(int argc, char **argv)
         check_progress();
     }
     check_results(argc > 1 ? atoi(argv[1]) : 50);
-    divided_share shares[2];
-    static fattn_transport *broken[3];
+    divided_share shares[3];
+    static fattn_transport *broken[4];
     memset(shares, 0, sizeof shares);
     if (!device_named()) {
         check_fault(false, &shares[0], &broken[0]);
         check_fault(true, &shares[1], &broken[1]);
         check_half_started(&broken[2]);
+        check_reuse(&shares[2], &broken[3]);
     }
     MPI_Barrier(MPI_COMM_WORLD);
     MPI_Finalize();
-    divided_share_free(&shares[0]);
-    divided_share_free(&shares[1]);
+    for (int n = 0; n < 3; n++) {
+        divided_share_free(&shares[n]);
+    }
     fattn_cache_clear();
     return rank == 0 ? tap_done() : 0;
 }

@@ -112,7 +112,9 @@ typedef struct fattn_transport {
      * fattn_transport_fail(). After an error the transport is of no more use. Once wait() has
      * returned it, the engine no longer touches data of messages of up to 64 bytes, which the
      * library then frees. It may go on reading and writing the data of larger ones, which is memory
-     * of the plan or of tensors that it sends, until it is closed. */
+     * of the plan or of tensors that it sends, until it is closed. But what was
+     * not sent by then is not received: the receiver's wait() fails, for the caller may have other
+     * data there. */
     fattn_status (*wait)(void *user, const fattn_message *messages, int count, double seconds);
 
     /* Tells all ranks that this one has given up, also after an error of start() or wait(): their
@@ -283,6 +285,10 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
  * - A rank that was done before another one failed returns FATTN_OK, with all of its outputs.
  * - dbias may be written in part: it is too large to be held twice.
  * - In FATTN_SCHEME_RING, where heads take turns, outputs of earlier turns are written.
+ *
+ * After an error the caller may change its tensors, but frees the k and v that it gave, which may be
+ * sent from where they are, after the engine is closed, like the plan. In memory of a device they
+ * are not changed before that either.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 

@@ -42,7 +42,8 @@ FATTN_API fattn_status fattn_mpi_open_device(MPI_Comm comm, fattn_device *device
  * Gives a transport up; every rank calls it before MPI_Finalize(). NULL is allowed. After a failure
  * the duplicate of the communicator stays until MPI_Finalize(): freeing it would wait for ranks
  * that may be gone. MPI cannot take back messages that are moving. So a plan whose execution failed
- * is destroyed after MPI_Finalize(), or not at all.
+ * is destroyed after MPI_Finalize(), or not at all, and the k and v that it was given are freed
+ * then. They may be changed before: the others get an error instead of what is sent then.
  *
  * When a rank dies, most launchers end all others at once. Survivors see an error where MPI was
  * started so that it lets them live.

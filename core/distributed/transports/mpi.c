@@ -3,6 +3,10 @@
  * MPI carries the messages of a group: a request each, tested until all are done, the time is over,
  * or a rank says that it has given up. Messages are cut into pieces that an int can count.
  *
+ * MPI cannot take a send back: it may read the sender's memory after the sender has given up, when
+ * the caller may have something else there. So a message counts as received once its sender has
+ * said, by an empty message, that MPI is done with the data.
+ *
  * Messages move while MPI is called. So between start() and wait() a thread calls it, where MPI was
  * told that other threads may (MPI_THREAD_SERIALIZED): the caller is within fattn then, and calls
  * MPI itself by way of this transport alone.
@@ -23,7 +27,9 @@
 
 enum {
     PIECE = 1 << 30,  /* bytes of a request at most */
-    PIECES = 64,      /* requests of a group at most: 16 messages of 4 GiB */
+    PIECES = 64,      /* of a group at most: 16 messages of 4 GiB */
+    SMALL = 64,       /* bytes of a message that MPI copies at once */
+    TAG_SENT = 100,   /* + the tag of a message: MPI is done with its data */
     TAG_ABORT = 1000, /* beyond those of messages */
     REASON = 256,
     NAP = 20000, /* nanoseconds between polls for progress */
@@ -33,10 +39,13 @@ enum {
 typedef struct transport {
     fattn_transport table; /* first: what the caller holds is its address */
     MPI_Comm comm;
-    fattn_device *device; /* whose memory messages are of; NULL: the host's */
-    MPI_Request requests[PIECES];
-    int owner[PIECES]; /* message that a request is of */
-    int count;
+    fattn_device *device;          /* whose memory messages are of; NULL: the host's */
+    const fattn_message *messages; /* of the group under way */
+    /* Of pieces, and then of what says that MPI is done with messages. */
+    MPI_Request requests[PIECES + FATTN_MESSAGES_MAX];
+    int owner[PIECES + FATTN_MESSAGES_MAX]; /* message that a request is of */
+    int pieces, count;
+    int unsent[FATTN_MESSAGES_MAX]; /* pieces of a message, not small, that MPI may yet read */
     pthread_t thread;
     pthread_mutex_t mutex; /* of all calls of MPI, while there is a thread, and of what follows */
     pthread_cond_t changed;
@@ -62,13 +71,31 @@ static fattn_status fail_mpi(transport *t, const char *what, int error)
     return fail(t, FATTN_RANK_LOST, text);
 }
 
+/* Begins to say that MPI is done with the data of a message that was sent, or to hear it of one that
+ * is received. */
+static int begin_sent(transport *t, int n)
+{
+    const fattn_message *const m = &t->messages[n];
+    MPI_Request *const request = &t->requests[t->count];
+    t->owner[t->count++] = n;
+    return m->receive ? MPI_Irecv(NULL, 0, MPI_BYTE, m->peer, TAG_SENT + m->tag, t->comm, request)
+                      : MPI_Isend(NULL, 0, MPI_BYTE, m->peer, TAG_SENT + m->tag, t->comm, request);
+}
+
 /* Moves what is under way; *ended is MPI_UNDEFINED once nothing is. (gcc takes MPICH's
  * MPI_STATUSES_IGNORE for an array without room.) */
 static int poll(transport *t, int *ended)
 {
-    int which[PIECES];
-    MPI_Status statuses[PIECES];
-    return MPI_Testsome(t->count, t->requests, ended, which, statuses);
+    int which[PIECES + FATTN_MESSAGES_MAX];
+    MPI_Status statuses[PIECES + FATTN_MESSAGES_MAX];
+    int error = MPI_Testsome(t->count, t->requests, ended, which, statuses);
+    for (int n = 0; !error && *ended != MPI_UNDEFINED && n < *ended; n++) {
+        const int owner = t->owner[which[n]];
+        if (which[n] < t->pieces && t->unsent[owner] > 0 && --t->unsent[owner] == 0) {
+            error = begin_sent(t, owner);
+        }
+    }
+    return error;
 }
 
 /* --- Progress beside computation -------------------------------------------------------------- */
@@ -156,6 +183,8 @@ static void end_thread(transport *t)
 
 /* --- Functions of the transport --------------------------------------------------------------- */
 
+static bool is_small(const fattn_message *m) { return m->bytes <= SMALL; }
+
 /* Messages of one direction. */
 static fattn_status post(transport *t, const fattn_message *messages, int count, bool receive)
 {
@@ -176,9 +205,27 @@ static fattn_status post(transport *t, const fattn_message *messages, int count,
                 return fail_mpi(t, m->receive ? "MPI_Irecv" : "MPI_Isend", error);
             }
             t->count++;
+            t->unsent[n] += !m->receive && !is_small(m);
         }
     }
     return FATTN_OK;
+}
+
+/* All messages, and then, of those received, that their senders are done with them. */
+static fattn_status post_all(transport *t, const fattn_message *messages, int count)
+{
+    t->messages = messages;
+    t->count = t->error = 0;
+    memset(t->unsent, 0, sizeof t->unsent);
+    /* Receives first: data then goes where it belongs at once. */
+    fattn_status status = post(t, messages, count, true);
+    status = status ? status : post(t, messages, count, false);
+    t->pieces = t->count;
+    for (int n = 0; !status && n < count; n++) {
+        const int error = messages[n].receive && !is_small(&messages[n]) ? begin_sent(t, n) : 0;
+        status = error ? fail_mpi(t, "MPI_Irecv", error) : FATTN_OK;
+    }
+    return status;
 }
 
 /* Cancels receives. Messages that are moving already are left to MPI, and so are sends, which
@@ -215,10 +262,7 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
         return status;
     }
     lock(t);
-    t->count = t->error = 0;
-    /* Receives first: data then goes where it belongs at once. */
-    status = post(t, messages, count, true);
-    status = status ? status : post(t, messages, count, false);
+    status = post_all(t, messages, count);
     if (status) {
         give_up(t, messages);
     }

@@ -142,8 +142,9 @@ bool fattn_group_visit(const fattn_group_plan *plan, int lane, int64_t step, int
                        fattn_visit *visit);
 
 /*
- * The problem of a visit, and the positions of its buffers. False where it has no pairs, or where
- * those of both runs of keys are one piece, which is that of run 0. The first piece of each run of
+ * The problem of a visit, and the positions of its buffers. False where it has no pairs, or none
+ * that an output depends on, or where those of both runs of keys are one piece, which is that of run
+ * 0. The first piece of each run of
  * queries, against own keys, is there in any case: it is what has the sink, and what rows without
  * keys get their o from.
  */

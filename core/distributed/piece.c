@@ -388,6 +388,9 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit
     const int64_t owner = visit->owner;
     const int q_run = visit->q_run, k_run = visit->k_run;
     const bool first = fattn_group_is_first(plan, owner, k_run);
+    if (plan->problem.outputs == FATTN_OUT_DSINK && !first) {
+        return false; /* dsink is all of the first pieces */
+    }
     if (q_run == FATTN_BOTH) {
         bound joint = {0, 0, 0};
         const bool found = find_joint(plan, owner, &joint);

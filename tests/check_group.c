@@ -343,10 +343,8 @@ static void check_turns(fattn_scheme scheme, int most)
               right - (drawn - tried), tried, plans);
 }
 
-/* A single head takes slices of keys as soon as it has too little memory. Every number of slices
- * gives the right results. With so many keys for each query each number takes less memory than the
- * one before. */
-static void check_single_head(fattn_op op, fattn_split split, int ranks)
+/* A causal problem of one sequence that is not drawn, in a ring. */
+static divided causal(fattn_op op, int64_t heads, int tokens)
 {
     divided d;
     memset(&d, 0, sizeof d);
@@ -354,11 +352,24 @@ static void check_single_head(fattn_op op, fattn_split split, int ranks)
     d.problem.op = op;
     d.problem.features = FATTN_CAUSAL;
     d.problem.anchor = FATTN_BOTTOM_RIGHT;
-    d.problem.seqlen_q = d.cu_q[1] = 64, d.problem.seqlen_k = d.cu_k[1] = 2048;
+    d.problem.heads_q = d.problem.heads_k = heads;
+    d.problem.seqlen_q = d.problem.seqlen_k = d.cu_q[1] = d.cu_k[1] = tokens;
     d.problem.dim = d.problem.dim_v = 32;
+    d.problem.pointer_alignment = 2;
     d.problem.outputs = op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE
                                             : FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
-    d.split = split, d.scheme = FATTN_SCHEME_RING;
+    d.split = FATTN_SPLIT_ZIGZAG, d.scheme = FATTN_SCHEME_RING;
+    return d;
+}
+
+/* A single head takes slices of keys as soon as it has too little memory. Every number of slices
+ * gives the right results. With so many keys for each query each number takes less memory than the
+ * one before. */
+static void check_single_head(fattn_op op, fattn_split split, int ranks)
+{
+    divided d = causal(op, 1, 2048);
+    d.problem.seqlen_q = d.cu_q[1] = 64;
+    d.split = split;
     const divided *const problems[THREADS_MAX] = {&d, &d, &d, &d};
     bool good = divided_solve(&d, 1, 1) == FATTN_OK, refused = false;
     int64_t seen = 0; /* numbers of slices, which are powers of two */
@@ -384,6 +395,55 @@ static void check_single_head(fattn_op op, fattn_split split, int ranks)
               op == FATTN_FORWARD ? "forward" : "backward", (int)split, ranks, (long long)seen,
               good ? "" : text);
     divided_free(&d);
+}
+
+/* --- Unusual problems ------------------------------------------------------------------------- */
+
+static void check_unusual(divided *d, const char *what)
+{
+    const divided *const problems[THREADS_MAX] = {d, d, d};
+    char text[256] = "";
+    rank_run runs[3];
+    threads all;
+    bool good = divided_solve(d, 1, 1) == FATTN_OK;
+    snprintf(text, sizeof text, "%s", good ? "" : fattn_last_reason());
+    threads_make(&all, 3);
+    run_ranks((const divided **)problems, &all, 3, 60, -1, runs);
+    for (int r = 0; r < 3 && good; r++) {
+        snprintf(text, sizeof text, "%.250s", runs[r].reason);
+        good = !runs[r].status && divided_is_right(d, 3, r, &runs[r].share, text, sizeof text);
+    }
+    tap_check(good, "%s, scheme %d, split %d is right: %s", what, (int)d->scheme, (int)d->split,
+              good ? "" : text);
+    free_ranks(runs, 3);
+    threads_free(&all);
+    divided_free(d);
+}
+
+/* Each on three ranks: no sequence, dsink alone, and dropout with a seed and no probability. */
+static void check_unusual_problems(void)
+{
+    for (int scheme = FATTN_SCHEME_RING; scheme <= FATTN_SCHEME_REDUCE; scheme++) {
+        const fattn_scheme s = scheme == FATTN_SCHEME_BOTH ? FATTN_SCHEME_RING : scheme;
+        const fattn_op op = scheme == FATTN_SCHEME_BOTH ? FATTN_BACKWARD : FATTN_FORWARD;
+        divided d = causal(op, 3, 40);
+        d.scheme = s;
+        d.problem.batch = 0;
+        check_unusual(&d, "a batch of no sequences");
+        d = causal(op, 3, 40);
+        d.scheme = s;
+        d.problem.features |= FATTN_DROPOUT;
+        d.seed = 5, d.offset = 7;
+        check_unusual(&d, "dropout of probability 0 with a seed");
+    }
+    for (int n = 0; n < 6; n++) {
+        divided d = causal(FATTN_BACKWARD, 3, 40);
+        d.split = (fattn_split)(FATTN_SPLIT_CONTIGUOUS + n / 2);
+        d.scheme = n % 2 ? FATTN_SCHEME_HEADS : FATTN_SCHEME_RING;
+        d.problem.features |= FATTN_SINK;
+        d.problem.outputs = FATTN_OUT_DSINK;
+        check_unusual(&d, "dsink alone");
+    }
 }
 
 /* --- Memory ----------------------------------------------------------------------------------- */
@@ -760,21 +820,11 @@ static void *run_timed(void *context)
  * them two groups compare plans. */
 static void check_overlap(fattn_scheme scheme, int groups, int tokens)
 {
-    divided d;
+    const bool ring = scheme == FATTN_SCHEME_RING;
+    divided d = causal(FATTN_BACKWARD, ring ? 1 : 8, tokens);
     threads all;
     timed_run runs[2];
-    const bool ring = scheme == FATTN_SCHEME_RING;
-    memset(&d, 0, sizeof d);
-    fattn_problem_init(&d.problem);
-    d.problem.op = FATTN_BACKWARD;
-    d.problem.features = FATTN_CAUSAL;
-    d.problem.seqlen_q = d.problem.seqlen_k = tokens;
-    d.cu_q[1] = d.cu_k[1] = tokens;
-    d.problem.dim = d.problem.dim_v = 32;
-    d.problem.pointer_alignment = 2;
-    d.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
-    d.problem.heads_q = d.problem.heads_k = ring ? 1 : 8;
-    d.split = FATTN_SPLIT_ZIGZAG, d.scheme = scheme;
+    d.scheme = scheme;
     d.turns = 4;
     const bool solved = !divided_solve(&d, 1, 1);
     threads_make(&all, 2);
@@ -875,6 +925,7 @@ int main(int argc, char **argv)
     check_pieces(FATTN_BACKWARD);
     check_turns(FATTN_SCHEME_RING, brief ? problems / 2 : problems);
     check_turns(FATTN_SCHEME_HEADS, brief ? problems / 2 : problems);
+    check_unusual_problems();
     for (int split = FATTN_SPLIT_CONTIGUOUS; split <= FATTN_SPLIT_STRIPED; split++) {
         check_single_head(FATTN_FORWARD, (fattn_split)split, 4);
         check_single_head(FATTN_BACKWARD, (fattn_split)split, 3);

@@ -66,7 +66,7 @@ static fattn_merge_job job_of(const fattn_group_plan *plan, const fattn_buffers 
     return (fattn_merge_job){
         .batch = batch,
         .heads = plan->problem.heads_q,
-        .seqlen = rows.rows / batch,
+        .seqlen = batch ? rows.rows / batch : 0,
         .dim_v = plan->problem.dim_v,
         .first = state_of(plan, run),
         .second = part_of(plan, q_run, run),
@@ -158,10 +158,12 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     b.alibi_slopes = given->alibi_slopes ? (const float *)given->alibi_slopes + head : NULL;
     b.sink = p.features & FATTN_SINK ? (const float *)given->sink + head : NULL;
     shift_scores(plan, given, owner, q_run, k_run, &b);
-    b.seed = given->seed;
-    b.offset = given->offset;
-    b.seed_ptr = given->seed_ptr;
-    b.offset_ptr = given->offset_ptr;
+    if (p.features & FATTN_DROPOUT) { /* not so where dropout_p is 0 */
+        b.seed = given->seed;
+        b.offset = given->offset;
+        b.seed_ptr = given->seed_ptr;
+        b.offset_ptr = given->offset_ptr;
+    }
     if (plan->backward) {
         const bool both = q_run == FATTN_BOTH;
         b.o = plan->direct ? at_row(given->o, row, &p.o, p.dtype_o) : plan->o[run];

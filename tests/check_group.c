@@ -579,6 +579,19 @@ static void check_disagreement(void)
                   runs[2].status == FATTN_RANKS_DISAGREE && strstr(runs[0].reason, "rank 2"),
               "a rank with another problem: %s", runs[0].reason);
     free_ranks(runs, RANKS);
+    for (int n = 0; n < 3; n++) { /* refused before the problem is read */
+        divided c = a;
+        c.memory = -(n == 0), c.turns = -(n == 1), c.split = n == 2 ? (fattn_split)7 : a.split;
+        problems[2] = &c;
+        run_ranks(problems, &all, RANKS, 60, -1, runs);
+        tap_check(runs[2].status == FATTN_INVALID_ARGUMENT && runs[0].status == FATTN_RANK_LOST &&
+                      strstr(runs[0].reason, "rank 2 cannot plan") &&
+                      !strcmp(runs[0].reason, runs[1].reason),
+                  "a rank with a wrong argument: %s; the others: %s", runs[2].reason,
+                  runs[0].reason);
+        free_ranks(runs, RANKS);
+    }
+    problems[2] = &b;
     b.problem.features |= FATTN_BATCH_INVARIANT;
     run_ranks(problems, &all, RANKS, 60, -1, runs);
     tap_check(runs[2].status == FATTN_UNSUPPORTED && runs[0].status == FATTN_RANK_LOST,
@@ -869,6 +882,12 @@ static void check_arguments(void)
     tap_check(fattn_group_plan_create(&group, &p, NULL, NULL, &plan) == FATTN_NULL_POINTER,
               "no transport: %s", fattn_last_reason());
     group.transport = &transport;
+    tap_check(fattn_group_plan_create(&group, &p, NULL, NULL, NULL) == FATTN_NULL_POINTER,
+              "no plan: %s", fattn_last_reason());
+    group.timeout = 0;
+    tap_check(fattn_group_plan_create(&group, &p, NULL, NULL, &plan) == FATTN_INVALID_ARGUMENT,
+              "no time: %s", fattn_last_reason());
+    group.timeout = 1;
     tap_check(fattn_group_plan_create(&group, NULL, NULL, NULL, &plan) == FATTN_NULL_POINTER,
               "no problem: %s", fattn_last_reason());
     group.split = (fattn_split)7;

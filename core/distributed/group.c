@@ -28,18 +28,21 @@ fattn_status fattn_transport_fail(fattn_status status, const char *reason)
     return fattn_fail(status, "%s", reason ? reason : "a transport failed");
 }
 
+static const double usual_timeout = 60;
+
 void fattn_group_init(fattn_group *group)
 {
     memset(group, 0, sizeof *group);
     group->struct_size = sizeof *group;
     group->split = FATTN_SPLIT_CONTIGUOUS;
     group->scheme = FATTN_SCHEME_RING;
-    group->timeout = 60;
+    group->timeout = usual_timeout;
 }
 
 /* --- Checks ----------------------------------------------------------------------------------- */
 
-static fattn_status check_group(const fattn_group *group, fattn_group *g, fattn_transport *t)
+/* The group, and how to reach the other ranks. If that fails, there is no way to tell them. */
+static fattn_status read_group(const fattn_group *group, fattn_group *g, fattn_transport *t)
 {
     fattn_status status = fattn_abi_read(g, sizeof *g, group, "fattn_group");
     if (!status && !g->transport) {
@@ -59,6 +62,11 @@ static fattn_status check_group(const fattn_group *group, fattn_group *g, fattn_
         return fattn_fail(FATTN_INVALID_ARGUMENT, "fattn_transport has rank %d of %d", t->rank,
                           t->ranks);
     }
+    return FATTN_OK;
+}
+
+static fattn_status check_choices(const fattn_group *g, const fattn_transport *t)
+{
     if (!fattn_split_runs(g->split)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "split is %d, no fattn_split", (int)g->split);
     }
@@ -724,11 +732,10 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
 {
     fattn_group g;
     fattn_transport t;
-    if (!plan) {
-        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
+    if (plan) {
+        *plan = NULL;
     }
-    *plan = NULL;
-    fattn_status status = check_group(group, &g, &t);
+    fattn_status status = read_group(group, &g, &t);
     fattn_group_plan *const made = status ? NULL : fattn_memory_alloc(sizeof *made);
     if (status) {
         return status;
@@ -739,7 +746,7 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     }
     memset(made, 0, sizeof *made);
     made->transport = t;
-    made->timeout = g.timeout;
+    made->timeout = g.timeout > 0 ? g.timeout : usual_timeout; /* others are told what is wrong */
     made->scheme = g.scheme;
     made->late = -1;
     made->memory = g.memory;
@@ -748,11 +755,14 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     made->shares = (fattn_whole){
         .split = g.split, .ranks = t.ranks, .all_queries = g.scheme == FATTN_SCHEME_REDUCE};
     status = open_device(made, g.device);
-    if (status) { /* nothing to compare with */
+    if (status && t.device_memory) { /* nothing to compare with */
         t.abort(t.user, fattn_last_reason());
     } else {
-        status = problem ? fattn_group_describe(made, problem, cu_seqlens_q, cu_seqlens_k)
-                         : fattn_fail(FATTN_NULL_POINTER, "problem is NULL");
+        status = status ? status : check_choices(&g, &t);
+        if (!status && !(plan && problem)) {
+            status = fattn_fail(FATTN_NULL_POINTER, "%s is NULL", plan ? "problem" : "plan");
+        }
+        status = status ? status : fattn_group_describe(made, problem, cu_seqlens_q, cu_seqlens_k);
         status = agree(made, status, status ? 0 : hash_of(made));
     }
     if (!status) {

@@ -250,8 +250,11 @@ typedef struct fattn_group_plan fattn_group_plan;
  * plan is refused with FATTN_OUT_OF_MEMORY.
  *
  * Before anything else the ranks compare the problem: FATTN_RANKS_DISAGREE names the first that
- * has another. If one rank cannot plan, it gets its own error and the others FATTN_RANK_LOST with
- * its number. The plan holds the memory that it computes in, and serves one execution at a time.
+ * has another. Where one has an error of its own, of its arguments say, the others get
+ * FATTN_RANK_LOST with its number, as long as the group says how it is reached: transport and its
+ * fields. The group can then make another plan.
+ *
+ * The plan holds the memory that it computes in, and serves one execution at a time.
  */
 FATTN_API fattn_status fattn_group_plan_create(const fattn_group *group,
                                                const fattn_problem *problem,

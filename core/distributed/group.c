@@ -203,6 +203,7 @@ static uint64_t hash_of(const fattn_group_plan *plan)
 {
     fattn_problem p = plan->problem;
     p.pointer_alignment = 0;
+    p.bias_stride[2] = p.mask_stride[2] = 0; /* rows are the rank's own, broadcast or not */
     const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme, plan->memory > 0,
                             plan->wanted};
     const size_t lengths = (size_t)(p.batch + 1) * sizeof(int32_t);

@@ -143,10 +143,9 @@ bool fattn_group_visit(const fattn_group_plan *plan, int lane, int64_t step, int
 
 /*
  * The problem of a visit, and the positions of its buffers. False where it has no pairs, or none
- * that an output depends on, or where those of both runs of keys are one piece, which is that of run
- * 0. The first piece of each run of
- * queries, against own keys, is there in any case: it is what has the sink, and what rows without
- * keys get their o from.
+ * that an output depends on, or where those of both runs of keys are one piece, that of run 0. The
+ * first piece of each run of queries, against own keys, is there in any case: it is what has the
+ * sink, and what rows without keys get their o from.
  */
 bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit,
                           fattn_problem *problem, fattn_buffers *buffers);

@@ -219,7 +219,8 @@ typedef struct fattn_group_plan fattn_group_plan;
  * multiply a bias, sinks, bias and masks, dropout (bit for bit that of one device), dLSE,
  * FATTN_DETERMINISTIC, groups of heads, ragged batches, mixed types. A rank's share of bias, mask
  * and dbias has the rows of its share of q, and all keys of the problem; bias_stride, mask_stride
- * and dbias_stride are its own.
+ * and dbias_stride are its own. Bias and mask may be broadcast along rows on some ranks, and on
+ * others not.
  *
  * Refused with FATTN_UNSUPPORTED and the reason:
  *

@@ -75,7 +75,7 @@ class GroupPlan:
     """A fattn_group_plan; all ranks make it at the same time."""
 
     def __init__(self, transport: Transport, device: int, split: int, scheme: int, timeout: float,
-                 problem: int, cu_seqlens: tuple[tuple[int, ...], ...] | None = None) -> None:
+                 problem: int | None, cu_seqlens: tuple[tuple[int, ...], ...] | None = None) -> None:
         self.address = 0
         group, memory = _c.new_struct(Group, _c.lib.fattn_group_init)
         group.transport, group.device = ctypes.pointer(transport), device

@@ -364,6 +364,68 @@ def disagree(rank, ranks):
     over.attention(x, x, x)  # the group is good
 
 
+def refused_early(rank, ranks):
+    """An error of the last rank alone, before the library is called, reaches the others, and the group is good."""
+    group = fresh(ranks)
+    over, x = fattn.torch.context_parallel(group, length=4 * ranks, timeout=20), torch.randn(1, 4, 2, 8)
+    for words, wrong in ((["x is a list", "rows: rank", "q is a"], lambda: over.attention([x], x, x)),
+                         (["rows: rank"], lambda: over.attention(x[:, 1:], x, x)),
+                         (["v has heads 2, k 1"], lambda: over.attention(x, x[:, :, :1], x)),
+                         (["3 axes: 4 are needed"], lambda: over.attention(x[0], x, x)),
+                         (["layout"], lambda: over.attention(x, x, x, layout="sbhd")),
+                         (["dtype int32"], lambda: over.attention(x.int(), x, x)),
+                         (["together"], lambda: over.scaled_dot_product_attention(x, x, x, x, is_causal=True)),
+                         (["dropout_p is 2"], lambda: over.attention(x, x, x, dropout_p=2.0))):
+        if rank == ranks - 1:
+            expect(Exception, words, wrong)
+        else:
+            expect(fattn.RankLost, [f"rank {ranks - 1} cannot plan: FATTN_INVALID_ARGUMENT"],
+                   lambda: over.attention(x, x, x, dropout_p=0.5))
+    over.attention(x, x, x)
+
+
+def few_rows(rank, ranks):
+    """Biases and masks where some ranks have one row or none, and where they are broadcast along rows."""
+    for split in ("contiguous", "zigzag"):
+        for length in (1, 2, 3, 5):
+            over = fattn.torch.context_parallel(split=split, length=length)
+            x = torch.randn(1, length, 2, 8)
+            q = over.shard(x, 1)
+            for rows in {1, length}:
+                bias, mask = torch.randn(1, 2, rows, length), torch.rand(1, 1, rows, length) < 0.7
+                own = (bias, mask) if rows < length else (over.shard(bias, 2), over.shard(mask, 2))
+                wanted = fattn.torch.attention(x, x, x, bias=bias, mask=mask)
+                close(over.attention(q, q, q, bias=own[0], mask=own[1]), over.shard(wanted, 1), f"{length} rows")
+            leaf, own = bias.requires_grad_(), over.shard(bias.detach(), 2).requires_grad_()
+            fattn.torch.attention(x, x, x, bias=leaf).square().sum().backward()
+            over.attention(q, q, q, bias=own).square().sum().backward()
+            close(own.grad, over.shard(leaf.grad, 2), f"dbias of {length} rows")
+
+
+def compiled(rank, ranks):
+    """torch.compile breaks the graph where ranks meet."""
+    x = torch.randn(1, 8 * ranks, 2, 8)
+    wanted = fattn.torch.attention(x, x, x, causal=True)
+    over = fattn.torch.context_parallel(fresh(ranks))
+
+    def method(q):
+        return over.attention(q * 1.0, q, q, causal=True) + 1
+
+    def function(q):
+        q = q.transpose(1, 2)
+        return F.scaled_dot_product_attention(q * 1.0, q, q, is_causal=True).transpose(1, 2) + 1
+
+    for call in (method, function):
+        own = over.shard(x, 1).requires_grad_()
+        with over:
+            o = torch.compile(call, backend="eager")(own)
+        close(o - 1, over.shard(wanted, 1), call.__name__)
+        o.sum().backward()
+        plain = over.shard(x, 1).requires_grad_()
+        over.attention(plain, plain, plain, causal=True).sum().backward()
+        close(own.grad, plain.grad, f"gradients of {call.__name__}")
+
+
 def unlike(rank, ranks):
     expect(fattn.InvalidShape, ["rows: rank"], lambda: fattn.torch.context_parallel(
         length=12 * ranks).attention(*[torch.randn(1, 4, 2, 8)] * 3))
@@ -375,7 +437,8 @@ def unlike(rank, ranks):
 
 
 def gives_up(rank, ranks):
-    """The last rank fails in a callback; the others hear why, and a new group works."""
+    """The last rank fails in a callback; the others hear why, also the first, which begins later, and a new group
+    works."""
     group = fresh(ranks)
     over, x = fattn.torch.context_parallel(group, timeout=20), torch.randn(1, 4, 2, 8)
     over.attention(x, x, x)
@@ -388,12 +451,19 @@ def gives_up(rank, ranks):
         engine._bytes = fails
         expect(fattn.RankLost, ["the test says so"], lambda: over.attention(x, x, x))
     else:
+        time.sleep(1 if rank == 0 else 0)
         expect(fattn.RankLost, ["the test says so"], lambda: over.attention(x, x, x))
         expect(fattn.RankLost, ["failed before"], lambda: over.attention(x, x, x))
     assert time.monotonic() - begin < 5
     dist.barrier()
     again = fattn.torch.context_parallel(fresh(ranks))
     again.attention(x, x, x)
+
+
+def patient(rank, ranks):
+    """For ever is a long time, also for the backend."""
+    over, x = fattn.torch.context_parallel(fresh(ranks), timeout=float("inf")), torch.randn(1, 4, 2, 8)
+    assert torch.isfinite(over.unshard(over.attention(x, x, x, dropout_p=0.1), 1)).all()
 
 
 def silent(rank, ranks):
@@ -417,7 +487,7 @@ def late(rank, ranks):
         time.sleep(4)
     for call in (lambda: over.attention(x, x, x), lambda: over.unshard(x, 1),
                  lambda: over.attention(x, x, x, dropout_p=0.5)):
-        expect((fattn.RankTimeout, fattn.RankLost), ["rank"], call)
+        expect((fattn.RankTimeout, fattn.RankLost), ["rank", "failed before"], call)
     dist.barrier()
 
 
@@ -433,8 +503,8 @@ def killed(rank, ranks):
 
 
 RESULTS = [equal_shares, unequal_shares, heads, biased, packed, reduced, dropped, routed, told_of_masks,
-           differentiated_once, planned_once]
-ERRORS = [disagree, unlike, gives_up, silent, late]
+           differentiated_once, planned_once, few_rows, compiled, patient]
+ERRORS = [disagree, refused_early, unlike, gives_up, silent, late]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

@@ -71,8 +71,7 @@ static fattn_status fail_mpi(transport *t, const char *what, int error)
     return fail(t, FATTN_RANK_LOST, text);
 }
 
-/* Begins to say that MPI is done with the data of a message that was sent, or to hear it of one that
- * is received. */
+/* Begins to say that MPI is done with the data of a message, or to hear it of one to receive. */
 static int begin_sent(transport *t, int n)
 {
     const fattn_message *const m = &t->messages[n];

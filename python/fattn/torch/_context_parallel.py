@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from functools import partial
-from typing import Any, Callable, Literal, Sequence
+from typing import Any, Callable, Iterator, Literal, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,13 @@ from fattn._plans import device_of
 from fattn._problem import Description, Options, check_layout
 from fattn.torch._calls import check_readable, refuse
 from fattn.torch._functions import Window, autocast, check_types, new_seed, number
-from fattn.torch._process_group import ProcessGroup, lost
+from fattn.torch._process_group import ProcessGroup
 from fattn.torch._sdpa import _broadcast, is_lower_right, mask_for, switch
 
 _TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seed_ptr")
 _GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
+_BEFORE = 4  # arguments of _Attend before the tensors
+_REFUSED = 0  # no split
 _PLANS = 16  # kept for a group, each with the memory that it computes in
 
 
@@ -36,6 +39,7 @@ class _Share(Description):
     def __init__(self, options: Options, views: dict[str, View], whole_q: int, whole_k: int,
                  lengths: _Lengths | None) -> None:
         self.whole_k = whole_k
+        self.device = device_of(None, views["q"].device)
         if lengths:
             options = options._replace(max_seqlen_q=_longest(lengths[0]), max_seqlen_k=_longest(lengths[1]))
             views |= {name: View((len(cu),), (1,), "int32", views["q"].device)
@@ -47,6 +51,19 @@ class _Share(Description):
             self.problem.total_q, self.problem.total_k = whole_q, whole_k
         else:
             self.problem.seqlen_q = whole_q
+            self.fill_rows()
+
+    def fill_rows(self) -> None:
+        """What is broadcast is so on all ranks, however few rows they have. A bias or mask that has the rows of
+        the share is not, also on a rank that has a single row, or none."""
+        p = self.problem
+        for name, strides, used in (("bias", p.bias_stride, True), ("mask", p.mask_stride, True),
+                                    ("bias", p.dbias_stride, self.o.outputs & _c.OUT_DBIAS)):
+            shape = self.views[name].shape if used and name in self.views else ()
+            full = contiguous_strides(tuple(max(n, 1) for n in shape))
+            for axis, n in enumerate(shape, 4 - len(shape)):
+                rows = axis == 2 and n == self.q.seq
+                strides[axis] = full[axis - 4] if n != 1 or rows else 0
 
     def fill_sizes(self) -> None:
         super().fill_sizes()
@@ -66,10 +83,10 @@ class _Final(torch.autograd.Function):  # type: ignore[misc]
 
 class _Attend(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, ranks: context_parallel, options: Options, lengths: _Lengths | None,
+    def forward(ctx: Any, ranks: context_parallel, options: Options, lengths: _Lengths | None, draws: bool,
                 *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         made = ranks._run(options._replace(op=_c.FORWARD, return_lse=True, features=0), lengths,
-                          dict(zip(_TENSORS, tensors)))
+                          dict(zip(_TENSORS, tensors)), draws)
         ctx.save_for_backward(*tensors, made["o"], made["lse"])
         ctx.ranks, ctx.options, ctx.lengths = ranks, options, lengths
         ctx.set_materialize_grads(False)
@@ -87,16 +104,16 @@ def _differentiate(ranks: context_parallel, options: Options, lengths: _Lengths 
                    dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Any, ...]:
     """Gradients of _Attend's arguments."""
     *tensors, o, lse = saved
-    results: list[Any] = [None] * (3 + len(_TENSORS))
+    results: list[Any] = [None] * (_BEFORE + len(_TENSORS))
     places = [_TENSORS.index(name[1:]) for name in _GRADIENTS]
-    wanted = [i for i, place in enumerate(places) if needed[3 + place]]
+    wanted = [i for i, place in enumerate(places) if needed[_BEFORE + place]]
     if not wanted or dout is None and dlse is None:
         return tuple(results)
     arrays = dict(zip(_TENSORS, tensors))
     arrays |= {"o": o, "lse": lse, "dout": torch.zeros_like(o) if dout is None else dout, "dlse": dlse}
     made = ranks._run(options._replace(op=_c.BACKWARD, outputs=sum(_c.OUT_DQ << i for i in wanted)), lengths, arrays)
     for i in wanted:
-        results[3 + places[i]] = made[_GRADIENTS[i]].to(tensors[places[i]].dtype)
+        results[_BEFORE + places[i]] = made[_GRADIENTS[i]].to(tensors[places[i]].dtype)
     return tuple(results)
 
 
@@ -177,6 +194,7 @@ class context_parallel:
         cu = (0, x.shape[dim]) if cu_seqlens is None else _numbers(cu_seqlens, "cu_seqlens")
         return x.index_select(dim, self._rows(cu, self.rank).to(x.device))
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def unshard(self, x: Tensor, dim: int, *, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
         """All rows of a tensor that has this rank's share along `dim`, on every rank; no gradients."""
         if cu_seqlens is None:
@@ -191,9 +209,10 @@ class context_parallel:
         padded = x.detach().movedim(dim, 0).contiguous()
         padded = torch.cat([padded, padded.new_zeros(most - len(padded), *padded.shape[1:])])
         parts = [torch.empty_like(padded) for _ in rows]
-        with lost("a rank"):
+        engine = self._engine(x.device)
+        with engine.lost("a rank"):
             work = dist.all_gather(parts, padded, group=self.group, async_op=True)
-        self._engine(x.device).finish([(work, "a rank")], self.timeout)
+        engine.finish([(work, "a rank")], self.timeout)
         whole = x.new_empty(length, *padded.shape[1:])
         for r, part in zip(rows, parts):
             whole[r] = part[:len(r)]
@@ -210,6 +229,7 @@ class context_parallel:
 
     # --- Attention --------------------------------------------------------------------------------
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: Window = None,
                   scale: float | None = None, softcap: float | None = None, bias: Tensor | None = None,
                   mask: Tensor | None = None, alibi_slopes: Tensor | None = None,
@@ -224,18 +244,21 @@ class context_parallel:
             bias: broadcast to (B, Hq, rows, all keys), and likewise mask.
             seed: the same on all ranks; drawn on the first of them when None.
         """
-        check_layout(layout)
-        q, k, v, bias = autocast(q, k, v, bias)
-        check_types((q, k, v, bias, mask))
-        scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")
-        seed = self._seed(q, seed) if dropout_p != 0 else None
-        if layout == "bhsd":
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        options = _options(causal, window, scale, softcap, dropout_p, anchor, deterministic)
-        o, lse = _Attend.apply(self, options, None, q, k, v, bias, mask, alibi_slopes, sink, seed)
+        with self._telling(q):
+            check_layout(layout)
+            q, k, v, bias = autocast(q, k, v, bias)
+            check_types((q, k, v, bias, mask))
+            _check_axes((q, k, v), 4)
+            scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")
+            options = _options(causal, window, scale, softcap, dropout_p, anchor, deterministic)
+            seed, draws = _seed(q, seed, options)
+            if layout == "bhsd":
+                q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        o, lse = _Attend.apply(self, options, None, draws, q, k, v, bias, mask, alibi_slopes, sink, seed)
         o = o.transpose(1, 2) if layout == "bhsd" else o
         return (o, lse) if return_lse else o
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attention_varlen(
             self, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor | Sequence[int],
             cu_seqlens_k: Tensor | Sequence[int], causal: bool = False, window: Window = None,
@@ -251,13 +274,14 @@ class context_parallel:
             cu_seqlens_q: of the undivided sequences, the same on all ranks: number b has rows
                 cu_seqlens_q[b] to cu_seqlens_q[b + 1]. Likewise cu_seqlens_k.
         """
-        lengths = _numbers(cu_seqlens_q, "cu_seqlens_q"), _numbers(cu_seqlens_k, "cu_seqlens_k")
-        q, k, v, _ = autocast(q, k, v, None)
-        check_types((q, k, v))
-        scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")
-        seed = self._seed(q, seed) if dropout_p != 0 else None
-        options = _options(causal, window, scale, softcap, dropout_p, anchor, deterministic)
-        o, lse = _Attend.apply(self, options, lengths, q, k, v, None, None, alibi_slopes, sink, seed)
+        with self._telling(q):
+            lengths = _numbers(cu_seqlens_q, "cu_seqlens_q"), _numbers(cu_seqlens_k, "cu_seqlens_k")
+            q, k, v, _ = autocast(q, k, v, None)
+            check_types((q, k, v))
+            _check_axes((q, k, v), 3)
+            options = _options(causal, window, scale, softcap, dropout_p, anchor, deterministic)
+            seed, draws = _seed(q, seed, options)
+        o, lse = _Attend.apply(self, options, lengths, draws, q, k, v, None, None, alibi_slopes, sink, seed)
         return (o, lse) if return_lse else o
 
     def scaled_dot_product_attention(
@@ -265,23 +289,24 @@ class context_parallel:
             dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
             enable_gqa: bool = False) -> Tensor:
         """PyTorch's function over the ranks' shares. attn_mask has this rank's rows, and all keys."""
-        if is_causal and attn_mask is not None:
-            raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal together")
-        if query.is_nested:
-            raise Unsupported("nested tensors are not divided over ranks")
-        lower_right = is_lower_right(attn_mask)
-        if lower_right is not None:
-            attn_mask, is_causal = None, True
-        if attn_mask is not None:
-            attn_mask = mask_for(autocast(query)[0], attn_mask)
-        tensors, leading = [query, key, value], tuple(query.shape[:2])
-        rank = max(t.dim() for t in tensors)
-        if not (query.dim() == key.dim() == value.dim() == 4 and query.shape[0] == key.shape[0] and
-                (enable_gqa or query.shape[1] == key.shape[1])):
-            tensors, leading = _broadcast(tensors, rank, enable_gqa)
-        if len(leading) > 2 and attn_mask is not None and attn_mask.dim() > 3:
-            attn_mask = attn_mask.expand(*leading[:-1], *attn_mask.shape[-3:]).flatten(0, -4)
-        is_mask = attn_mask is not None and attn_mask.dtype == torch.bool
+        with self._telling(query):
+            if is_causal and attn_mask is not None:
+                raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal together")
+            if query.is_nested:
+                raise Unsupported("nested tensors are not divided over ranks")
+            lower_right = is_lower_right(attn_mask)
+            if lower_right is not None:
+                attn_mask, is_causal = None, True
+            if attn_mask is not None:
+                attn_mask = mask_for(autocast(query)[0], attn_mask)
+            tensors, leading = [query, key, value], tuple(query.shape[:2])
+            rank = max(t.dim() for t in tensors)
+            if not (query.dim() == key.dim() == value.dim() == 4 and query.shape[0] == key.shape[0] and
+                    (enable_gqa or query.shape[1] == key.shape[1])):
+                tensors, leading = _broadcast(tensors, rank, enable_gqa)
+            if len(leading) > 2 and attn_mask is not None and attn_mask.dim() > 3:
+                attn_mask = attn_mask.expand(*leading[:-1], *attn_mask.shape[-3:]).flatten(0, -4)
+            is_mask = attn_mask is not None and attn_mask.dtype == torch.bool
         o = self.attention(*tensors, causal=is_causal, scale=scale, dropout_p=dropout_p,
                            mask=attn_mask if is_mask else None, bias=None if is_mask else attn_mask,
                            anchor="bottom_right" if lower_right else "top_left", layout="bhsd")
@@ -289,15 +314,6 @@ class context_parallel:
         if rank < 4:
             return o[(0,) * (4 - rank)]
         return o if rank == 4 else o.unflatten(0, leading[:-1])
-
-    def _seed(self, q: Tensor, seed: Tensor | None) -> Tensor:
-        """The caller's, or one that the first rank draws."""
-        if seed is None:
-            seed = new_seed(q)
-            with lost("rank 0"):
-                work = dist.broadcast(seed, group=self.group, group_src=0, async_op=True)
-            self._engine(q.device).finish([(work, "rank 0")], self.timeout)
-        return seed
 
     # --- Running ----------------------------------------------------------------------------------
 
@@ -309,34 +325,47 @@ class context_parallel:
             engine = self._engines[device, stream] = ProcessGroup(self.group, device, stream)
         return engine
 
-    def _run(self, options: Options, lengths: _Lengths | None,
-             arrays: dict[str, Any]) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _telling(self, q: Any) -> Iterator[None]:
+        """Where an error is this rank's alone, and the others are about to plan: they hear of it by a plan that
+        the library refuses here."""
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(Exception):
+                device = q.device if isinstance(q, Tensor) else next((d for d, _ in self._engines), torch.device("cpu"))
+                engine, where = self._engine(device), torch.empty(0, device=device)
+                _groups.GroupPlan(engine.table, device_of(None, kind_of(where).view(where, "q").device), _REFUSED,
+                                  self.scheme, self.timeout, None)
+            raise
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _run(self, options: Options, lengths: _Lengths | None, arrays: dict[str, Any],
+             draws: bool = False) -> dict[str, Any]:
         """Runs a forward or a backward; the tensors that it makes, by name."""
-        given = {name: _plain(t, name) for name, t in arrays.items() if t is not None}
-        q, k = given["q"], given["k"]
-        kind, engine = kind_of(q), self._engine(q.device)
-        # Shares of different ranks differ, but two problems that are one for a rank are one for all: so
-        # all make a plan, or none.
-        reduces = self.scheme == _groups.SCHEMES["reduce"]
-        if lengths:
-            whole_q, whole_k = lengths[0][-1], lengths[1][-1]
-        else:
-            whole_q = q.shape[1] if reduces else self._whole("q", q.shape[1])
-            whole_k = self._whole("k", k.shape[1])
-        key = (options, lengths, whole_q, whole_k, id(engine),
-               tuple([(name, t.shape, t.dtype) for name, t in given.items()]))
-        found = self._plans.pop(key, None)
+        with self._telling(arrays["q"]):
+            given = {name: _plain(t, name) for name, t in arrays.items() if t is not None}
+            q, engine = given["q"], self._engine(arrays["q"].device)
+            wholes = (lengths[0][-1], lengths[1][-1]) if lengths else self._wholes(q, given["k"])
+            # Shares of different ranks differ, but two problems that are one for a rank are one for all: so
+            # all make a plan, or none.
+            key = (options, lengths, wholes, id(engine),
+                   tuple([(name, t.shape, t.dtype) for name, t in given.items()]))
+            keeps = self._keeps(given, wholes[0])
+            found = self._plans.pop(key, None) if keeps else None
+            share = found[1] if found else _share_of(options, given, wholes, lengths)
         if found is None:
-            views = {name: kind.view(t, name) for name, t in given.items()}
-            views = {name: view._replace(strides=contiguous_strides(view.shape)) if 0 in view.shape
-                     else view for name, view in views.items()}
-            share = _Share(options, views, whole_q, whole_k, lengths)
             try:
-                found = self._make_plan(engine, share, device_of(None, views["q"].device), lengths), share
+                found = self._make_plan(engine, share, lengths), share
             finally:
                 engine.check()
-        self._plans[key] = found
-        plan, share = found
+        if keeps:
+            self._plans[key] = found
+        if draws:
+            with engine.lost("rank 0"):
+                work = dist.broadcast(given["seed_ptr"], group=self.group, group_src=0, async_op=True)
+            engine.finish([(work, "rank 0")], self.timeout)
+        kind = kind_of(q)
         made = {m.name: kind.make(m, given.get("o", q))[0] for m in share.made}
         buffers, memory = _c.new_struct(_c.Buffers, _c.lib.fattn_buffers_init)
         for name, t in (given | made).items():
@@ -344,17 +373,29 @@ class context_parallel:
         if "seed_ptr" in given:
             buffers.offset_ptr = given["seed_ptr"].data_ptr() + 8
         try:
-            plan.execute(buffers)
+            found[0].execute(buffers)
         finally:
             engine.check()
+        if not keeps:
+            found[0].destroy()
         assert memory
         return made
 
-    def _make_plan(self, engine: ProcessGroup, share: _Share, device: int,
-                   lengths: _Lengths | None) -> _groups.GroupPlan:
+    def _keeps(self, given: dict[str, Tensor], whole_q: int) -> bool:
+        """Whether all ranks keep their plan. Where one has a single row, a bias of one row may have the ranks' own
+        rows or be broadcast: to that rank both are one problem, and to the others two."""
+        return not ("bias" in given or "mask" in given) or 1 not in (
+            sum(map(len, _groups.runs_of(self.split, whole_q, self.ranks, r))) for r in range(self.ranks))
+
+    def _wholes(self, q: Tensor, k: Tensor) -> tuple[int, int]:
+        """Rows of undivided queries and keys."""
+        reduces = self.scheme == _groups.SCHEMES["reduce"]
+        return q.shape[1] if reduces else self._whole("q", q.shape[1]), self._whole("k", k.shape[1])
+
+    def _make_plan(self, engine: ProcessGroup, share: _Share, lengths: _Lengths | None) -> _groups.GroupPlan:
         while len(self._plans) >= _PLANS:
             self._plans.pop(next(iter(self._plans)))[0].destroy()
-        return _groups.GroupPlan(engine.table, device, self.split, self.scheme, self.timeout,
+        return _groups.GroupPlan(engine.table, share.device, self.split, self.scheme, self.timeout,
                                  ctypes.addressof(share.problem), lengths)
 
     def __del__(self) -> None:
@@ -380,8 +421,30 @@ class context_parallel:
             buffer.data = whole
 
 
+def _share_of(options: Options, given: dict[str, Tensor], wholes: tuple[int, int], lengths: _Lengths | None) -> _Share:
+    kind = kind_of(given["q"])
+    views = {name: kind.view(t, name) for name, t in given.items()}
+    views = {name: view._replace(strides=contiguous_strides(view.shape)) if 0 in view.shape
+             else view for name, view in views.items()}
+    return _Share(options, views, *wholes, lengths)
+
+
+def _check_axes(tensors: Sequence[Tensor], axes: int) -> None:
+    for t, name in zip(tensors, _TENSORS):
+        if t.dim() != axes:
+            raise InvalidShape(f"{name} has shape {tuple(t.shape)}, {t.dim()} axes: {axes} are needed")
+
+
+def _seed(q: Tensor, seed: Tensor | None, options: Options) -> tuple[Tensor | None, bool]:
+    """The seed, where one is needed, and whether it is yet to come from the first rank."""
+    if options.dropout_p == 0:
+        return None, False
+    return (new_seed(q), True) if seed is None else (seed, False)
+
+
 def _options(causal: bool, window: Window, scale: float | None, softcap: float | None, dropout_p: float,
              anchor: str, deterministic: bool | None) -> Options:
+    scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     return Options(causal=causal, window=None if window is None else window_of(window), scale=scale,

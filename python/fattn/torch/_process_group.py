@@ -25,6 +25,7 @@ from fattn._errors import RankLost, RankTimeout, Unsupported
 _TAG, _TAG_REASON, _TAG_NEVER = 7700, 7716, 7717
 _REASON = 256
 _NAP = 20e-6
+_FOR_EVER = 1e9  # seconds
 
 
 class _DeviceBytes:
@@ -33,15 +34,6 @@ class _DeviceBytes:
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1",
                                          "strides": None, "version": 3}
-
-
-@contextlib.contextmanager
-def lost(whom: str) -> Iterator[None]:
-    """Where starting to send or receive fails: a backend says so by a plain RuntimeError."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RankLost(f"{whom}: {_sentence(error)}") from None
 
 
 class ProcessGroup:
@@ -56,8 +48,10 @@ class ProcessGroup:
         self.broken = False
         self.error: BaseException | None = None  # of a callback, to be raised again
         self.works: list[tuple[Any, str]] = []
-        self.reasons = {p: self._receive_reason(p) for p in range(self.ranks)
-                        if p != self.rank and self.is_gloo}
+        self.reasons: dict[int, tuple[Any, torch.Tensor]] = {}
+        for peer in range(self.ranks):
+            if peer != self.rank and self.is_gloo:
+                self.reasons[peer] = self._receive_reason(peer)
         # ctypes keeps no reference to callbacks.
         self.callbacks = (_groups.START(self._start), _groups.WAIT(self._wait),
                           _groups.ABORT(self._abort))
@@ -72,16 +66,18 @@ class ProcessGroup:
         try:
             if self.broken:
                 raise RankLost("this process group has failed before")
-            operations = []
             # Receives first: gloo passes data one way at a time where both sides send before they receive.
-            posted = sorted(messages[:count], key=lambda m: -m.receive)
-            for m in posted:
-                operations.append(dist.P2POp(
-                    dist.irecv if m.receive else dist.isend, self._bytes(m.data, m.bytes),
-                    group=self.group, group_peer=m.peer, tag=_TAG + m.tag))
-            works = dist.batch_isend_irecv(operations)
+            posted = [(m, f"rank {m.peer}", self._bytes(m.data, m.bytes))
+                      for m in sorted(messages[:count], key=lambda m: -m.receive)]
+            if self.is_gloo:
+                self.works = [(self._begin(m, whom, data), whom) for m, whom, data in posted]
+                return 0
+            operations = [dist.P2POp(dist.irecv if m.receive else dist.isend, data, group=self.group,
+                                     group_peer=m.peer, tag=_TAG + m.tag) for m, _, data in posted]
+            with self.lost(posted[0][1]):
+                works = dist.batch_isend_irecv(operations)
             # A backend may answer for all of them with one.
-            self.works = list(zip(works, [f"rank {m.peer}" for m in posted]))
+            self.works = [(work, whom) for work, (_, whom, _) in zip(works, posted)]
             return 0
         except BaseException as error:
             return self._failed(error)
@@ -115,9 +111,25 @@ class ProcessGroup:
             return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
         return torch.as_tensor(_DeviceBytes(address, size), device=self.device)
 
+    def _begin(self, m: Any, whom: str, data: torch.Tensor) -> Any:
+        with self.lost(whom):
+            if m.receive:
+                return dist.irecv(data, group=self.group, group_src=m.peer, tag=_TAG + m.tag)
+            return dist.isend(data, group=self.group, group_dst=m.peer, tag=_TAG + m.tag)
+
+    @contextlib.contextmanager
+    def lost(self, whom: str) -> Iterator[None]:
+        """Where sending or receiving fails: a backend says so by a plain RuntimeError, and a rank that has given
+        up may have said why."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.broken = True
+            raise RankLost(self._heard() or f"{whom}: {_sentence(error)}") from None
+
     def finish(self, works: list[tuple[Any, str]], seconds: float) -> None:
         """Waits for works, each with whom it waits for."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + min(seconds, _FOR_EVER)
         for work, whom in works:
             try:
                 if self.is_gloo:
@@ -136,7 +148,7 @@ class ProcessGroup:
 
     def _receive_reason(self, peer: int) -> tuple[Any, torch.Tensor]:
         text = torch.zeros(_REASON, dtype=torch.uint8)
-        with lost(f"rank {peer}"):  # another rank may have given up before this one begins
+        with self.lost(f"rank {peer}"):  # another rank may have given up before this one begins
             return dist.irecv(text, group=self.group, group_src=peer, tag=_TAG_REASON), text
 
     def _heard(self) -> str | None:

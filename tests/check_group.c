@@ -16,6 +16,8 @@
 #include "tests/tap.h"
 #include <stdatomic.h>
 
+enum { RANKS = 3 }; /* where any number does */
+
 typedef struct rank_run {
     pthread_t thread;
     const divided *problem;
@@ -403,19 +405,19 @@ static void check_unusual(divided *d, const char *what)
 {
     const divided *const problems[THREADS_MAX] = {d, d, d};
     char text[256] = "";
-    rank_run runs[3];
+    rank_run runs[RANKS];
     threads all;
     bool good = divided_solve(d, 1, 1) == FATTN_OK;
     snprintf(text, sizeof text, "%s", good ? "" : fattn_last_reason());
-    threads_make(&all, 3);
-    run_ranks((const divided **)problems, &all, 3, 60, -1, runs);
-    for (int r = 0; r < 3 && good; r++) {
+    threads_make(&all, RANKS);
+    run_ranks((const divided **)problems, &all, RANKS, 60, -1, runs);
+    for (int r = 0; r < RANKS && good; r++) {
         snprintf(text, sizeof text, "%.250s", runs[r].reason);
-        good = !runs[r].status && divided_is_right(d, 3, r, &runs[r].share, text, sizeof text);
+        good = !runs[r].status && divided_is_right(d, RANKS, r, &runs[r].share, text, sizeof text);
     }
     tap_check(good, "%s, scheme %d, split %d is right: %s", what, (int)d->scheme, (int)d->split,
               good ? "" : text);
-    free_ranks(runs, 3);
+    free_ranks(runs, RANKS);
     threads_free(&all);
     divided_free(d);
 }
@@ -444,6 +446,40 @@ static void check_unusual_problems(void)
         d.problem.outputs = FATTN_OUT_DSINK;
         check_unusual(&d, "dsink alone");
     }
+}
+
+/* A bias that is the same for all rows: one rank has it once, and the others have it for each of
+ * their rows. */
+static void check_broadcast(void)
+{
+    divided a = causal(FATTN_FORWARD, 2, 24), b;
+    const int64_t full[] = {2 * 24 * 24, 24 * 24, 24, 1};
+    rank_run runs[RANKS];
+    threads all;
+    a.problem.features |= FATTN_BIAS;
+    memcpy(a.problem.bias_stride, full, sizeof full);
+    a.problem.bias_stride[2] = 0;
+    bool good = divided_solve(&a, 1, 1) == FATTN_OK;
+    b = a;
+    b.problem.bias_stride[2] = full[2];
+    b.bias = divided_memory((size_t)full[0] * sizeof *b.bias);
+    for (int64_t n = 0; n < full[0]; n++) {
+        b.bias[n] = a.bias[n / full[1] * full[1] + n % full[2]];
+    }
+    const divided *problems[RANKS] = {&b, &a, &b};
+    threads_make(&all, RANKS);
+    run_ranks(problems, &all, RANKS, 60, -1, runs);
+    char text[256] = "";
+    for (int r = 0; r < RANKS && good; r++) {
+        snprintf(text, sizeof text, "%.250s", runs[r].reason);
+        good = !runs[r].status && divided_is_right(&a, RANKS, r, &runs[r].share, text, sizeof text);
+    }
+    tap_check(good, "a bias that one rank broadcasts along its rows is right: %s",
+              good ? "" : text);
+    free_ranks(runs, RANKS);
+    threads_free(&all);
+    free(b.bias);
+    divided_free(&a);
 }
 
 /* --- Memory ----------------------------------------------------------------------------------- */
@@ -559,8 +595,6 @@ static void check_memory(void)
 }
 
 /* --- Faults ----------------------------------------------------------------------------------- */
-
-enum { RANKS = 3 };
 
 static void check_disagreement(void)
 {
@@ -945,6 +979,7 @@ int main(int argc, char **argv)
     check_turns(FATTN_SCHEME_RING, brief ? problems / 2 : problems);
     check_turns(FATTN_SCHEME_HEADS, brief ? problems / 2 : problems);
     check_unusual_problems();
+    check_broadcast();
     for (int split = FATTN_SPLIT_CONTIGUOUS; split <= FATTN_SPLIT_STRIPED; split++) {
         check_single_head(FATTN_FORWARD, (fattn_split)split, 4);
         check_single_head(FATTN_BACKWARD, (fattn_split)split, 3);

@@ -271,9 +271,13 @@ static void check_progress(void)
 int main(int argc, char **argv)
 {
     int provided = 0;
+    fattn_transport *none = NULL;
+    const bool early = fattn_mpi_open(MPI_COMM_WORLD, &none) == FATTN_INVALID_ARGUMENT && !none;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    check(early && fattn_mpi_open(MPI_COMM_NULL, &none) == FATTN_INVALID_ARGUMENT && !none,
+          "no communicator, and no MPI yet");
     if (provided >= MPI_THREAD_SERIALIZED && !device_named()) {
         check_progress();
     }

@@ -25,7 +25,8 @@ extern "C" {
 #endif
 
 /* Opens a transport over all ranks of a communicator, which is duplicated: every rank of it calls
- * this. *transport is for fattn_mpi_close(). */
+ * this. *transport is for fattn_mpi_close(). MPI_COMM_NULL, which ranks outside of a communicator
+ * have, and calls before MPI_Init() or after MPI_Finalize() are FATTN_INVALID_ARGUMENT. */
 FATTN_API fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **transport);
 
 /*

@@ -348,6 +348,14 @@ static void give_reason(void *user, const char *reason)
     }
 }
 
+static bool is_running(void)
+{
+    int begun = 0, ended = 0;
+    MPI_Initialized(&begun);
+    MPI_Finalized(&ended);
+    return begun && !ended;
+}
+
 fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **opened)
 {
     return fattn_mpi_open_device(comm, NULL, NULL, opened);
@@ -360,6 +368,11 @@ fattn_status fattn_mpi_open_device(MPI_Comm comm, fattn_device *device, fattn_st
         return fattn_transport_fail(FATTN_NULL_POINTER, "transport is NULL");
     }
     *opened = NULL;
+    if (!is_running() || comm == MPI_COMM_NULL) {
+        return fattn_transport_fail(FATTN_INVALID_ARGUMENT,
+                                    is_running() ? "comm is MPI_COMM_NULL"
+                                                 : "MPI is not initialised, or finalised");
+    }
     transport *const t = malloc(sizeof *t);
     if (!t) {
         return fattn_transport_fail(FATTN_OUT_OF_MEMORY, "no memory for a transport");
@@ -406,13 +419,15 @@ void fattn_mpi_close(fattn_transport *table)
 
 fattn_status fattn_mpi_begin(fattn_transport **opened)
 {
-    int initialised = 0, provided = 0;
+    int initialised = 0, finalised = 0, provided = 0;
     if (!opened) {
         return fattn_transport_fail(FATTN_NULL_POINTER, "transport is NULL");
     }
     *opened = NULL;
     MPI_Initialized(&initialised);
-    if (!initialised && MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided)) {
+    MPI_Finalized(&finalised);
+    if (!initialised && !finalised &&
+        MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided)) {
         return fattn_transport_fail(FATTN_DEVICE_ERROR, "MPI cannot be initialised");
     }
     return fattn_mpi_open(MPI_COMM_WORLD, opened);

@@ -688,6 +688,19 @@ static fattn_status join_turns(fattn_group_plan *plan)
     return status || turns == all_turns ? status : size_up(plan, turns);
 }
 
+/* What lies between tensors in messages travels with them: nothing of another use of the memory. */
+static void clear_gaps(const fattn_group_plan *plan)
+{
+    if (plan->own) {
+        memset(plan->own, 0, (size_t)fattn_group_block_keys(plan, plan->rank).bytes);
+    }
+    for (int n = 0; n < 2; n++) {
+        if (plan->outward[n]) {
+            memset(plan->outward[n], 0, (size_t)(plan->members * plan->slots.outward));
+        }
+    }
+}
+
 static fattn_status reserve(fattn_group_plan *plan)
 {
     const fattn_status status =
@@ -702,6 +715,7 @@ static fattn_status reserve(fattn_group_plan *plan)
     /* Kernels branch on scores behind the last key before they mask them; valgrind would report
      * scratch that was never written. */
     memset(plan->workspace, 0, (size_t)plan->workspace_bytes);
+    clear_gaps(plan);
     return FATTN_OK;
 }
 

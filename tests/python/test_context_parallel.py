@@ -247,6 +247,25 @@ def planned_once(rank, ranks):
     assert len(over._plans) == 16
 
 
+def growing(rank, ranks):
+    """Decoding with a cache that grows, by the code of docs/DISTRIBUTED.md."""
+    page = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "DISTRIBUTED.md")
+    with open(page, encoding="utf-8") as file:
+        code = file.read().partition("```python\n")[2].partition("```")[0]
+    names = {"fattn": fattn, "torch": torch, "dist": dist}
+    exec(code, names)
+    k, v = torch.zeros(1, 8, 2, 8), torch.zeros(1, 8, 2, 8)
+    whole = torch.randn(2, 1, 7, 2, 8)
+    used = torch.zeros(1, dtype=torch.int32)
+    for n in range(7):
+        if n % ranks == rank:
+            k[:, used[0]], v[:, used[0]] = whole[:, :, n]
+            used += 1
+        q = torch.randn(1, 1, 4, 8)
+        wanted = fattn.torch.attention(q, *whole[:, :, :n + 1])
+        close(names["attend"](None, q, k, v, used), wanted, f"{n + 1} keys")
+
+
 # --- A model --------------------------------------------------------------------------------------
 
 SYMBOLS, DIM, CONTEXT, STEPS = 11, 16, 24, 20
@@ -503,7 +522,7 @@ def killed(rank, ranks):
 
 
 RESULTS = [equal_shares, unequal_shares, heads, biased, packed, reduced, dropped, routed, told_of_masks,
-           differentiated_once, planned_once, few_rows, compiled, patient]
+           differentiated_once, planned_once, few_rows, compiled, patient, growing]
 ERRORS = [disagree, refused_early, unlike, gives_up, silent, late]
 
 

@@ -290,9 +290,9 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
  * - dbias may be written in part: it is too large to be held twice.
  * - In FATTN_SCHEME_RING, where heads take turns, outputs of earlier turns are written.
  *
- * After an error the caller may change its tensors, but frees the k and v that it gave, which may be
- * sent from where they are, after the engine is closed, like the plan. In memory of a device they
- * are not changed before that either.
+ * After an error the caller may change its tensors. But the k and v that it gave may still be sent
+ * from where they are, so they are freed after the engine is closed, like the plan. In memory of a
+ * device they are not changed before that either.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 

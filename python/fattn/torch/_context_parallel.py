@@ -249,7 +249,6 @@ class context_parallel:
             q, k, v, bias = autocast(q, k, v, bias)
             check_types((q, k, v, bias, mask))
             _check_axes((q, k, v), 4)
-            scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")
             options = _options(causal, window, scale, softcap, dropout_p, anchor, deterministic)
             seed, draws = _seed(q, seed, options)
             if layout == "bhsd":

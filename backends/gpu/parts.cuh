@@ -429,7 +429,7 @@ GPU_DEVICE void gpu_combine_all(const fattn_gpu_args &g)
 
 /* What a row is takes longer to find out than to merge it. So a block merges a set of rows of one
  * item: set n, of which there are `of` to an item of `rows` rows. Rows of parts lie at multiples of
- * 16 bytes (simt.c). */
+ * 16 bytes (parts.c). */
 GPU_DEVICE void gpu_combine_set(const fattn_gpu_args &g, int64_t n, int64_t of, int64_t rows)
 {
     const int64_t block = fattn_quotient(n, of), item = block * g.tiling.splits;

@@ -719,6 +719,56 @@ static void l9(void)
     }
 }
 
+/* A row whose lse and delta are NaN, because the bias of a pair that it sees is, leaves the pairs
+ * that it does not see alone: by a mask, a bias of -inf, or a band. */
+static bool hides_from(const draw_case *c, int64_t i, int64_t j)
+{
+    return c->problem.features & FATTN_CAUSAL ? j > i : j % 3 == 1;
+}
+
+static void l10(void)
+{
+    static const uint64_t features[] = {FATTN_MASK, 0, FATTN_CAUSAL, FATTN_MASK | FATTN_ALIBI};
+    enum { KINDS = sizeof features / sizeof features[0], WILD_ROW = 5 };
+    for (int m = 0; m < hazard_place_count * KINDS * 3; m++) {
+        const place *const at = &hazard_places[m / 3 / KINDS];
+        const int kind = m / 3 % KINDS;
+        draw_case c = biased(FATTN_BACKWARD, dtypes[m % 3], 67, 67);
+        c.problem.features |= features[kind];
+        c.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS;
+        bool good = hazard_on_host(at) && hazard_build(&c) && hazard_takes(at, &c);
+        for (int64_t n = 0; good && n < 67 * 67; n++) {
+            const int64_t i = n / 67, j = n % 67;
+            const bool hidden = hides_from(&c, i, j);
+            draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, i, j),
+                     kind == 1 && hidden ? -(double)INFINITY : 0.25);
+            if (c.problem.features & FATTN_MASK) {
+                draw_set(&c, DRAW_MASK, draw_at(&c, DRAW_MASK, 0, 0, i, j), !hidden);
+            }
+        }
+        if (good) {
+            draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, WILD_ROW, 2), NAN);
+            good = draw_save(&c) == FATTN_OK &&
+                   hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+        }
+        for (int64_t j = 0; good && j < 67; j++) {
+            const double x = draw_get(&c, DRAW_DBIAS, draw_at(&c, DRAW_DBIAS, 0, 0, WILD_ROW, j));
+            const double k = draw_get(&c, DRAW_DK, draw_at(&c, DRAW_DK, 0, j, 0, 3));
+            const double v = draw_get(&c, DRAW_DV, draw_at(&c, DRAW_DV, 0, j, 0, 3));
+            good = hides_from(&c, WILD_ROW, j)
+                       ? hazard_check(x == 0 && isfinite(k) && isfinite(v),
+                                      "%s, dtype %d, kind %d: hidden key %lld has %g, %g, %g",
+                                      at->kernel->name, (int)c.problem.dtype, kind, (long long)j, x,
+                                      k, v)
+                       : hazard_check(isnan(x) && isnan(k) && isnan(v),
+                                      "%s, dtype %d, kind %d: key %lld lost a NaN: %g, %g, %g",
+                                      at->kernel->name, (int)c.problem.dtype, kind, (long long)j, x,
+                                      k, v);
+        }
+        draw_free(&c);
+    }
+}
+
 static const hazard table[] = {
     {"hazard_L1", "causal anchored to the other corner", l1, NULL},
     {"hazard_L2", "windows off by one, negative sizes, rows that see nothing", l2, NULL},
@@ -734,6 +784,7 @@ static const hazard table[] = {
     {"hazard_L7", "dBias of pairs that a bias hides was NaN", l7, NULL},
     {"hazard_L8", "dropout hid a NaN from the gradient of values", l8, NULL},
     {"hazard_L9", "rows without a query changed the bits of others", l9, NULL},
+    {"hazard_L10", "a row of NaN reached keys that it does not see", l10, NULL},
     {NULL, NULL, NULL, NULL},
 };
 

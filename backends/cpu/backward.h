@@ -43,6 +43,7 @@ typedef struct backward {
     float *lse, *rest; /* [br] lse in units of the scores, and what its rounding left */
     float *delta;      /* [br] */
     bool some_lone;    /* a row sees one key */
+    bool some_wild;    /* lse of a row is NaN, or its delta not finite */
     float *dqt, *dq;   /* [d_pad][br], [FV_LANES][d_pad] */
     float *dpt;        /* [bc][br] dP^T, then dS'^T; of a strip with pairs */
     float **dpt_rows;  /* [bc] */
@@ -131,6 +132,16 @@ static void load_lse_and_dlse(backward *job)
     }
 }
 
+/* Once lse and delta are there. What they are may not reach hidden pairs, which count as 0: -inf
+ * less a NaN, and 0 times what is not finite, are NaN. */
+static void find_wild(backward *job)
+{
+    job->some_wild = false;
+    for (int64_t r = 0; r < job->panel.width; r++) {
+        job->some_wild = job->some_wild || isnan(job->lse[r]) || !isfinite(job->delta[r]);
+    }
+}
+
 /* lse of the rows first .. first + count - 1 whose only key is in the tile becomes its score, as
  * the tile computes it. x: of row `first` */
 static void settle_lone(backward *job, span s, unsigned terms, int64_t first, int64_t count,
@@ -152,6 +163,21 @@ static void settle_lone(backward *job, span s, unsigned terms, int64_t first, in
             job->lse[r] = score[lane];
             job->rest[r] = 0;
         }
+    }
+}
+
+/* P and dS of hidden pairs become 0; terms: of their scores. */
+INLINE void clear_hidden(unsigned terms, fattn_score_pair pair, fv *weight, fv *ds)
+{
+    const fv zero = fv_set1(0);
+    if (terms & FATTN_SCORE_BIAS) {
+        const mv hidden = fv_eq(pair.bias, fv_set1(-INFINITY));
+        *weight = fv_select(hidden, zero, *weight);
+        *ds = fv_select(hidden, zero, *ds);
+    }
+    if (terms & FATTN_SCORE_KEEP) {
+        *weight = fv_select(pair.keep, *weight, zero);
+        *ds = fv_select(pair.keep, *ds, zero);
     }
 }
 

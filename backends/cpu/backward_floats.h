@@ -94,6 +94,7 @@ static void load_rows(backward *job)
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         load_delta(job, r);
     }
+    find_wild(job);
 }
 
 /* --- A tile ----------------------------------------------------------------------------------- */
@@ -101,8 +102,9 @@ static void load_rows(backward *job)
 /* What P and dS are multiplied by: distances of ALiBi give small ones (soften.h). */
 static float lift_of(const fattn_problem *p) { return p->features & FATTN_ALIBI ? LIFT : 1; }
 
-/* Scores in x and dP in dpt become Z P and dS', lifted; ds gets dS where dbias is wanted. */
-static void differentiate_tile(backward *job, span s, unsigned terms)
+/* Scores in x and dP in dpt become Z P and dS', lifted; ds gets dS where dbias is wanted. wild, a
+ * literal: as job->some_wild. */
+INLINE void differentiate_pairs(backward *job, span s, unsigned terms, bool wild)
 {
     panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
@@ -120,14 +122,26 @@ static void differentiate_tile(backward *job, span s, unsigned terms)
             const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + at), pair, &dscore);
             const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
             const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
-            const fv weight = fv_exp2_from(power, LEAST_POWER, lift);
-            const fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(job->dpt + at)), delta));
+            fv weight = fv_exp2_from(power, LEAST_POWER, lift);
+            fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(job->dpt + at)), delta));
+            if (wild) {
+                clear_hidden(terms, pair, &weight, &ds);
+            }
             fv_store(pn->x + at, fv_mul(z, weight));
             fv_store(job->dpt + at, fv_mul(fv_mul(ds, dscore), scale));
             if (keeps_ds) {
                 fv_store(job->ds + at, fv_mul(fv_set1(1 / lift), ds));
             }
         }
+    }
+}
+
+static void differentiate_tile(backward *job, span s, unsigned terms)
+{
+    if (job->some_wild) {
+        differentiate_pairs(job, s, terms, true);
+    } else {
+        differentiate_pairs(job, s, terms, false);
     }
 }
 

@@ -178,6 +178,7 @@ static void load_rows_pairs(backward *job)
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         load_delta_pairs(job, r);
     }
+    find_wild(job);
     point_rows(pn->x_rows, pn->bc, pn->x, TILE_GROUP);
     point_rows(job->dpt_rows, pn->bc, job->dpt, TILE_GROUP);
     point_rows(job->sum_rows, pn->bc, job->sums, fattn_max64(pn->d_pad, pn->dv_pad));
@@ -191,9 +192,9 @@ static void load_rows_pairs(backward *job)
 
 /* Scores and dP of a strip of columns from first on become Z P and dS without scale, as bf16, and
  * LIFT times as large: a sink or a mask may leave rows only probabilities below the normal range,
- * which products of pairs drop. */
+ * which products of pairs drop. wild: as job->some_wild. */
 INLINE void differentiate_strip(backward *job, span s, int64_t first, int64_t columns,
-                                unsigned terms, bool drops, bool keeps_ds)
+                                unsigned terms, bool drops, bool keeps_ds, bool wild)
 {
     const panel *const pn = &job->panel;
     const fv unit = fv_set1(pn->rule.unit), lowered = fv_set1(job->lowered / LIFT);
@@ -212,6 +213,9 @@ INLINE void differentiate_strip(backward *job, span s, int64_t first, int64_t co
                 const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
                 weight[n] = fv_exp2_from(power, LEAST_POWER, LIFT);
                 ds[n] = fv_mul(weight[n], fv_sub(fv_mul(z, fv_load(job->dpt + from)), delta));
+                if (wild) {
+                    clear_hidden(terms, pair, &weight[n], &ds[n]);
+                }
                 weight[n] = fv_mul(z, weight[n]);
                 if (keeps_ds) {
                     fv_store(job->ds + at, fv_mul(lowered, ds[n]));
@@ -317,9 +321,9 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
         }
         settle_lone(job, s, terms, r, columns, pn->x, TILE_GROUP);
         if (terms || drops || keeps_ds) {
-            differentiate_strip(job, s, r, columns, terms, drops, keeps_ds);
+            differentiate_strip(job, s, r, columns, terms, drops, keeps_ds, job->some_wild);
         } else {
-            differentiate_strip(job, s, r, columns, 0, false, false);
+            differentiate_strip(job, s, r, columns, 0, false, false, false);
         }
         if (wants(p, FATTN_OUT_DQ)) {
             pairs_columns(pn, p->dim, false, pn->v_pairs, job->k_transposed, s.padded / 2,

@@ -593,6 +593,24 @@ static void a18(void)
     }
 }
 
+/* With a small scale gradients are far below dO, and still normal numbers. */
+static void a19(void)
+{
+    for (int n = 0; n < 6; n++) {
+        draw_case c =
+            hazard_case(FATTN_BACKWARD, n % 2 ? FATTN_F32 : FATTN_BF16, 1, 1, 1, 64, 64, 32);
+        const bool small_dout = n / 2 == 1;
+        c.problem.features = FATTN_SCALE | (n / 2 == 2 ? FATTN_ALIBI : 0);
+        c.problem.scale = small_dout ? 0x1p-60 : 0x1p-118;
+        if (hazard_build(&c)) {
+            for (int64_t at = 0; small_dout && at < 64 * 32; at++) {
+                draw_set(&c, DRAW_DOUT, at, 1e-20 * draw_get(&c, DRAW_DOUT, at));
+            }
+            hazard_judge(&c, 0, "case %d", n);
+        }
+    }
+}
+
 static const hazard table[] = {
     {"hazard_A1", "fully masked rows gave NaN, or reached gradients", a1, NULL},
     {"hazard_A2", "a masked leading block of keys gave exp(-inf - -inf)", a2, NULL},
@@ -612,6 +630,7 @@ static const hazard table[] = {
     {"hazard_A16", "softcap in forward, in backward, at infinity", a16, NULL},
     {"hazard_A17", "half-precision accumulators overflowed", a17, NULL},
     {"hazard_A18", "a mask or causal was silently ignored", a18, NULL},
+    {"hazard_A19", "with a small scale dQ and dK were 0", a19, NULL},
     {NULL, NULL, NULL, NULL},
 };
 

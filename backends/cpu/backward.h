@@ -71,6 +71,11 @@ typedef struct backward {
     float lowered, lowered_dv;               /* what lift() owes dS, and Z P^T dO */
 } backward;
 
+/* What sums are multiplied by, one after the other. */
+typedef struct sum_factors {
+    float first, last;
+} sum_factors;
+
 /* What both kinds of products need; scores and dP are `columns` wide. */
 static void backward_layout_both(backward *job, const fattn_problem *p, const fattn_tiling *tiling,
                                  int64_t columns, arena *from)

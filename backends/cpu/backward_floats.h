@@ -298,7 +298,10 @@ static void backward_tile(backward *job, span s, span next, const fattn_cpu_prog
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-static float dq_factor(const backward *job) { return 1 / lift_of(job->panel.p); }
+static sum_factors dq_factors(const backward *job)
+{
+    return (sum_factors){1, 1 / lift_of(job->panel.p)};
+}
 static float delta_of(const backward *job, int64_t r) { return job->delta[r]; }
 
 static const backward_kind backward_floats = {
@@ -306,7 +309,7 @@ static const backward_kind backward_floats = {
     .layout = backward_layout,
     .load = load_rows,
     .tile = backward_tile,
-    .dq_factor = dq_factor,
+    .dq_factors = dq_factors,
     .delta = delta_of,
 };
 

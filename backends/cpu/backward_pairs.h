@@ -266,10 +266,18 @@ static seen_rows rows_seeing_tile(const panel *pn, span s)
     return seen;
 }
 
-/* tensor[j] += factor weights[j] rows for the keys of the tile, once the panel before has added its
- * own. weights: [bc] rows of [br]; rows: zipped */
+/* The factors of sums of dS, where lift() and a small scale together may be less than any float. */
+static sum_factors ds_factors(const backward *job)
+{
+    const float scale = job->panel.rule.scale, lowered = job->lowered / LIFT,
+                both = scale * lowered;
+    return fabsf(both) < 0x1p-126f ? (sum_factors){lowered, scale} : (sum_factors){1, both};
+}
+
+/* tensor[j] += factors weights[j] rows for the keys of the tile, once the panel before has added
+ * its own. weights: [bc] rows of [br]; rows: zipped */
 static void add_keys_pairs(backward *job, span s, seen_rows seen, const bf16_pair *const *weights,
-                           const float *rows, float factor, void *tensor,
+                           const float *rows, sum_factors factors, void *tensor,
                            const fattn_strides *strides, int64_t dim, float *apart, int64_t stride,
                            const fattn_cpu_progress *before)
 {
@@ -283,7 +291,10 @@ static void add_keys_pairs(backward *job, span s, seen_rows seen, const bf16_pai
     wait_for(job, s, before);
     const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.live; j++) {
-        add_row(sums.first + j * sums.step, job->sum_rows[j], dim, factor);
+        if (factors.first != 1) {
+            scale_rows(job->sum_rows[j], 1, stride, stride, fv_set1(factors.first));
+        }
+        add_row(sums.first + j * sums.step, job->sum_rows[j], dim, factors.last);
     }
 }
 
@@ -337,13 +348,13 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
         add_dbias(job, s);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        add_keys_pairs(job, s, seen, job->p16_rows, job->dout_zipped, job->lowered_dv / LIFT,
-                       buf->dv, &p->dv, p->dim_v, job->shared.dv, pn->dv_pad, before);
+        add_keys_pairs(job, s, seen, job->p16_rows, job->dout_zipped,
+                       (sum_factors){1, job->lowered_dv / LIFT}, buf->dv, &p->dv, p->dim_v,
+                       job->shared.dv, pn->dv_pad, before);
     }
     if (wants(p, FATTN_OUT_DK)) {
-        add_keys_pairs(job, s, seen, job->ds16_rows, job->q_zipped,
-                       pn->rule.scale * (job->lowered / LIFT), buf->dk, &p->dk, p->dim,
-                       job->shared.dk, pn->d_pad, before);
+        add_keys_pairs(job, s, seen, job->ds16_rows, job->q_zipped, ds_factors(job), buf->dk,
+                       &p->dk, p->dim, job->shared.dk, pn->d_pad, before);
     }
 }
 
@@ -368,17 +379,12 @@ static float plain_delta(const backward *job, int64_t r)
     return p->features & FATTN_DLSE ? delta - dlse[at] : delta;
 }
 
-static float dq_factor_pairs(const backward *job)
-{
-    return job->panel.rule.scale * (job->lowered / LIFT);
-}
-
 static const backward_kind backward_pairs = {
     .step = PAIRS_STEP,
     .layout = backward_pairs_layout,
     .load = load_rows_pairs,
     .tile = backward_tile_pairs,
-    .dq_factor = dq_factor_pairs,
+    .dq_factors = ds_factors,
     .delta = plain_delta,
 };
 

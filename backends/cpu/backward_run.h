@@ -7,8 +7,8 @@
 
 #include "backends/cpu/backward.h"
 
-/* dq of the rows at first. */
-static void store_dq(backward *job, int64_t first, float factor)
+/* dq of the rows at first, which are those of dqt times its factors. */
+static void store_dq(backward *job, int64_t first, sum_factors factors)
 {
     const panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
@@ -17,11 +17,14 @@ static void store_dq(backward *job, int64_t first, float factor)
     for (int64_t r = first; r < fattn_min64(first + FV_LANES, pn->rows); r++) {
         const int64_t at = query_index(pn, &p->dq, r);
         float *const row = job->dq + (r - first) * pn->d_pad;
+        if (factors.first != 1) {
+            scale_rows(row, 1, pn->d_pad, pn->d_pad, fv_set1(factors.first));
+        }
         if (p->features & FATTN_ACCUMULATE) { /* f32, then */
-            add_row((float *)pn->run->buffers->dq + at, row, p->dim, factor);
+            add_row((float *)pn->run->buffers->dq + at, row, p->dim, factors.last);
         } else {
             row_store((char *)pn->run->buffers->dq + at * fattn_dtype_size(dtype), dtype, row,
-                      p->dim, factor);
+                      p->dim, factors.last);
         }
     }
 }
@@ -77,7 +80,7 @@ typedef struct backward_kind {
     void (*layout)(backward *job, const fattn_problem *p, const fattn_tiling *tiling, arena *from);
     void (*load)(backward *job); /* what a panel needs of its rows */
     void (*tile)(backward *job, span s, span next, const fattn_cpu_progress *before);
-    float (*dq_factor)(const backward *job);        /* of dqt */
+    sum_factors (*dq_factors)(const backward *job); /* of dqt */
     float (*delta)(const backward *job, int64_t r); /* of a row, for dSink */
 } backward_kind;
 
@@ -111,7 +114,7 @@ INLINE void backward_panel(backward *job, const backward_kind *kind,
         }
     }
     for (int64_t r = 0; r < pn->rows && wants(p, FATTN_OUT_DQ); r += FV_LANES) {
-        store_dq(job, r, kind->dq_factor(job));
+        store_dq(job, r, kind->dq_factors(job));
     }
 }
 

@@ -4,7 +4,8 @@
  * to be near those visited so far; if that proves wrong, they redo the tile (soften.h). With
  * FATTN_BATCH_INVARIANT they always search. So results have the same bits with and without it if
  * every attempt was undone completely, and different bits if one was not. Both are compared with
- * the formula in double. Runs on all instruction sets; FATTN_CPU_ISA selects one.
+ * the formula in double. Values of 1 give an o of 1, though products of bf16 pairs take rounded
+ * weights, which are up to 2^24 here. Runs on all instruction sets; FATTN_CPU_ISA selects one.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -74,7 +75,7 @@ static void narrow(float *x, uint16_t *to, int64_t n, bool rounds)
     }
 }
 
-/* Channel 0 of all queries is 1; that of the keys follows the profile. */
+/* Channel 0 of all queries and values is 1; that of the keys follows the profile. */
 static void draw(tensors *t, const profile *of, bool rounds)
 {
     for (int64_t i = 0; i < ROWS * DIM; i++) {
@@ -82,7 +83,7 @@ static void draw(tensors *t, const profile *of, bool rounds)
     }
     for (int64_t i = 0; i < KEYS * DIM; i++) {
         t->k[i] = i % DIM ? 0.25f * noise() : of->score(i / DIM);
-        t->v[i] = noise();
+        t->v[i] = i % DIM ? noise() : 1;
     }
     narrow(t->q, t->narrow, ROWS * DIM, rounds);
     narrow(t->k, t->narrow + ROWS * DIM, KEYS * DIM, rounds);
@@ -115,8 +116,9 @@ static void formula(tensors *t)
     }
 }
 
+/* splits: of the keys; 0: those of one tile, of which there is one */
 static bool attend(fattn_device *device, const fattn_kernel *row, bool rounds, tensors *t,
-                   int which)
+                   int which, int64_t rows, int64_t splits)
 {
     fattn_problem problem;
     fattn_buffers buffers;
@@ -124,8 +126,8 @@ static bool attend(fattn_device *device, const fattn_kernel *row, bool rounds, t
     fattn_problem_init(&problem);
     problem.dtype = rounds ? FATTN_BF16 : FATTN_F32;
     problem.dtype_o = FATTN_F32;
-    problem.seqlen_q = ROWS;
-    problem.seqlen_k = KEYS;
+    problem.seqlen_q = rows;
+    problem.seqlen_k = splits ? KEYS : TILE;
     problem.dim = problem.dim_v = DIM;
     problem.features = FATTN_SCALE | (which ? FATTN_BATCH_INVARIANT : 0);
     problem.scale = log(2);
@@ -136,7 +138,7 @@ static bool attend(fattn_device *device, const fattn_kernel *row, bool rounds, t
     buffers.v = rounds ? (const void *)(t->narrow + (ROWS + KEYS) * DIM) : t->v;
     buffers.o = t->got[which];
     buffers.lse = t->got_lse[which];
-    fattn_wish wish = {.splits = 1};
+    fattn_wish wish = {.splits = splits ? splits : 1};
     for (const fattn_tile *tile = row->tiles; tile->br; tile++) {
         if (tile->bc == TILE) {
             wish.tile = *tile;
@@ -176,6 +178,32 @@ static bool all_nan(const tensors *t, int which)
     return true;
 }
 
+/* How far o of values of 1 is from 1. */
+static double worst_of_ones(const tensors *t, int which, int64_t rows)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        const double error = fabs((double)t->got[which][i * DIM] - 1);
+        largest = isnan(error) ? INFINITY : fmax(largest, error);
+    }
+    return largest;
+}
+
+/* Rows of o in all forms: columns and rows, of one part of the keys or of several, and of a single
+ * tile. */
+static void check_ones(fattn_device *device, const fattn_kernel *row, bool rounds, tensors *t)
+{
+    static const int64_t rows[] = {ROWS, 30};
+    draw(t, &profiles[2], rounds);
+    for (int n = 0; n < 6; n++) {
+        const int64_t splits = n / 2 * (n / 2 + 1) / 2; /* 0, 1, 3 */
+        const bool done = attend(device, row, rounds, t, 0, rows[n % 2], splits);
+        const double error = done ? worst_of_ones(t, 0, rows[n % 2]) : INFINITY;
+        tap_check(error <= 1e-6, "%s, %d rows, %d splits: o of values of 1 errs by %.3g", row->name,
+                  (int)rows[n % 2], (int)splits, error);
+    }
+}
+
 static void check_row(fattn_device *device, const fattn_kernel *row, tensors *t)
 {
     const bool rounds = strstr(row->name, "pairs") != NULL, plain = strstr(row->name, "scalar");
@@ -183,7 +211,8 @@ static void check_row(fattn_device *device, const fattn_kernel *row, tensors *t)
         const profile *const of = &profiles[n];
         draw(t, of, rounds);
         formula(t);
-        if (!attend(device, row, rounds, t, 0) || !attend(device, row, rounds, t, 1)) {
+        if (!attend(device, row, rounds, t, 0, ROWS, 1) ||
+            !attend(device, row, rounds, t, 1, ROWS, 1)) {
             tap_check(false, "%s, scores %s: %s", row->name, of->name, fattn_last_reason());
             continue;
         }
@@ -198,6 +227,7 @@ static void check_row(fattn_device *device, const fattn_kernel *row, tensors *t)
                   "%s, scores %s: %s bits, error %.3g", row->name, of->name,
                   same ? "the same" : "other", error);
     }
+    check_ones(device, row, rounds, t);
 }
 
 int main(void)

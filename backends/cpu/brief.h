@@ -198,11 +198,11 @@ static fattn_softmax brief_soften(float *x, int64_t vectors, int64_t pitch, floa
     const fv power = fattn_softmax_exponent(scores.least, w.unit, w.base);
     *lowered = 1;
     if (mv_all(fv_le(fv_set1(LEAST_NORMAL), power))) {
-        state.l = weigh_rows(x, FV_LANES, vectors, WEIGHTS_SELECTED, false, &w);
+        state.l = weigh_rows(x, FV_LANES, vectors, WEIGHTS_SELECTED, false, &w).l;
     } else {
         *lowered = 1 / LIFT;
-        state.l =
-            fv_mul(fv_set1(1 / LIFT), weigh_rows(x, FV_LANES, vectors, WEIGHTS_LIFTED, false, &w));
+        state.l = fv_mul(fv_set1(1 / LIFT),
+                         weigh_rows(x, FV_LANES, vectors, WEIGHTS_LIFTED, false, &w).l);
     }
     state.l = fold_lanes(state.l, pitch, true);
     return state;

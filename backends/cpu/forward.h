@@ -203,6 +203,7 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
         }
         join_sinks(f);
         if (!whole) {
+            restore_scale(f);
             transpose(f->ot, pn->br, pn->dv_pad, pn->width, f->o, pn->dv_pad);
             forward_leave_part(f, run, item, n);
         } else if (run->onto && f->by_rows) {

@@ -47,7 +47,7 @@ static void mix_rows(forward *f, span s, const float *beta)
                                  .depth = s.live};
     for (int64_t r = 0; r < pn->width && f->only; r += FV_LANES) {
         const fv share = join_sink(f, r);
-        const fv factor = fv_mul(share, fattn_softmax_normaliser(state_load(f, r)));
+        const fv factor = fv_mul(share, normaliser_of_o(f, r));
         scale_rows(pn->x + r, s.live, pn->br, FV_LANES, factor);
     }
     f->sink_waits = f->sink_waits && !f->only;

@@ -62,7 +62,7 @@ static void mix_rows_pairs(forward *f, span s, const float *beta)
     if (f->in_tensor) {
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
             const fv share = join_sink(f, r);
-            fv_store(f->alpha + r, fv_mul(share, fattn_softmax_normaliser(state_load(f, r))));
+            fv_store(f->alpha + r, fv_mul(share, normaliser_of_o(f, r)));
         }
         f->sink_waits = false;
         product_results_pairs(pn->rows, f->alpha, weighted, p->dtype_o, row_of_o(pn, 0),

@@ -80,6 +80,16 @@ static void forward_keep_part(const forward *f, float *part)
     memcpy(part + 2 * pn->br, f->o, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
 }
 
+/* o of the columns becomes what l is the sum of weights for. */
+static void restore_scale(const forward *f)
+{
+    const panel *const pn = &f->panel;
+    for (int64_t r = 0; r < pn->width && f->taken != f->l; r += FV_LANES) {
+        const fv factor = fv_mul(fv_load(f->l + r), normaliser_of_o(f, r));
+        scale_rows(f->ot + r, pn->dv_pad, pn->br, FV_LANES, factor);
+    }
+}
+
 /* Leaves strip n of an item where the merge finds it. */
 static void forward_leave_part(const forward *f, const fattn_cpu_run *run, int64_t item, int64_t n)
 {
@@ -142,6 +152,7 @@ static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
         memcpy(f->m, parts, (size_t)pn->br * sizeof(float));
         memcpy(f->l, parts + pn->br, (size_t)pn->br * sizeof(float));
         memcpy(f->o, parts + 2 * pn->br, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
+        f->taken = f->l;
         for (int64_t split = 1; split < splits; split++) {
             merge_part(f, parts + split * size);
         }

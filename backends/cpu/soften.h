@@ -15,16 +15,19 @@
 #include "backends/cpu/window.h"
 
 /* P of keys j and j + 1, j even, of a vector of rows: floats in their place, or pairs in row j / 2,
- * which no later key has use for. */
-INLINE void keep_weights(float *x, int64_t stride, int64_t j, fv first, fv second, bool pairs)
+ * which no later key has use for. Pairs are added to *taken, as products take them. */
+INLINE void keep_weights(float *x, int64_t stride, int64_t j, fv first, fv second, bool pairs,
+                         fv *taken)
 {
 #if FV_PAIRS
     if (pairs) {
-        pv_store(x + j / 2 * stride, pv_twist(pv_round(first, second)));
+        const pv rounded = pv_twist(pv_round(first, second));
+        pv_store(x + j / 2 * stride, rounded);
+        *taken = fv_muladd_pairs(rounded, pv_ones(), *taken);
         return;
     }
 #endif
-    (void)pairs;
+    (void)pairs, (void)taken;
     fv_store(x + j * stride, first);
     fv_store(x + (j + 1) * stride, second);
 }
@@ -149,15 +152,22 @@ typedef struct weigher {
     window window;
 } weigher;
 
-/* Scores of a vector of rows become probabilities, of which the sum is returned. how, pairs:
+/* The sums of weights: as they are, and as products take them. */
+typedef struct weight_sums {
+    fv l, taken;
+} weight_sums;
+
+/* Scores of a vector of rows become probabilities, of which the sums are returned. how, pairs:
  * literals. Powers of WEIGHTS_NORMAL are so but in rows that have a NaN, where they do not
  * matter. */
-INLINE fv weigh_rows(float *x, int64_t stride, int64_t steps, weighing how, bool pairs, weigher *w)
+INLINE weight_sums weigh_rows(float *x, int64_t stride, int64_t steps, weighing how, bool pairs,
+                              weigher *w)
 {
     const fv zero = fv_set1(0);
     const bool lifted = how == WEIGHTS_LIFTED;
     const float from = lifted ? LEAST_POWER : LEAST_NORMAL, factor = lifted ? LIFT : 1;
-    fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero}, total = zero;
+    fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero}, taken[PARTIAL_SUMS / 2] = {zero, zero};
+    fv total = zero;
     for (int64_t j = 0; j < steps; j += PARTIAL_SUMS) {
         fv weight[PARTIAL_SUMS];
         uv place[PARTIAL_SUMS];
@@ -180,10 +190,11 @@ INLINE fv weigh_rows(float *x, int64_t stride, int64_t steps, weighing how, bool
             if (how == WEIGHTS_NEAR) {
                 window_add(&w->window, place[n], place[n + 1]);
             }
-            keep_weights(x, stride, j + n, weight[n], weight[n + 1], pairs);
+            keep_weights(x, stride, j + n, weight[n], weight[n + 1], pairs, &taken[n / 2]);
         }
     }
-    return fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
+    const fv l = fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
+    return (weight_sums){l, pairs ? fv_add(taken[0], taken[1]) : l};
 }
 
 /* Scores of the rows at r become probabilities relative to the new maximum. most: of the scores;
@@ -194,8 +205,12 @@ INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, weighing ho
     fattn_softmax state = state_load(f, r);
     const fv alpha = fattn_softmax_raise(&state, most, unit);
     weigher w = {.unit = unit, .base = fattn_softmax_base(state)};
-    const fv total = weigh_rows(f->panel.x + r, f->panel.br, steps, how, pairs, &w);
-    fattn_softmax_add(&state, how == WEIGHTS_LIFTED ? fv_mul(fv_set1(f->lowered), total) : total);
+    weight_sums sums = weigh_rows(f->panel.x + r, f->panel.br, steps, how, pairs, &w);
+    if (how == WEIGHTS_LIFTED) {
+        sums.l = sums.taken = fv_mul(fv_set1(f->lowered), sums.l);
+    }
+    add_taken(f, r, alpha, sums.taken);
+    fattn_softmax_add(&state, sums.l);
     state_store(f, r, state);
     fv_store(f->alpha + r, alpha);
     return alpha;
@@ -263,18 +278,22 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool masked, weight_form form
 INLINE bool soften_near(forward *f, int64_t steps, bool pairs)
 {
     const panel *const pn = &f->panel;
+    float taken[WIDE_ROWS];
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         weigher w;
         if (!window_open(&w.window, pn->rule.unit, fv_load(f->m + r))) {
             return false;
         }
-        fv_store(f->alpha + r, weigh_rows(pn->x + r, pn->br, steps, WEIGHTS_NEAR, pairs, &w));
+        const weight_sums sums = weigh_rows(pn->x + r, pn->br, steps, WEIGHTS_NEAR, pairs, &w);
+        fv_store(f->alpha + r, sums.l);
+        fv_store(taken + r, sums.taken);
         if (!window_holds(&w.window)) {
             return false;
         }
     }
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         fattn_softmax state = state_load(f, r);
+        add_taken(f, r, fv_set1(1), fv_load(taken + r));
         fattn_softmax_add(&state, fv_load(f->alpha + r));
         state_store(f, r, state);
     }
@@ -303,7 +322,8 @@ INLINE void drop_tile(panel *pn, span s, bool pairs)
             const int64_t at = j * pn->br + r;
             const fv first = fv_mul(fv_load(pn->x + at), fv_load(pn->z + at));
             const fv second = fv_mul(fv_load(pn->x + at + pn->br), fv_load(pn->z + at + pn->br));
-            keep_weights(pn->x + r, pn->br, j, first, second, pairs);
+            fv unused = first; /* l has seen p, and what is rounded here is Z p */
+            keep_weights(pn->x + r, pn->br, j, first, second, pairs, &unused);
         }
     }
 }

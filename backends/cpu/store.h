@@ -58,7 +58,7 @@ static void forward_store(forward *f)
     const panel *const pn = &f->panel;
     if (pn->p->outputs & FATTN_OUT_O) {
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-            fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
+            fv_store(f->alpha + r, normaliser_of_o(f, r));
         }
         store_each_row(f, false);
     }
@@ -98,8 +98,7 @@ static void forward_store_rows(forward *f)
     const bool alike = pn->group == 1 && pn->p->dim_v % FV_LANES == 0;
     const bool wanted = pn->p->outputs & FATTN_OUT_O;
     for (int64_t r = 0; r < pn->width && !f->in_tensor; r += FV_LANES) {
-        fv_store(f->alpha + r,
-                 f->normalised ? fv_set1(1) : fattn_softmax_normaliser(state_load(f, r)));
+        fv_store(f->alpha + r, f->normalised ? fv_set1(1) : normaliser_of_o(f, r));
     }
     if (wanted && !(alike && all_attend(f))) {
         store_each_row(f, f->in_tensor);
@@ -133,7 +132,7 @@ INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void
     const panel *const pn = &f->panel;
     const int64_t size = fattn_dtype_size(dtype);
     const bool pairs = FV_LANES > 1 && dtype == FATTN_BF16 && pn->p->dim_v % (2 * FV_LANES) == 0;
-    fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
+    fv_store(f->alpha + r, normaliser_of_o(f, r));
     if (pairs) {
         rows_of_pairs(f, r, to, stride * size);
     }
@@ -225,7 +224,7 @@ static float *weigh_rows_before(forward *f)
         const fv factor = fattn_softmax_normaliser(both);
         fv_store(first + r, fv_mul(a, factor));
         fv_store(f->alpha + r,
-                 fv_mul(fv_mul(b, factor), f->normalised ? one : fattn_softmax_normaliser(own)));
+                 fv_mul(fv_mul(b, factor), f->normalised ? one : normaliser_of_o(f, r)));
         fv_store(lse + r, fattn_softmax_lse(both, one));
     }
     for (int64_t r = 0; r < pn->rows; r++) {

@@ -46,6 +46,7 @@ typedef struct key_tile {
 struct forward {
     panel panel;
     float *m, *l; /* [br] */
+    float *taken; /* [br] l for o: of weights as products take them, rounded if pairs; or l */
     float *ot;    /* [dv_pad][br] */
 
     const query_form *form;
@@ -152,6 +153,7 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
         f->panel.qt = carve(from, br * f->panel.d_pad, sizeof(float));
         f->m = carve(from, br, sizeof(float));
         f->l = carve(from, br, sizeof(float));
+        f->taken = FV_PAIRS ? carve(from, br, sizeof(float)) : f->l;
         f->ot = carve(from, br * f->panel.dv_pad, sizeof(float));
     }
 }
@@ -255,6 +257,24 @@ static void state_store(forward *f, int64_t r, fattn_softmax state)
     fv_store(f->l + r, state.l);
 }
 
+/*
+ * Products of pairs take weights that are rounded to bf16, and o is divided by the sum of those:
+ * weights may be relative to less than the largest score (soften.h), and where one key has nearly
+ * all the weight, o would be as wrong as that weight is. lse has the sum of the exact ones.
+ */
+static fv normaliser_of_o(const forward *f, int64_t r)
+{
+    return fattn_softmax_normaliser((fattn_softmax){.l = fv_load(f->taken + r)});
+}
+
+/* taken = alpha taken + sum */
+static void add_taken(forward *f, int64_t r, fv alpha, fv sum)
+{
+    if (f->taken != f->l) {
+        fv_store(f->taken + r, fv_add(fv_mul(alpha, fv_load(f->taken + r)), sum));
+    }
+}
+
 /* The sinks of the rows at r. */
 static fv sinks_at(const panel *pn, int64_t r)
 {
@@ -273,8 +293,10 @@ static void state_begin(forward *f, int64_t split, bool last)
     const panel *const pn = &f->panel;
     const bool sink = pn->p->features & FATTN_SINK && split == 0;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        state_store(f, r,
-                    sink && !last ? fattn_softmax_sink(sinks_at(pn, r)) : fattn_softmax_empty());
+        const fattn_softmax state =
+            sink && !last ? fattn_softmax_sink(sinks_at(pn, r)) : fattn_softmax_empty();
+        state_store(f, r, state);
+        fv_store(f->taken + r, state.l);
     }
     f->sink_waits = sink && last;
 }
@@ -284,10 +306,11 @@ static fv join_sink(forward *f, int64_t r)
 {
     const panel *const pn = &f->panel;
     fattn_softmax state = state_load(f, r);
-    fv share = fv_set1(1), unused;
+    fv share = fv_set1(1), weight;
     if (f->sink_waits) {
-        fattn_softmax_merge(&state, fattn_softmax_sink(sinks_at(pn, r)), fv_set1(pn->rule.unit),
-                            &share, &unused);
+        const fattn_softmax sink = fattn_softmax_sink(sinks_at(pn, r));
+        fattn_softmax_merge(&state, sink, fv_set1(pn->rule.unit), &share, &weight);
+        add_taken(f, r, share, fv_mul(sink.l, weight));
         state_store(f, r, state);
     }
     return share;

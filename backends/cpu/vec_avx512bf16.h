@@ -41,6 +41,7 @@ static inline fv fv_muladd_pairs(pv a, pv b, fv c)
     return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 }
 
+static inline pv pv_ones(void) { return _mm512_set1_epi32(0x3f803f80); }
 static inline pv pv_round(fv first, fv second)
 {
     return (__m512i)_mm512_cvtne2ps_pbh(second, first);

@@ -51,6 +51,13 @@ static inline fv pf_muladd(pf a, int n, pv b, fv c)
     return n == 0 ? vbfdotq_lane_f32(c, with, two, 0) : vbfdotq_lane_f32(c, with, two, 1);
 }
 
+/* gcc 12, were it told that this is a constant, would write it as an immediate of f16. */
+static inline pv pv_ones(void)
+{
+    uint32x4_t pairs = vdupq_n_u32(0x3f803f80);
+    __asm__("" : "+w"(pairs));
+    return vreinterpretq_u16_u32(pairs);
+}
 static inline pv pv_round(fv first, fv second)
 {
     return vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(first), second));

@@ -29,9 +29,10 @@
  *                      ff_muladd; likewise pf, of pairs of bf16. Others leave these words to
  *                      vec.h
  *     FV_PAIRS         1 where pairs of bf16 can be multiplied: pv is a vector of as many pairs as
- *                      lanes; pv_set1, pv_load, pv_store take memory of any alignment; pv_round
- *                      rounds two fv to bf16, of which pv_store_rows makes two rows of FV_LANES
- *                      and pv_twist pairs; pv_zip makes pairs of two such rows;
+ *                      lanes; pv_set1, pv_load, pv_store take memory of any alignment; pv_ones()
+ *                      are pairs of 1; pv_round rounds two fv to bf16, of which pv_store_rows
+ *                      makes two rows of FV_LANES and pv_twist pairs; pv_zip makes pairs of two
+ *                      such rows;
  *                      pv_round may take numbers below the normal range for 0: a = pv_least(a, x)
  *                      collects the least of some x + x, which have no sign, from all bits set
  *                      on, and pv_any_zero(a) tells whether one was 0;

@@ -32,6 +32,7 @@ static inline fv fv_muladd_pairs(pv a, pv b, fv c)
            fattn_bf16_to_f32((uint16_t)(a >> 16)) * fattn_bf16_to_f32((uint16_t)(b >> 16));
 }
 
+static inline pv pv_ones(void) { return 0x3f803f80; }
 static inline pv pv_round(fv first, fv second)
 {
     return fattn_bf16_from_f32(first) | (pv)fattn_bf16_from_f32(second) << 16;

@@ -230,6 +230,43 @@ def test_export_saves_and_loads(tmp_path):
         assert torch.equal(loaded(*given), Model()(*given))
 
 
+def by_attention(q, k, v):
+    return fattn.torch.attention(q, k, v, causal=True, layout="bhsd")
+
+
+def by_its_sdpa(q, k, v):
+    return fattn.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def by_the_switch(q, k, v):
+    with fattn.torch.sdpa():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("attend, strict", [(by_attention, False), (by_its_sdpa, False), (by_the_switch, False),
+                                            (by_attention, True), (by_its_sdpa, True)])
+def test_exports_any_length(attend, strict):
+    """Of queries and keys alike. What is not strict traces with symbolic lengths."""
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return attend(x, x, x)
+
+    n = torch.export.Dim("n", min=2, max=512)
+    exported = torch.export.export(Model(), (torch.randn(2, 4, 5, 16),), dynamic_shapes={"x": {2: n}}, strict=strict)
+    assert any("fattn.forward" in str(node.target) for node in exported.graph.nodes)
+    for length in (9, 31):
+        x = torch.randn(2, 4, length, 16)
+        assert torch.equal(exported.module()(x), attend(x, x, x))
+
+
+def test_traces_symbolic_lengths():
+    from torch.fx.experimental.proxy_tensor import make_fx
+    for attend in (by_attention, by_its_sdpa):
+        traced = make_fx(lambda x: attend(x, x, x), tracing_mode="symbolic")(torch.randn(2, 4, 5, 16))
+        x = torch.randn(2, 4, 7, 16)
+        assert torch.equal(traced(x), attend(x, x, x))
+
+
 def test_vmap():
     q, k, v = (torch.randn(3, *t.shape) for t in tensors())
     together = torch.vmap(lambda q, k, v: fattn.torch.attention(q, k, v, causal=True))(q, k, v)

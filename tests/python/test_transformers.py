@@ -344,6 +344,23 @@ def test_compiled():
         same(torch.compile(model, backend="aot_eager", fullgraph=True)(ids).logits, model(ids).logits)
 
 
+def test_exports_any_length():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.decoder = pair(DECODERS["Llama"](), T.LlamaForCausalLM)[1]
+
+        def forward(self, ids):
+            return self.decoder(input_ids=ids, use_cache=False).logits
+
+    model = Model()
+    n = torch.export.Dim("n", min=2, max=200)
+    exported = torch.export.export(model, (torch.randint(3, 96, (1, 7)),), dynamic_shapes={"ids": {1: n}})
+    assert any("fattn.forward" in str(node.target) for node in exported.graph.nodes)
+    ids = torch.randint(3, 96, (1, 19))
+    same(exported.module()(ids), model(ids))
+
+
 def test_probabilities_are_refused():
     model = pair(DECODERS["Llama"](), T.LlamaForCausalLM)[1]
     with pytest.raises(fattn.Unsupported, match="output_attentions"):

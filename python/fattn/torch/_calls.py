@@ -305,7 +305,7 @@ def find_known(key: Any, *tensors: Tensor) -> Known | None:
     asked while compiling."""
     try:
         few = _known.get((key, tensors[0].shape), ())
-    except (AttributeError, RuntimeError):  # no tensor, or a nested one that has no shape
+    except (AttributeError, RuntimeError, TypeError):  # no tensor, a nested one that has no shape, symbolic lengths
         return None
     for known in few:
         if (known.check(*tensors) and (known.dtype is None or _autocast_dtype(known.kind) is known.dtype) and

@@ -267,6 +267,22 @@ def test_traces_symbolic_lengths():
         assert torch.equal(traced(x), attend(x, x, x))
 
 
+def test_meta_tensors():
+    """They have shapes and no memory."""
+    x = torch.randn(2, 4, 7, 16, device="meta", requires_grad=True)
+    for attend in (by_attention, by_its_sdpa, by_the_switch):
+        for given in (x, x.detach()):
+            o = attend(given, given, given)
+            assert o.shape == x.shape and o.is_meta
+        attend(x, x, x).sum().backward()
+        assert x.grad.is_meta and x.grad.shape == x.shape
+    mask = torch.ones(1, 1, 7, 7, dtype=torch.bool, device="meta")
+    assert fattn.torch.attention(x, x, x, mask=mask, layout="bhsd").is_meta
+    with torch.device("meta"), fattn.torch.sdpa():
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        assert layer(torch.randn(2, 7, 32)).is_meta
+
+
 def test_vmap():
     q, k, v = (torch.randn(3, *t.shape) for t in tensors())
     together = torch.vmap(lambda q, k, v: fattn.torch.attention(q, k, v, causal=True))(q, k, v)

@@ -39,13 +39,13 @@ _N = len(TENSORS)
 
 def is_watched(*tensors: Tensor | None) -> bool:
     """Whether something besides autograd would notice that no operator was called: a compiler, a
-    transform, a mode, a profiler, a subclass, a view that negates. Autocast would not: callers cast, with
+    transform, a mode, a profiler, a subclass, a view that negates, a tensor without memory. Autocast would not: callers cast, with
     autocast() below."""
     if (_is_compiling() or _modes() != 0 or _functorch_active() or _tracing() is not None or
             forward_ad._current_level >= 0 or profiler._is_profiler_enabled):
         return True
     for t in tensors:
-        if t.__class__ not in _PLAIN or (t is not None and t.is_neg()):
+        if t.__class__ not in _PLAIN or (t is not None and (t.is_neg() or t.is_meta)):
             return True
     return False
 
@@ -53,7 +53,8 @@ def is_watched(*tensors: Tensor | None) -> bool:
 def are_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """is_watched() of three tensors, in less time."""
     return (_is_compiling() or q.__class__ not in _TENSOR or k.__class__ not in _TENSOR or
-            v.__class__ not in _TENSOR or q.is_neg() or k.is_neg() or v.is_neg() or _modes() != 0 or
+            v.__class__ not in _TENSOR or q.is_neg() or k.is_neg() or v.is_neg() or q.is_meta or k.is_meta or
+            v.is_meta or _modes() != 0 or
             _functorch_active() or _tracing() is not None or forward_ad._current_level >= 0 or
             profiler._is_profiler_enabled)
 

@@ -21,8 +21,8 @@
  * ---------------------------------------------------------------------------------------------- */
 
 const char *const draw_family_names[DRAW_FAMILIES] = {
-    "gaussian", "uniform", "one-hot",  "constant", "outlier",
-    "negative", "sorted",  "denormal", "massive",  "wild",
+    "gaussian", "uniform",  "one-hot", "constant", "outlier", "negative",
+    "sorted",   "denormal", "massive", "wild",     "peaked",
 };
 
 enum { FIRST_FEATURES = 21 };
@@ -156,6 +156,28 @@ static uint64_t draw_features(fattn_op op, bool plain, draw_rng *rng)
         drawn |= on ? UINT64_C(1) << bit : 0;
     }
     return drawn & draw_features_of(op);
+}
+
+/* So is a family that was: a sixteenth of the problems, which have many keys, mostly no features,
+ * and o in f32, since rounding to 16 bits would hide errors of this size. */
+static bool draws_peaked(uint64_t seed, int64_t index)
+{
+    draw_rng rng = draw_stream(seed, index, 9);
+    return draw_chance(&rng, 16);
+}
+
+static void draw_peaked(fattn_problem *p, uint64_t seed, int64_t index)
+{
+    static const int64_t dims[] = {16, 24, 32};
+    draw_rng rng = draw_stream(seed, index, 10);
+    p->batch = 1;
+    p->heads_q = p->heads_k = draw_between(&rng, 1, 2);
+    p->seqlen_q = draw_between(&rng, 17, 32);
+    p->seqlen_k = draw_between(&rng, 1024, 1152);
+    p->dim = p->dim_v = PICK(&rng, dims);
+    p->features = draw_chance(&rng, 4) ? p->features : 0;
+    p->dtype_bias = p->features & FATTN_BIAS ? p->dtype_bias : 0;
+    p->dtype_o = p->op == FATTN_BACKWARD || p->dtype == FATTN_F64 ? p->dtype_o : FATTN_F32;
 }
 
 static uint32_t draw_outputs(const fattn_problem *p, draw_rng *rng)
@@ -348,7 +370,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     /* A fifth of the problems are plain, as in most programs; the fastest kernels take no others. A
      * quarter of the rest have aligned rows, for kernels that honour features and copy 16 bytes at
      * a time. */
-    const bool plain = draw_chance(rng, 5);
+    const bool peaked = draws_peaked(seed, index), plain = draw_chance(rng, 5) || peaked;
     c->aligned_rows = plain || draw_chance(rng, 4);
     p->op = draw_chance(rng, 2) ? FATTN_BACKWARD : FATTN_FORWARD;
     p->dtype = draw_chance(rng, 24) ? FATTN_F64 : PICK(rng, dtypes);
@@ -363,6 +385,9 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     static const int64_t alignments[] = {16, 16, 1, 2, 4, 8, 32, 64};
     p->pointer_alignment = PICK(rng, alignments);
     draw_sizes(p, plain, rng);
+    if (peaked) {
+        draw_peaked(p, seed, index);
+    }
     if (c->aligned_rows) {
         p->pointer_alignment = p->pointer_alignment < 16 ? 16 : p->pointer_alignment;
         p->dim = (p->dim + 7) / 8 * 8;
@@ -386,6 +411,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     c->family =
         draw_chance(rng, 3) ? DRAW_GAUSSIAN : (draw_family)draw_between(rng, 0, DRAW_WILD - 1);
     c->family = draw_chance(rng, 16) ? DRAW_WILD : c->family;
+    c->family = peaked ? DRAW_PEAKED : c->family;
     c->seed_value = draw_bits(rng);
     c->offset_value = draw_chance(rng, 2) ? draw_bits(rng) : (uint64_t)draw_between(rng, 0, 3);
     c->seed_pointers = draw_chance(rng, 2);

@@ -107,7 +107,8 @@ typedef enum draw_family {
     DRAW_SORTED,   /* scores rise or fall with the key, so that each tile has a new maximum */
     DRAW_DENORMAL, /* f32 subnormal; other formats near their smallest normal number */
     DRAW_MASSIVE,  /* scores of several hundred, both signs */
-    DRAW_WILD, /* Gaussian with a few NaN and infinities: judged by class where they propagate */
+    DRAW_WILD,   /* Gaussian with a few NaN and infinities: judged by class where they propagate */
+    DRAW_PEAKED, /* Gaussian, scores of deviation 3 for at least 1024 keys: few have the weight */
     DRAW_FAMILIES
 } draw_family;
 

@@ -538,6 +538,7 @@ static double paint(painter *p, int64_t s, int64_t rows, int64_t channel, int64_
     }
     case DRAW_DENORMAL:
         return p->subnormal ? p->tiny * x : copysign(p->tiny * (1 + draw_unit(p->rng)), x);
+    case DRAW_PEAKED: return p->query ? 3 * x : x;
     case DRAW_MASSIVE: return p->query || p->key ? 24 * x : x;
     default: return x;
     }

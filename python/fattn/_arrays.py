@@ -32,10 +32,11 @@ class View(NamedTuple):
     dtype: str
     device: str          # "cpu", "cuda:0", "hip:1" ...
     writable: bool = True
+    known_reach: Reach | None = None  # where the kind had a use for it
 
     def reach(self, name: str) -> Reach:
         """What Kind.check_memory() asks of it."""
-        return reach(self.shape, self.strides, _BYTES[self.dtype], name)
+        return self.known_reach or reach(self.shape, self.strides, _BYTES[self.dtype], name)
 
 
 class Made(NamedTuple):
@@ -203,9 +204,10 @@ class _Torch(Kind):
             raise Unsupported(f"{name} is on device {a.device}, neither a CPU nor a GPU that fattn "
                               "knows")
         dtype = self.names.get(a.dtype, str(a.dtype).removeprefix("torch."))
-        view = View(tuple(a.shape), a.stride(), _known_dtype(dtype, name), device)
-        self.check_memory((a,), (view.reach(name),))
-        return view
+        shape, strides = tuple(a.shape), a.stride()
+        known = reach(shape, strides, _BYTES[_known_dtype(dtype, name)], name)
+        self.check_memory((a,), (known,))
+        return View(shape, strides, dtype, device, True, known)
 
     def check_memory(self, arrays: Iterable[Any], reaches: Iterable[Reach]) -> None:
         # untyped_storage().resize_() changes the memory of all tensors there, and nothing else about them.

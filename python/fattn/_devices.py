@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 import threading
@@ -116,8 +117,9 @@ def _threads() -> int:
     return int(first) if first.isdecimal() else 0
 
 
+@functools.cache
 def host_spec() -> str:
-    """The device for arrays in host memory if the caller names none."""
+    """The device for arrays in host memory if the caller names none. The environment is read once."""
     return os.environ.get("FATTN_BACKEND", "cpu")
 
 

@@ -132,10 +132,12 @@ class Prepared:
         """The plan for pointers that are multiples of alignment."""
         plan = self.plans.get(alignment)
         if plan is None:
-            problem, _memory = _c.new_struct(_c.Problem)
-            ctypes.memmove(ctypes.addressof(problem), ctypes.addressof(self.problem),
-                           ctypes.sizeof(problem))
-            problem.pointer_alignment = alignment
+            problem = self.problem
+            if problem.pointer_alignment != alignment:
+                problem, _memory = _c.new_struct(_c.Problem)
+                ctypes.memmove(ctypes.addressof(problem), ctypes.addressof(self.problem),
+                               ctypes.sizeof(problem))
+                problem.pointer_alignment = alignment
             plan = PlanHandle(self.device, ctypes.addressof(problem))
             if self.takes_workspace:
                 kind, views = self.request[1:]

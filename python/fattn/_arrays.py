@@ -126,7 +126,8 @@ class Kind:
 
 def _known_dtype(dtype: str, name: str) -> str:
     if dtype not in _BYTES:
-        raise InvalidArgument(f"{name} has dtype {dtype}, which is none of {', '.join(_BYTES)}")
+        allowed = FLOATS if name in ("q", "k", "v") else _BYTES
+        raise InvalidArgument(f"{name} has dtype {dtype}, which is none of {', '.join(allowed)}")
     return dtype
 
 
@@ -212,9 +213,13 @@ class _Torch(Kind):
     def check_memory(self, arrays: Iterable[Any], reaches: Iterable[Reach]) -> None:
         # untyped_storage().resize_() changes the memory of all tensors there, and nothing else about them.
         for a, (needed, size, name) in zip(arrays, reaches):
-            if a.untyped_storage().nbytes() < needed + size * a.storage_offset():
+            try:
+                there = a.untyped_storage().nbytes()
+            except NotImplementedError:  # under torch.func's transforms
+                raise Unsupported(f"{name} stands for several tensors and has no memory: use fattn.torch") from None
+            if there < needed + size * a.storage_offset():
                 raise NullPointer(f"{name} needs {needed + size * a.storage_offset()} bytes of its storage, which has "
-                                  f"{a.untyped_storage().nbytes()}: it was freed or resized")
+                                  f"{there}: it was freed or resized")
 
     def check_readable(self, a: Any, name: str) -> None:
         """The same for any strided tensor, before PyTorch reads it, which does not check."""
@@ -320,9 +325,12 @@ _BY_MODULE: dict[str, type[Kind]] = {"numpy": _Numpy, "torch": _Torch, "cupy": _
 
 def _kind_of_type(cls: type) -> Kind:
     for base in cls.__mro__:
+        module, traced = base.__module__.split(".")[0], base.__name__.endswith("Tracer")
+        if base.__name__ == "FakeTensor" or traced and module in ("jax", "jaxlib"):
+            raise Unsupported(f"a {cls.__name__} has no numbers yet: use fattn.{'jax' if traced else 'torch'}")
         if base.__name__ == "MaskedArray":
             raise InvalidArgument("a masked array has a mask that would be ignored: pass its data, and mask=")
-        maker = _BY_MODULE.get(base.__module__.split(".")[0])
+        maker = _BY_MODULE.get(module)
         if maker is not None and base.__name__ in ("ndarray", "Tensor"):
             break
     else:

@@ -41,7 +41,8 @@ class PlanHandle:
         except Unsupported as error:
             if _c.Problem.from_address(problem).dtype != _c.F64:
                 raise
-            raise Unsupported(f'{error}; double precision is for device="reference"') from None
+            raise Unsupported(f'{error}; double precision is for the backend reference: attention(device="reference")'
+                              ) from None
         assert plan.value is not None
         self.address = plan.value
         self.workspace = self.info().workspace_bytes

@@ -241,6 +241,8 @@ class Description:
     def fill_options(self) -> None:
         p, o = self.problem, self.o
         features = o.features
+        if o.causal not in (True, False):
+            raise InvalidArgument(f"causal is {o.causal!r}, neither True nor False")
         if o.causal:
             features |= _c.CAUSAL
         if o.window is not None:

@@ -317,6 +317,16 @@ def _named(arrays: tuple[Any, ...]) -> dict[str, Any]:
     return {name: a for name, a in zip(_INPUTS, arrays) if a is not None}
 
 
+def _call_once(options: Options, arrays: dict[str, Any]) -> Any:
+    """_call() where a gradient is taken: what is differentiated there already is a second derivative."""
+    try:
+        return _call(options, arrays)
+    except NotImplementedError as error:
+        if "Differentiation rule" not in str(error):
+            raise
+        raise Unsupported("attention has no second derivatives") from None
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(static: _Static, *arrays: Any) -> Any:
     made = _call(static.options, _named(arrays))
@@ -324,7 +334,7 @@ def _attention(static: _Static, *arrays: Any) -> Any:
 
 
 def _forward(static: _Static, *arrays: Any) -> tuple[Any, Any]:
-    made = _call(static.options._replace(return_lse=True), _named(arrays))
+    made = _call_once(static.options._replace(return_lse=True), _named(arrays))
     o, lse = made["o"], made["lse"]
     return ((o, lse) if static.return_lse else o), (arrays, o, lse)
 
@@ -337,8 +347,8 @@ def _backward(static: _Static, kept: Any, cotangents: Any) -> tuple[Any, ...]:
     outputs |= _c.OUT_DBIAS if "bias" in named else 0
     outputs |= _c.OUT_DSINK if "sink" in named else 0
     given = named | {"o": o, "lse": lse, "dout": dout} | ({} if dlse is None else {"dlse": dlse})
-    made = _call(static.options._replace(op=_c.BACKWARD, outputs=outputs, return_lse=False,
-                                         out_dtype=None), given)
+    made = _call_once(static.options._replace(op=_c.BACKWARD, outputs=outputs, return_lse=False,
+                                              out_dtype=None), given)
     gradients = {"q": made["dq"], "k": made["dk"], "v": made["dv"]}
     for name in ("bias", "sink"):
         if name in named:

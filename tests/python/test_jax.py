@@ -376,6 +376,16 @@ def test_bad_input():
         fj.dot_product_attention(q, k, k, implementation="cudnn")
 
 
+def test_refusals():
+    q = arrays()[0]
+    for transform in (jax.jit, jax.vmap, lambda f: jax.grad(lambda q: f(q).sum())):
+        with pytest.raises(fattn.Unsupported, match="use fattn.jax"):
+            transform(lambda q: fattn.attention(q, q, q))(q[None] if transform is jax.vmap else q)
+    for twice in (jax.hessian, lambda f: jax.jacrev(jax.grad(f))):
+        with pytest.raises(fattn.Unsupported, match="attention has no second derivatives"):
+            twice(lambda q: fj.attention(q, q, q).sum())(q)
+
+
 def test_interface_is_that_of_xla(tmp_path):
     """python/xla.h against the header that jaxlib brings."""
     compiler = shutil.which("cc") or shutil.which("gcc")

@@ -25,7 +25,7 @@ static int64_t some(uint64_t *state, int64_t low, int64_t high)
 
 static void draw(draw_case *c, int n)
 {
-    static const int64_t dims[] = {8, 20, 64, 72};
+    static const int64_t dims[] = {8, 20, 33, 39, 64, 72, 83};
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
     static const uint64_t features[] = {0, 0, FATTN_CAUSAL, FATTN_WINDOW, FATTN_SEQUSED_K};
     uint64_t state = (uint64_t)n + 1;
@@ -39,8 +39,8 @@ static void draw(draw_case *c, int n)
     p->seqlen_q = p->features & (FATTN_CAUSAL | FATTN_WINDOW) ? 1 : some(&state, 1, 2);
     p->seqlen_k = some(&state, 1, n % 4 ? 40 : 256);
     p->window_left = p->features & FATTN_WINDOW ? some(&state, 0, 30) : -1;
-    p->dim = dims[some(&state, 0, 3)];
-    p->dim_v = dims[some(&state, 0, 3)];
+    p->dim = dims[some(&state, 0, 6)];
+    p->dim_v = dims[some(&state, 0, 6)];
     p->dtype = dtypes[some(&state, 0, 2)];
     p->dtype_kv = n % 5 ? p->dtype : dtypes[some(&state, 0, 2)];
     p->dtype_v = n % 6 ? p->dtype_kv : dtypes[some(&state, 0, 2)];

@@ -111,11 +111,9 @@ INLINE void dots_vector(int nr, int part, fattn_dtype dtype, const float *q, dec
 }
 
 /*
- * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys, over whole vectors of channels, and
- * for f32 over the channels that are left; dots_rest() adds those of other types. Every loop over
- * sums is unrolled, or compilers would keep them in memory. Half of the registers hold sums; where
- * two vectors of all rows of q would fill the other half, the keys' first vectors come before their
- * second ones.
+ * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys. Every loop over sums is unrolled, or
+ * compilers would keep them in memory. Half of the registers hold sums; where two vectors of all
+ * rows of q would fill the other half, the keys' first vectors come before their second ones.
  * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the vectors that are left, [nr][FV_LANES] each
  */
 INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, float *to)
@@ -150,36 +148,12 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, 
         c += FV_LANES;
         q += nr * FV_LANES;
     }
-    if (dtype == FATTN_F32 && c < k.dim) {
+    if (c < k.dim) {
         dots_vector(nr, (int)(k.dim - c), dtype, q, k, c, sum);
     }
 #pragma GCC unroll 16
     for (int n = 0; n < FV_ND; n += FV_LANES) {
         fv_store(to + n, fv_sums(sum + n));
-    }
-}
-
-/* Adds to x the products of 16-bit channels that do not fill a vector, nr of the rows, from number
- * r on. Apart, because a part of such a vector is loaded by calls, and dots() makes none between
- * its tiles, so that all registers are theirs. */
-APART void dots_rest(int nr, fattn_dtype dtype, const decode_dots *d, int64_t r)
-{
-    const int64_t c = d->k.dim / FV_LANES * FV_LANES;
-    const float *const q = d->q + r * d->q_stride + c * nr;
-    for (int64_t j = 0; j < d->k.count; j += FV_ND / nr) {
-        float *const to = d->x + j * d->pitch + r;
-        fv sum[FV_ND];
-        for (int m = 0; m < FV_ND / nr; m++) {
-            fetch(dtype, d->k.ahead[j + m], c, 1);
-            const char *const at = d->k.at[j + m] + c * SIZE_OF(dtype);
-            const fv key = load_as(dtype, at, (int)(d->k.dim - c));
-            for (int n = 0; n < nr; n++) {
-                sum[m * nr + n] = fv_mul(key, fv_load(q + n * FV_LANES));
-            }
-        }
-        for (int n = 0; n < FV_ND; n += FV_LANES) {
-            fv_store(to + n, fv_add(fv_load(to + n), fv_sums(sum + n)));
-        }
     }
 }
 
@@ -189,9 +163,6 @@ INLINE void dots(int nr, fattn_dtype dtype, decode_dots d, int64_t r)
     const int64_t step = FV_ND / nr;
     for (int64_t j = 0; j < d.k.count; j += step) {
         dots_tile(nr, dtype, d.q + r * d.q_stride, some_rows(d.k, j, step), d.x + j * d.pitch + r);
-    }
-    if (dtype != FATTN_F32 && d.k.dim % FV_LANES) {
-        dots_rest(nr, dtype, &d, r);
     }
 }
 

@@ -43,15 +43,12 @@ static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, fv f)
 /* `part` numbers of a vector from and as dtype, a literal; zeros in the other lanes. */
 INLINE fv load_as(fattn_dtype dtype, const void *from, int part)
 {
-    if (dtype == FATTN_F32) {
-        return part == FV_LANES ? fv_load(from) : fv_load_part(from, part);
+    const bool whole = part == FV_LANES;
+    switch (dtype) {
+    case FATTN_F16: return whole ? fv_load_f16(from) : fv_load_part_f16(from, part);
+    case FATTN_BF16: return whole ? fv_load_bf16(from) : fv_load_part_bf16(from, part);
+    default: return whole ? fv_load(from) : fv_load_part(from, part);
     }
-    if (part == FV_LANES) {
-        return dtype == FATTN_F16 ? fv_load_f16(from) : fv_load_bf16(from);
-    }
-    uint16_t some[FV_LANES] = {0};
-    memcpy(some, from, (size_t)part * sizeof *some);
-    return dtype == FATTN_F16 ? fv_load_f16(some) : fv_load_bf16(some);
 }
 INLINE void store_as(fattn_dtype dtype, void *to, fv x, int part)
 {

@@ -7,6 +7,7 @@
 #define FATTN_CPU_VEC_AVX2_H
 
 #include <immintrin.h>
+#include <string.h>
 
 #include "backends/cpu/vec_math.h"
 
@@ -46,6 +47,36 @@ static inline fv fv_load_f16(const uint16_t *x)
 static inline fv fv_load_bf16(const uint16_t *x)
 {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+/* The first n of 8 numbers, and zeros. From four on, two loads that overlap have them all. */
+static inline __m128i load_part_16(const uint16_t *x, int n)
+{
+    uint64_t low = 0, high = 0;
+    uint32_t two = 0;
+    if (n == FV_LANES) {
+        return _mm_loadu_si128((const __m128i *)x);
+    }
+    if (n >= 4) {
+        memcpy(&low, x, sizeof low);
+        memcpy(&high, x + n - 4, sizeof high);
+        high = high >> 16 * (7 - n) >> 16;
+    } else if (n >= 2) {
+        memcpy(&two, x, sizeof two);
+        low = two | (n == 3 ? (uint64_t)x[2] << 32 : 0);
+    } else if (n == 1) {
+        low = x[0];
+    }
+    return _mm_set_epi64x((int64_t)high, (int64_t)low);
+}
+static inline fv fv_load_part_f16(const uint16_t *x, int n)
+{
+    return _mm256_cvtph_ps(load_part_16(x, n));
+}
+static inline fv fv_load_part_bf16(const uint16_t *x, int n)
+{
+    const __m256i wide = _mm256_cvtepu16_epi32(load_part_16(x, n));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 static inline fv fv_load_bf16_even(const uint16_t *x)

@@ -47,6 +47,15 @@ static inline fv fv_load_bf16(const uint16_t *x)
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
+static inline fv fv_load_part_f16(const uint16_t *x, int n)
+{
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), x));
+}
+static inline fv fv_load_part_bf16(const uint16_t *x, int n)
+{
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(n), x));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
 static inline fv fv_load_bf16_even(const uint16_t *x)
 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(x), 16));

@@ -58,6 +58,22 @@ static inline fv fv_load_bf16(const uint16_t *x)
 {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(x), 16));
 }
+static inline uint16x4_t load_part_16(const uint16_t *x, int n)
+{
+    uint16x4_t y = vdup_n_u16(0);
+    y = n > 0 ? vld1_lane_u16(x, y, 0) : y;
+    y = n > 1 ? vld1_lane_u16(x + 1, y, 1) : y;
+    y = n > 2 ? vld1_lane_u16(x + 2, y, 2) : y;
+    return n > 3 ? vld1_lane_u16(x + 3, y, 3) : y;
+}
+static inline fv fv_load_part_f16(const uint16_t *x, int n)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(load_part_16(x, n)));
+}
+static inline fv fv_load_part_bf16(const uint16_t *x, int n)
+{
+    return vreinterpretq_f32_u32(vshll_n_u16(load_part_16(x, n), 16));
+}
 static inline fv fv_load_bf16_even(const uint16_t *x)
 {
     return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(vld1q_u16(x)), 16));

@@ -81,6 +81,8 @@ static inline fv fv_load(const float *x) { return *x; }
 static inline fv fv_load_part(const float *x, int n) { return n ? *x : 0.0f; }
 static inline fv fv_load_f16(const uint16_t *x) { return fattn_f16_to_f32(*x); }
 static inline fv fv_load_bf16(const uint16_t *x) { return fattn_bf16_to_f32(*x); }
+static inline fv fv_load_part_f16(const uint16_t *x, int n) { return n ? fv_load_f16(x) : 0.0f; }
+static inline fv fv_load_part_bf16(const uint16_t *x, int n) { return n ? fv_load_bf16(x) : 0.0f; }
 static inline fv fv_load_bf16_even(const uint16_t *x) { return fattn_bf16_to_f32(x[0]); }
 static inline fv fv_load_bf16_odd(const uint16_t *x) { return fattn_bf16_to_f32(x[1]); }
 static inline void fv_store(float *to, fv x) { *to = x; }

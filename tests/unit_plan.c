@@ -312,6 +312,35 @@ Test(plan, rows_that_pay)
     fattn_device_close(device);
 }
 
+/* For 9 to 16 rows of bf16, products of pairs pay with many keys unless decoding, whose parts are
+ * smaller, would occupy many more cores. */
+Test(plan, rows_of_pairs_that_pay)
+{
+    fattn_device *const device = open_device("cpu");
+    const struct {
+        int64_t rows, heads, keys, cores;
+        bool pays;
+    } cases[] = {{8, 64, 4096, 1, false}, {12, 1, 1024, 64, true},  {12, 1, 1025, 1, true},
+                 {12, 4, 1025, 2, true},  {12, 4, 1025, 16, false}, {12, 2, 4096, 6, true},
+                 {12, 2, 4096, 8, false}, {16, 8, 16384, 64, true}, {17, 1, 4096, 64, true}};
+    const fattn_kernel *row = NULL;
+    const char *missing = NULL;
+    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
+        for (size_t n = 0; n < sizeof cases / sizeof cases[0] && strstr(row->name, "_pairs"); n++) {
+            const fattn_limits limits = {.units = cases[n].cores,
+                                         .parallelism = 2 * cases[n].cores};
+            fattn_problem p;
+            fattn_problem_init(&p);
+            p.heads_k = cases[n].heads, p.heads_q = p.heads_k * cases[n].rows;
+            p.seqlen_q = 1, p.seqlen_k = cases[n].keys;
+            p.dim = p.dim_v = 64;
+            cr_assert(!row->pays || row->pays(row, &p, &limits) == cases[n].pays, "%s, case %d",
+                      row->name, (int)n);
+        }
+    }
+    fattn_device_close(device);
+}
+
 Test(plan, made_asked_and_run)
 {
     fattn_device *const device = open_device("reference");

@@ -113,17 +113,20 @@ static int64_t forward_pairs_scratch(const fattn_problem *p, const fattn_tiling 
 }
 
 /* Whether heads are so many, or keys so few, that the parts of decoding, which are smaller, would
- * not occupy more cores. */
-static bool occupies(const fattn_problem *p)
+ * not occupy more cores, or too few more: for 9 to 16 rows it takes 1.7 times as long. */
+static bool occupies(const fattn_problem *p, const fattn_limits *limits)
 {
-    return p->seqlen_k <= 1024 || p->batch * p->heads_k >= 8;
+    const int64_t keys = fattn_cpu_forward_split(NULL, p, limits).keys;
+    const int64_t parts = fattn_max64(1, p->seqlen_k / keys);
+    return p->seqlen_k <= 1024 || 5.0 * (double)p->batch * (double)p->heads_k * (double)parts >=
+                                      3.0 * (double)limits->units;
 }
 
 /* Whether decoding by floats (decode.h) is faster: for few rows, or to occupy all cores. */
-static bool decoding_pays(const fattn_problem *p)
+static bool decoding_pays(const fattn_problem *p, const fattn_limits *limits)
 {
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
-    return rows <= DECODE_ROWS / 2 || (rows <= DECODE_ROWS && !occupies(p));
+    return rows <= DECODE_ROWS / 2 || (rows <= DECODE_ROWS && !occupies(p, limits));
 }
 
 /* With few keys, products of pairs save less than arranging their operands costs. That costs less
@@ -131,11 +134,11 @@ static bool decoding_pays(const fattn_problem *p)
 static bool forward_pairs_pay(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_limits *limits)
 {
-    (void)row, (void)limits;
+    (void)row;
     const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
     const bool keys_blocked = FV_LANES > 4 && p->dim % 8 == 0 && p->seqlen_q * group > FV_LANES;
     const int64_t few = PAIRS_COPIED ? 12 : keys_blocked ? 2 : 4;
-    return p->features & FATTN_BATCH_INVARIANT || (p->seqlen_k > few && !decoding_pays(p));
+    return p->features & FATTN_BATCH_INVARIANT || (p->seqlen_k > few && !decoding_pays(p, limits));
 }
 
 static double forward_pairs_cost(const fattn_kernel *row, const fattn_problem *p,

@@ -173,15 +173,11 @@ static void brief_queries(const fattn_problem *p, const fattn_cpu_brief *s, cons
     }
 }
 
-/* In each lane, the sum or the largest of those lanes that hold the same row: pitch apart. Sums of
- * the lanes of a row may differ by what they round. */
+/* In each lane, the sum or the largest of those lanes that hold the same row: pitch apart. */
 INLINE fv fold_lanes(fv x, int64_t pitch, bool sum)
 {
-    float twice[2 * FV_LANES];
-    fv_store(twice, x);
-    fv_store(twice + FV_LANES, x);
-    for (int64_t lane = pitch; lane < FV_LANES; lane += pitch) {
-        const fv other = fv_load(twice + lane);
+    for (int64_t lanes = FV_LANES / 2; lanes >= pitch; lanes /= 2) {
+        const fv other = fv_rotate(x, (int)lanes);
         x = sum ? fv_add(x, other) : fv_max(x, other);
     }
     return x;

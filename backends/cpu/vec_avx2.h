@@ -242,6 +242,12 @@ static inline __attribute__((always_inline)) void fv_load_transposed(const float
     }
 }
 
+static inline fv fv_rotate(fv x, int n)
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_permutevar8x32_ps(x, _mm256_add_epi32(lane, _mm256_set1_epi32(n)));
+}
+
 static inline fv fv_block_sums(const fv x[4])
 {
     return _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));

@@ -178,6 +178,12 @@ static inline uv uv_bits(fv a) { return _mm512_castps_si512(a); }
 
 static inline fv fv_load_four(const float *x) { return _mm512_broadcast_f32x4(_mm_loadu_ps(x)); }
 
+static inline fv fv_rotate(fv x, int n)
+{
+    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_permutexvar_ps(_mm512_add_epi32(lane, _mm512_set1_epi32(n)), x);
+}
+
 /* Inserting from memory is done by either port, shuffling by one. */
 static inline fv fv_load_blocks(const float *from, int64_t stride)
 {

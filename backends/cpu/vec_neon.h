@@ -227,6 +227,8 @@ static inline __attribute__((always_inline)) void fv_load_transposed(const float
     x[3] = vzip2q_f32(ac_high, bd_high);
 }
 
+static inline fv fv_rotate(fv x, int n) { return n == 1 ? vextq_f32(x, x, 1) : vextq_f32(x, x, 2); }
+
 static inline fv fv_sums(const fv x[FV_LANES])
 {
     return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3]));

@@ -162,6 +162,14 @@ static inline void fv_load_transposed(const float *from, int64_t stride, fv x[FV
     x[0] = *from;
 }
 
+/* Lane r of the result is lane r + n of x, or that less FV_LANES. n: a power of two below FV_LANES
+ */
+static inline fv fv_rotate(fv x, int n)
+{
+    (void)n;
+    return x;
+}
+
 /* Lane n of the result is the sum over the lanes of x[n]. */
 static inline fv fv_sums(const fv x[FV_LANES]) { return x[0]; }
 

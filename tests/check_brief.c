@@ -37,7 +37,7 @@ static void draw(draw_case *c, int n)
     p->heads_q = p->heads_k * some(&state, 1, 4);
     p->features = features[some(&state, 0, 4)];
     p->seqlen_q = p->features & (FATTN_CAUSAL | FATTN_WINDOW) ? 1 : some(&state, 1, 2);
-    p->seqlen_k = some(&state, 1, n % 4 ? 40 : 256);
+    p->seqlen_k = some(&state, 1, n % 4 ? 40 : n % 8 ? 256 : 700);
     p->window_left = p->features & FATTN_WINDOW ? some(&state, 0, 30) : -1;
     p->dim = dims[some(&state, 0, 6)];
     p->dim_v = dims[some(&state, 0, 6)];

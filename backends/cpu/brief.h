@@ -3,21 +3,26 @@
  * Decoding few keys: decode.h's products for rows that all see the same keys, all of them in one
  * part, where a score is its dot product alone. Such a call takes a microsecond or two, and what
  * decode.h sets up for long contexts and for features took longer than that. Here the scores of
- * all keys are computed first, [keys][rows] as they lie in a dense tile (panel.h), and become
- * probabilities once.
+ * a large block of keys, mostly of all, are computed first, [keys][rows] as they lie in a dense
+ * tile (panel.h), and become probabilities at once.
  *
  * A call that comes after much other work finds nothing in cache, and then waits for instructions
  * more than for anything else. So where all sequences have the problem's lengths, a plan knows what
- * its runs need, and they have no items and no panels. And the first keys of the head, and those of
- * the next one, are fetched before anything is computed, and values during the scores.
+ * its runs need, and they have no items and no panels. And the first keys are fetched before
+ * anything is computed, values during the scores of their keys, and the next keys, be they another
+ * head's, while values are added up.
  */
 #ifndef FATTN_CPU_BRIEF_H
 #define FATTN_CPU_BRIEF_H
 
 #include "backends/cpu/decode.h"
 
-#define BRIEF_KEYS 256 /* most keys */
-#define BRIEF_EARLY 32 /* most keys of a head that are fetched first */
+#define BRIEF_KEYS 1024            /* most keys */
+#define BRIEF_BLOCK 256            /* of which so many are scored at once */
+#define BRIEF_FEW 64               /* keys that are few wherever they lie */
+#define BRIEF_BYTES (8.0 * 0x1p20) /* keys and values of a run that caches are likely to hold */
+#define BRIEF_RUN 256              /* bytes that memory reads fast wherever they lie */
+#define BRIEF_EARLY 32             /* most keys of a head that are fetched first */
 #define BRIEF_FEATURES                                                                         \
     (FATTN_SCALE | FATTN_CAUSAL | FATTN_WINDOW | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |     \
      FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
@@ -34,7 +39,8 @@ typedef struct brief_place {
 /* A worker's scratch, as a fattn_cpu_brief says where it lies:
  *     k, v   [keys], where rows begin
  *     q      as order_queries() has it
- *     x      [keys][pitch] scores, then weights. A vector of them has FV_LANES / pitch keys
+ *     x      [keys of a block][pitch] scores, then weights. A vector of them has FV_LANES / pitch
+ *            keys
  *     o      [pitch][dv_pad]
  *     zeros  a row, for keys past the last */
 static int64_t brief_layout(const fattn_problem *p, fattn_cpu_brief *s)
@@ -42,12 +48,10 @@ static int64_t brief_layout(const fattn_problem *p, fattn_cpu_brief *s)
     arena from = {0};
     s->d_pad = vectors_of(p->dim) * FV_LANES;
     s->dv_pad = vectors_of(p->dim_v) * FV_LANES;
-    const int64_t sizes[] = {BRIEF_KEYS * (int64_t)sizeof(char *),
-                             BRIEF_KEYS * (int64_t)sizeof(char *),
-                             FV_LANES * s->d_pad * 4,
-                             FV_LANES * s->dv_pad * 4,
-                             BRIEF_KEYS * FV_LANES * 4,
-                             fattn_max64(s->d_pad, s->dv_pad) * 4};
+    const int64_t keys = fattn_min64(BRIEF_KEYS, p->seqlen_k + FV_ND); /* padded */
+    const int64_t sizes[] = {keys * (int64_t)sizeof(char *), keys * (int64_t)sizeof(char *),
+                             FV_LANES * s->d_pad * 4,        FV_LANES * s->dv_pad * 4,
+                             BRIEF_BLOCK * FV_LANES * 4,     fattn_max64(s->d_pad, s->dv_pad) * 4};
     int64_t *const at[] = {&s->k, &s->v, &s->q, &s->o, &s->x, &s->zeros};
     for (size_t n = 0; n < sizeof at / sizeof at[0]; n++) {
         *at[n] = from.used;
@@ -62,14 +66,27 @@ static int64_t brief_scratch(const fattn_problem *p)
     return brief_layout(p, &s);
 }
 
-/* Whether all rows of pn see the same keys, at most BRIEF_KEYS of them, and no feature is on that
- * needs more; and in *keys which. */
+/* Whether so many keys are few enough. Here heads are read one after another, and their values a
+ * part of a row at a time where there are several queries; in decode.h all heads that are
+ * neighbours in memory at once. Where memory sets the pace, this is slower, if parts are short. */
+static bool are_few(const panel *pn, const fattn_problem *p, int64_t keys)
+{
+    const int64_t key =
+        p->dim * fattn_dtype_size(p->dtype_kv) + p->dim_v * fattn_dtype_size(p->dtype_v);
+    const double heads = (double)p->batch * (double)p->heads_k;
+    const int64_t part = mix_bytes(p, pn->pitch), row = p->dim_v * fattn_dtype_size(p->dtype_v);
+    return keys <= BRIEF_KEYS && (keys <= BRIEF_FEW || part >= fattn_min64(row, BRIEF_RUN) ||
+                                  heads * (double)keys * (double)key <= BRIEF_BYTES);
+}
+
+/* Whether all rows of pn see the same keys, few of them, and no feature is on that needs more; and
+ * in *keys which. */
 static bool is_brief(const panel *pn, const fattn_problem *p, fattn_range *keys)
 {
     const int64_t last = pn->i1 - 1;
     *keys = fattn_band_rows(&pn->band, pn->i0, pn->i1);
     return !(p->features & ~BRIEF_FEATURES) && p->outputs & FATTN_OUT_O && pn->pitch <= FV_LANES &&
-           keys->first < keys->past && keys->past - keys->first <= BRIEF_KEYS &&
+           keys->first < keys->past && are_few(pn, p, keys->past - keys->first) &&
            fattn_band_row(&pn->band, last).first == keys->first &&
            fattn_band_row(&pn->band, pn->i0).past == keys->past;
 }
@@ -183,25 +200,33 @@ INLINE fv fold_lanes(fv x, int64_t pitch, bool sum)
     return x;
 }
 
-/* Scores become weights relative to the largest of each row; times *lowered, which is 1 or
- * 1 / LIFT, they are those of the formula. Returns {m, l} in each lane of a row. */
-static fattn_softmax brief_soften(float *x, int64_t vectors, int64_t pitch, float unit,
-                                  float *lowered)
+/* Scores of a block become weights relative to the largest so far of each row; times *lowered,
+ * which is 1 or 1 / LIFT, they are those of the formula. state: {m, l} in each lane of a row.
+ * fresh: it is empty. Returns alpha, of no use then. */
+static fv brief_soften(float *x, int64_t vectors, int64_t pitch, float unit, bool fresh,
+                       fattn_softmax *state, float *lowered)
 {
     const score_range scores = range_of(x, FV_LANES, vectors, true);
-    fattn_softmax state = {.m = fold_lanes(scores.most, pitch, false)};
-    weigher w = {.unit = fv_set1(unit), .base = fattn_softmax_base(state)};
+    const fv most = fold_lanes(scores.most, pitch, false);
+    weigher w = {.unit = fv_set1(unit)};
+    fv alpha = fv_set1(0), sum;
+    if (fresh) {
+        state->m = most;
+    } else {
+        alpha = fattn_softmax_raise(state, most, w.unit);
+    }
+    w.base = fattn_softmax_base(*state);
     const fv power = fattn_softmax_exponent(scores.least, w.unit, w.base);
     *lowered = 1;
     if (mv_all(fv_le(fv_set1(LEAST_NORMAL), power))) {
-        state.l = weigh_rows(x, FV_LANES, vectors, WEIGHTS_SELECTED, false, &w).l;
+        sum = weigh_rows(x, FV_LANES, vectors, WEIGHTS_SELECTED, false, &w).l;
     } else {
         *lowered = 1 / LIFT;
-        state.l = fv_mul(fv_set1(1 / LIFT),
-                         weigh_rows(x, FV_LANES, vectors, WEIGHTS_LIFTED, false, &w).l);
+        sum = fv_mul(fv_set1(1 / LIFT),
+                     weigh_rows(x, FV_LANES, vectors, WEIGHTS_LIFTED, false, &w).l);
     }
-    state.l = fold_lanes(state.l, pitch, true);
-    return state;
+    fattn_softmax_add(state, fold_lanes(sum, pitch, true));
+    return alpha;
 }
 
 /* Writes o and lse of all rows. */
@@ -228,67 +253,95 @@ static void brief_store(const fattn_problem *p, const fattn_cpu_brief *s, brief_
     }
 }
 
-/* A key/value head: all its rows and keys. scratch lists where these begin. */
-static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_place at,
-                       char *scratch)
+/* Where each key and value of a head begins: [keys]. */
+typedef struct brief_rows {
+    const char **k, **v;
+} brief_rows;
+
+static brief_rows brief_rows_of(const fattn_cpu_brief *s, char *scratch)
 {
-    const int64_t group = FV_LANES * PARTIAL_SUMS, scores = s->count * s->pitch;
-    const int64_t vectors = (scores + group - 1) / group * PARTIAL_SUMS;
-    const char **const k = (const char **)(void *)(scratch + s->k);
-    const char **const v = (const char **)(void *)(scratch + s->v);
+    return (brief_rows){.k = (const char **)(void *)(scratch + s->k),
+                        .v = (const char **)(void *)(scratch + s->v)};
+}
+
+/* rows[j] += step */
+INLINE void shift_rows(const char **rows, int64_t count, int64_t step)
+{
+    for (int64_t j = 0; j < count; j++) {
+        rows[j] += step;
+    }
+}
+
+/* A key/value head: all its rows and keys. The values of a block of keys are fetched while it is
+ * scored, and while they are added up the next keys: those of another block, or of the next head,
+ * `further` bytes behind, to which the lists then go on. */
+static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_place at,
+                       int64_t further, char *scratch)
+{
+    const brief_rows rows = brief_rows_of(s, scratch);
     float *const q = (float *)(void *)(scratch + s->q), *const o =
                                                             (float *)(void *)(scratch + s->o);
-    float *const x = (float *)(void *)(scratch + s->x), lowered;
+    float *const x = (float *)(void *)(scratch + s->x), lowered, alpha[FV_LANES];
+    fattn_softmax state = fattn_softmax_empty();
 
     brief_queries(p, s, at.q, q);
-    const decode_dots d = {.q = q,
-                           .q_stride = s->d_pad,
-                           .k = {.at = k, .ahead = v, .count = s->padded, .dim = p->dim},
-                           .x = x,
-                           .pitch = s->pitch};
-    s->dots(&d);
-    fill_vectors(x + scores, vectors * FV_LANES - scores, fv_set1(-INFINITY));
-    const fattn_softmax state = brief_soften(x, vectors, s->pitch, s->unit, &lowered);
-    const decode_sums sums = {.fresh = true,
-                              .lowered = lowered,
-                              .p = x,
-                              .pitch = s->pitch,
-                              .v = {.at = v, .ahead = v, .count = s->count, .dim = p->dim_v},
-                              .o = o,
-                              .o_stride = s->dv_pad};
-    s->mix(&sums);
+    for (int64_t j = 0; j < s->count; j += BRIEF_BLOCK) {
+        const int64_t group = FV_LANES * PARTIAL_SUMS;
+        const int64_t count = fattn_min64(s->count - j, BRIEF_BLOCK), scores = count * s->pitch;
+        const int64_t vectors = (scores + group - 1) / group * PARTIAL_SUMS;
+        const bool last = j + count == s->count;
+        /* As many keys as are added up, some of them again where fewer are left. */
+        const int64_t next = last ? 0 : fattn_min64(j + count, s->count - count);
+        const decode_dots d = {.q = q,
+                               .q_stride = s->d_pad,
+                               .k = {.at = rows.k + j,
+                                     .ahead = rows.v + j,
+                                     .count = last ? s->padded - j : count,
+                                     .dim = p->dim},
+                               .x = x,
+                               .pitch = s->pitch};
+        s->dots(&d);
+        fill_vectors(x + scores, vectors * FV_LANES - scores, fv_set1(-INFINITY));
+        fv_store(alpha, brief_soften(x, vectors, s->pitch, s->unit, j == 0, &state, &lowered));
+        if (last && further) {
+            shift_rows(rows.k, s->count, further);
+        }
+        const decode_sums sums = {
+            .alpha = alpha,
+            .fresh = j == 0,
+            .lowered = lowered,
+            .p = x,
+            .pitch = s->pitch,
+            .v = {.at = rows.v + j, .ahead = rows.k + next, .count = count, .dim = p->dim_v},
+            .o = o,
+            .o_stride = s->dv_pad};
+        s->mix(&sums);
+    }
     brief_store(p, s, at, o, state);
 }
 
 /* Some heads that follow one another; scratch has where the keys and values of the first one
- * begin. */
+ * begin. further: from the keys of the last one to those that are probably next, or 0 */
 APART void brief_heads(const fattn_problem *p, const fattn_cpu_brief *s, brief_place at,
-                       int64_t heads, char *scratch)
+                       int64_t heads, int64_t further, char *scratch)
 {
-    const char **const k = (const char **)(void *)(scratch + s->k);
-    const char **const v = (const char **)(void *)(scratch + s->v);
-    const int64_t early = fattn_min64(s->count, BRIEF_EARLY), bytes = s->k_bytes;
-    brief_fetch(k, early, 0, bytes);
+    const brief_rows rows = brief_rows_of(s, scratch);
+    brief_fetch(rows.k, fattn_min64(s->count, BRIEF_EARLY), 0, s->k_bytes);
     if (s->padded > s->count) {
         float *const zeros = (float *)(void *)(scratch + s->zeros);
         fill_vectors(zeros, fattn_max64(s->d_pad, s->dv_pad), fv_set1(0));
         for (int64_t j = s->count; j < s->padded; j++) {
-            k[j] = v[j] = (const char *)zeros;
+            rows.k[j] = rows.v[j] = (const char *)zeros;
         }
     }
-    while (heads > 1) {
-        brief_fetch(k, early, s->k_head, bytes);
-        brief_head(p, s, at, scratch);
+    for (; heads > 1; heads--) {
+        brief_head(p, s, at, s->k_head, scratch);
         at.q += s->q_group;
         at.o += s->o_group;
         at.lse_first += s->group * p->total_q;
-        for (int64_t j = 0; j < s->count; j++) {
-            k[j] += s->k_head;
-            v[j] += s->v_head;
-        }
-        heads--;
+        shift_rows(rows.v, s->count, s->v_head);
     }
-    brief_head(p, s, at, scratch);
+    brief_head(p, s, at, further, scratch);
 }
 
 /* What the heads of a sequence have in common, or false where decode_part() has to take them. */
@@ -329,6 +382,18 @@ static bool brief_of(const panel *pn, const fattn_problem *p, const fattn_tiling
     return true;
 }
 
+/* From the keys of an item's last head to those of the item that this worker will probably take
+ * next, if that is of the same sequence; else 0. */
+static int64_t further_of(const fattn_cpu_run *run, decode_item it, const fattn_cpu_brief *s)
+{
+    const int64_t item = fattn_cpu_upcoming(run->items);
+    if (item >= decode_count(run)) {
+        return 0;
+    }
+    const decode_item next = item_of(run, item);
+    return next.b == it.b ? (next.hk - it.hk - it.heads + 1) * s->k_head : 0;
+}
+
 /* Does an item, or returns false where it takes decode_part(). */
 static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
 {
@@ -358,7 +423,7 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
                                     row_index(&pn, &p->o, 0, head) * fattn_dtype_size(p->dtype_o),
                                .lse = buffers->lse,
                                .lse_first = fattn_lse_index(p, &pn.seq, it.b, head)};
-    brief_heads(p, &s, place, it.heads, at);
+    brief_heads(p, &s, place, it.heads, further_of(run, it, &s), at);
     return true;
 }
 
@@ -382,20 +447,22 @@ static void brief_run(const fattn_cpu_brief *s, const fattn_problem *p,
     const char *v = (const char *)buffers->v + s->first * s->v_row;
     const char **const k_rows = (const char **)(void *)((char *)scratch + s->k);
     const char **const v_rows = (const char **)(void *)((char *)scratch + s->v);
+    const int64_t k_batch = p->k.batch * fattn_dtype_size(p->dtype_kv);
     for (int64_t b = 1;; b++) {
+        const int64_t further = b < p->batch ? k_batch - (p->heads_k - 1) * s->k_head : 0;
         k_rows[0] = k, v_rows[0] = v;
         for (int64_t j = 1; j < s->count; j++) { /* in few instructions: one after another */
             k_rows[j] = k_rows[j - 1] + s->k_row;
             v_rows[j] = v_rows[j - 1] + s->v_row;
         }
-        brief_heads(p, s, at, p->heads_k, scratch);
+        brief_heads(p, s, at, p->heads_k, further, scratch);
         if (b == p->batch) {
             return;
         }
         at.q += p->q.batch * fattn_dtype_size(p->dtype);
         at.o += p->o.batch * fattn_dtype_size(p->dtype_o);
         at.lse_first += p->heads_q * p->total_q;
-        k += p->k.batch * fattn_dtype_size(p->dtype_kv);
+        k += k_batch;
         v += p->v.batch * fattn_dtype_size(p->dtype_v);
     }
 }

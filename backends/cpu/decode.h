@@ -348,6 +348,13 @@ static void order_channels(const fattn_problem *p, int64_t pitch, float *o)
     }
 }
 
+/* Bytes of a value that mix() takes at a time. */
+static int64_t mix_bytes(const fattn_problem *p, int64_t pitch)
+{
+    const int64_t channels = MIX_VECTORS(rows_at_once(pitch)) * FV_LANES;
+    return fattn_min64(channels, p->dim_v) * fattn_dtype_size(p->dtype_v);
+}
+
 #undef MIX_VECTORS
 #undef MIX_KEYS
 
@@ -488,12 +495,12 @@ static void list_ahead(decode *d)
     const int64_t kinds = kinds_of(p), round = kinds * places;
     int64_t step[2 * FETCH_PLACES]; /* from one head to the next */
     for (int64_t n = 0; n < round; n++) {
-        step[n] = n % kinds ? v_step : k_step;
+        step[n] = n & (kinds - 1) ? v_step : k_step;
     }
     for (int64_t n = 0; live < pn->bc && n < heads * kinds * pn->bc; n++) {
-        d->ahead[n] = live == 0   ? (const char *)pn->zeros
-                      : n % kinds ? d->next.v[live - 1]
-                                  : d->next.k[live - 1];
+        d->ahead[n] = live == 0         ? (const char *)pn->zeros
+                      : n & (kinds - 1) ? d->next.v[live - 1]
+                                        : d->next.k[live - 1];
     }
     for (int64_t n = 0; n < places; n++) {
         const int64_t first = n * part, count = fattn_min64(part, live - first);

@@ -15,7 +15,7 @@
 #include "tests/tap.h"
 #include "tools/judge/judge.h"
 
-enum { CASES = 120 };
+enum { CASES = 240 };
 
 static int64_t some(uint64_t *state, int64_t low, int64_t high)
 {
@@ -28,6 +28,8 @@ static void draw(draw_case *c, int n)
     static const int64_t dims[] = {8, 20, 33, 39, 64, 72, 83};
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
     static const uint64_t features[] = {0, 0, FATTN_CAUSAL, FATTN_WINDOW, FATTN_SEQUSED_K};
+    static const uint64_t terms[] = {
+        0, 0, FATTN_SINK, FATTN_SOFTCAP, FATTN_ALIBI, FATTN_SINK | FATTN_SOFTCAP | FATTN_ALIBI};
     uint64_t state = (uint64_t)n + 1;
     draw_blank(c, (uint64_t)n);
     fattn_problem *const p = &c->problem;
@@ -45,6 +47,9 @@ static void draw(draw_case *c, int n)
     p->dtype_kv = n % 5 ? p->dtype : dtypes[some(&state, 0, 2)];
     p->dtype_v = n % 6 ? p->dtype_kv : dtypes[some(&state, 0, 2)];
     p->layout = n % 2 ? FATTN_BSHD : FATTN_BHSD;
+    p->features |= terms[some(&state, 0, 5)];
+    p->softcap = p->features & FATTN_SOFTCAP ? (double)some(&state, 1, 30) : 0;
+    p->alibi_batch_stride = p->features & FATTN_ALIBI && n % 2 ? p->heads_q : 0;
     p->outputs = n % 3 ? FATTN_OUT_O | FATTN_OUT_LSE : FATTN_OUT_O;
     c->family = n % 7 == 6 ? DRAW_WILD : DRAW_GAUSSIAN;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Decoding few keys: decode.h's products for rows that all see the same keys, all of them in one
- * part, where a score is its dot product alone. Such a call takes a microsecond or two, and what
+ * part, where a score needs no tensor of pairs. Such a call takes a microsecond or two, and what
  * decode.h sets up for long contexts and for features took longer than that. Here the scores of
  * a large block of keys, mostly of all, are computed first, [keys][rows] as they lie in a dense
  * tile (panel.h), and become probabilities at once.
@@ -26,14 +26,18 @@
 #define BRIEF_FEATURES                                                                         \
     (FATTN_SCALE | FATTN_CAUSAL | FATTN_WINDOW | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |     \
      FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
-     FATTN_CHECKED)
+     FATTN_CHECKED | BRIEF_TERMS)
+#define BRIEF_TERMS \
+    (FATTN_SINK | FATTN_SOFTCAP | FATTN_ALIBI) /* scores are more than dot products */
 
 /* Where a head's rows begin. */
 typedef struct brief_place {
     const char *q;
     char *o;
-    float *lse;        /* or NULL */
-    int64_t lse_first; /* where its first row has its own */
+    float *lse;                /* or NULL */
+    int64_t lse_first;         /* where its first row has its own */
+    const float *sink, *slope; /* of its first row, or NULL */
+    int64_t ahead;             /* of ALiBi: the first row's place less that of the first key */
 } brief_place;
 
 /* A worker's scratch, as a fattn_cpu_brief says where it lies:
@@ -200,6 +204,47 @@ INLINE fv fold_lanes(fv x, int64_t pitch, bool sum)
     return x;
 }
 
+/* Dot products of a block of keys, of which the first is number j, become scores. Apart, because
+ * most problems have none of these terms. */
+APART void brief_score(const fattn_problem *p, const fattn_cpu_brief *s, const brief_place *at,
+                       int64_t j, float *x, int64_t vectors)
+{
+    const fattn_score_rule rule = rule_of(p);
+    const int64_t keys = FV_LANES / s->pitch; /* of a vector */
+    float slope[FV_LANES] = {0}, ahead[FV_LANES] = {0};
+    for (int64_t r = 0, g = 0, i = at->ahead - j; at->slope && r < s->rows; r++) {
+        for (int64_t key = 0; key < keys; key++) {
+            slope[key * s->pitch + r] = at->slope[g];
+            ahead[key * s->pitch + r] = (float)(i - key);
+        }
+        g = g + 1 < s->group ? g + 1 : 0;
+        i += g == 0;
+    }
+    const fv zero = fv_set1(0);
+    fattn_score_pair pair = {
+        .bias = zero, .slope = fv_load(slope), .distance = zero, .keep = fv_eq(zero, zero)};
+    const fv from = fv_load(ahead);
+    for (int64_t n = 0; n < vectors; n++) {
+        fv dscore;
+        float *const to = x + n * FV_LANES;
+        pair.distance = fv_abs(fv_sub(from, fv_set1((float)(n * keys))));
+        fv_store(to, rule.terms == FATTN_SCORE_SCALE
+                         ? fattn_score(&rule, FATTN_SCORE_SCALE, fv_load(to), pair, &dscore)
+                         : fattn_score(&rule, rule.terms, fv_load(to), pair, &dscore));
+    }
+}
+
+/* The sinks of the rows in their lanes; of those past the last, none. */
+APART fv brief_sinks(const fattn_cpu_brief *s, const float *sink)
+{
+    float sinks[FV_LANES];
+    for (int64_t lane = 0; lane < FV_LANES; lane++) {
+        const int64_t r = lane & (s->pitch - 1);
+        sinks[lane] = r < s->rows ? sink[r % s->group] : -INFINITY;
+    }
+    return fv_load(sinks);
+}
+
 /* Scores of a block become weights relative to the largest so far of each row; times *lowered,
  * which is 1 or 1 / LIFT, they are those of the formula. state: {m, l} in each lane of a row.
  * fresh: it is empty. Returns alpha, of no use then. */
@@ -285,6 +330,9 @@ static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_p
     fattn_softmax state = fattn_softmax_empty();
 
     brief_queries(p, s, at.q, q);
+    if (at.sink) {
+        state = fattn_softmax_sink(brief_sinks(s, at.sink));
+    }
     for (int64_t j = 0; j < s->count; j += BRIEF_BLOCK) {
         const int64_t group = FV_LANES * PARTIAL_SUMS;
         const int64_t count = fattn_min64(s->count - j, BRIEF_BLOCK), scores = count * s->pitch;
@@ -301,8 +349,12 @@ static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_p
                                .x = x,
                                .pitch = s->pitch};
         s->dots(&d);
+        if (p->features & BRIEF_TERMS) {
+            brief_score(p, s, &at, j, x, (scores + FV_LANES - 1) / FV_LANES);
+        }
         fill_vectors(x + scores, vectors * FV_LANES - scores, fv_set1(-INFINITY));
-        fv_store(alpha, brief_soften(x, vectors, s->pitch, s->unit, j == 0, &state, &lowered));
+        fv_store(alpha,
+                 brief_soften(x, vectors, s->pitch, s->unit, j == 0 && !at.sink, &state, &lowered));
         if (last && further) {
             shift_rows(rows.k, s->count, further);
         }
@@ -339,6 +391,8 @@ APART void brief_heads(const fattn_problem *p, const fattn_cpu_brief *s, brief_p
         at.q += s->q_group;
         at.o += s->o_group;
         at.lse_first += s->group * p->total_q;
+        at.sink += at.sink ? s->group : 0;
+        at.slope += at.slope ? s->group : 0;
         shift_rows(rows.v, s->count, s->v_head);
     }
     brief_head(p, s, at, further, scratch);
@@ -350,7 +404,8 @@ static bool brief_of(const panel *pn, const fattn_problem *p, const fattn_tiling
 {
     fattn_range keys;
     const fattn_score_rule rule = rule_of(p);
-    if (rule.terms || !is_brief(pn, p, &keys)) {
+    const bool scaled = rule.terms && !(p->features & BRIEF_TERMS);
+    if (scaled || !is_brief(pn, p, &keys)) {
         return false;
     }
     const fattn_parts parts = parts_of(tiling, pn, pn);
@@ -380,6 +435,19 @@ static bool brief_of(const panel *pn, const fattn_problem *p, const fattn_tiling
     s->q_group = s->group * s->q_row, s->o_group = s->group * s->o_row;
     (void)brief_layout(p, s);
     return true;
+}
+
+/* Sinks and slopes from a head on, or NULL. */
+static const float *sinks_of(const fattn_problem *p, const fattn_buffers *buffers, int64_t head)
+{
+    const float *const all = buffers->sink;
+    return p->features & FATTN_SINK ? all + head : NULL;
+}
+static const float *slopes_of(const fattn_problem *p, const fattn_buffers *buffers, int64_t b,
+                              int64_t head)
+{
+    const float *const all = buffers->alibi_slopes;
+    return p->features & FATTN_ALIBI ? all + b * p->alibi_batch_stride + head : NULL;
 }
 
 /* From the keys of an item's last head to those of the item that this worker will probably take
@@ -422,6 +490,9 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
                                .o = (char *)buffers->o +
                                     row_index(&pn, &p->o, 0, head) * fattn_dtype_size(p->dtype_o),
                                .lse = buffers->lse,
+                               .sink = sinks_of(p, buffers, head),
+                               .slope = slopes_of(p, buffers, it.b, head),
+                               .ahead = pn.band.diagonal - s.first,
                                .lse_first = fattn_lse_index(p, &pn.seq, it.b, head)};
     brief_heads(p, &s, place, it.heads, further_of(run, it, &s), at);
     return true;
@@ -442,7 +513,8 @@ static bool brief_plan(const fattn_problem *p, const fattn_tiling *tiling, fattn
 static void brief_run(const fattn_cpu_brief *s, const fattn_problem *p,
                       const fattn_buffers *buffers, void *scratch)
 {
-    brief_place at = {.q = buffers->q, .o = buffers->o, .lse = buffers->lse};
+    brief_place at = {
+        .q = buffers->q, .o = buffers->o, .lse = buffers->lse, .sink = sinks_of(p, buffers, 0)};
     const char *k = (const char *)buffers->k + s->first * s->k_row;
     const char *v = (const char *)buffers->v + s->first * s->v_row;
     const char **const k_rows = (const char **)(void *)((char *)scratch + s->k);
@@ -450,6 +522,10 @@ static void brief_run(const fattn_cpu_brief *s, const fattn_problem *p,
     const int64_t k_batch = p->k.batch * fattn_dtype_size(p->dtype_kv);
     for (int64_t b = 1;; b++) {
         const int64_t further = b < p->batch ? k_batch - (p->heads_k - 1) * s->k_head : 0;
+        if (p->features & FATTN_ALIBI) {
+            at.slope = slopes_of(p, buffers, b - 1, 0);
+            at.ahead = fattn_sequence_of(p, buffers, b - 1).diagonal - s->first;
+        }
         k_rows[0] = k, v_rows[0] = v;
         for (int64_t j = 1; j < s->count; j++) { /* in few instructions: one after another */
             k_rows[j] = k_rows[j - 1] + s->k_row;

@@ -36,7 +36,7 @@ static void draw(draw_case *c, int n)
     (void)some(&state, 0, 1);
     p->batch = some(&state, 1, 3);
     p->heads_k = some(&state, 1, 3);
-    p->heads_q = p->heads_k * some(&state, 1, 4);
+    p->heads_q = p->heads_k * some(&state, 1, n % 3 ? 8 : 16);
     p->features = features[some(&state, 0, 4)];
     p->seqlen_q = p->features & (FATTN_CAUSAL | FATTN_WINDOW) ? 1 : some(&state, 1, 2);
     p->seqlen_k = some(&state, 1, n % 4 ? 40 : n % 8 ? 256 : 700);

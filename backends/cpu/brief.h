@@ -419,8 +419,8 @@ static bool brief_of(const panel *pn, const fattn_problem *p, const fattn_tiling
     s->first = keys.first;
     s->count = keys.past - keys.first;
     s->padded = (s->count + step - 1) / step * step;
-    s->dots = dots_of(p->dtype_kv, pn->pitch);
-    s->mix = mix_of(p->dtype_v, pn->pitch);
+    s->dots = dots_of(p->dtype_kv, pn->rows, pn->pitch);
+    s->mix = mix_of(p->dtype_v, pn->rows, pn->pitch);
     s->unit = rule.unit;
     s->natural = rule.natural;
     const int64_t q_size = fattn_dtype_size(p->dtype), o_size = fattn_dtype_size(p->dtype_o);

@@ -93,10 +93,10 @@ INLINE void fetch(fattn_dtype dtype, const char *row, int64_t c, int vectors)
 /* Rows that a product takes at a time, of `pitch`, a power of two. */
 INLINE int64_t rows_at_once(int64_t pitch) { return pitch < FV_ND ? pitch : FV_ND; }
 
-/* Adds the products of a vector of channels from c on, of which there are `part`.
- * q: [nr][FV_LANES] */
-INLINE void dots_vector(int nr, int part, fattn_dtype dtype, const float *q, decode_rows k,
-                        int64_t c, fv *sum)
+/* Adds the products of a vector of channels from c on, of which there are `part`, and of `live` of
+ * nr rows. q: [nr][FV_LANES] */
+INLINE void dots_vector(int live, int nr, int part, fattn_dtype dtype, const float *q,
+                        decode_rows k, int64_t c, fv *sum)
 {
     const int keys = FV_ND / nr;
 #pragma GCC unroll 16
@@ -104,19 +104,20 @@ INLINE void dots_vector(int nr, int part, fattn_dtype dtype, const float *q, dec
         fetch(dtype, k.ahead[m], c, 1);
         const fv key = load_as(dtype, k.at[m] + c * SIZE_OF(dtype), part);
 #pragma GCC unroll 16
-        for (int n = 0; n < nr; n++) {
+        for (int n = 0; n < live; n++) {
             sum[m * nr + n] = fv_muladd(key, fv_load(q + n * FV_LANES), sum[m * nr + n]);
         }
     }
 }
 
 /*
- * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys. Every loop over sums is unrolled, or
- * compilers would keep them in memory. Half of the registers hold sums; where two vectors of all
- * rows of q would fill the other half, the keys' first vectors come before their second ones.
+ * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys, and 0 from row `live` on. Every loop
+ * over sums is unrolled, or compilers would keep them in memory. Half of the registers hold sums;
+ * where two vectors of all rows of q would fill the other half, the keys' first vectors come before
+ * their second ones.
  * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the vectors that are left, [nr][FV_LANES] each
  */
-INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, float *to)
+INLINE void dots_tile(int live, int nr, fattn_dtype dtype, const float *q, decode_rows k, float *to)
 {
     const int64_t by_two = channels_by_two(k.dim);
     const int keys = FV_ND / nr;
@@ -137,19 +138,19 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, 
             }
             load_two(dtype, k.at[j], c, key);
 #pragma GCC unroll 16
-            for (int n = 0; n < nr; n++) {
+            for (int n = 0; n < live; n++) {
                 fv *const at = &sum[j * nr + n];
                 *at = fv_muladd(key[half], fv_load(q + (2 * n + half) * FV_LANES), *at);
             }
         }
     }
     if (c + FV_LANES <= k.dim) {
-        dots_vector(nr, FV_LANES, dtype, q, k, c, sum);
+        dots_vector(live, nr, FV_LANES, dtype, q, k, c, sum);
         c += FV_LANES;
         q += nr * FV_LANES;
     }
     if (c < k.dim) {
-        dots_vector(nr, (int)(k.dim - c), dtype, q, k, c, sum);
+        dots_vector(live, nr, (int)(k.dim - c), dtype, q, k, c, sum);
     }
 #pragma GCC unroll 16
     for (int n = 0; n < FV_ND; n += FV_LANES) {
@@ -157,12 +158,13 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, 
     }
 }
 
-/* nr of the rows, from number r on. */
-INLINE void dots(int nr, fattn_dtype dtype, decode_dots d, int64_t r)
+/* nr of the rows, from number r on, of which `live` exist. */
+INLINE void dots(int live, int nr, fattn_dtype dtype, decode_dots d, int64_t r)
 {
     const int64_t step = FV_ND / nr;
     for (int64_t j = 0; j < d.k.count; j += step) {
-        dots_tile(nr, dtype, d.q + r * d.q_stride, some_rows(d.k, j, step), d.x + j * d.pitch + r);
+        dots_tile(live, nr, dtype, d.q + r * d.q_stride, some_rows(d.k, j, step),
+                  d.x + j * d.pitch + r);
     }
 }
 
@@ -221,8 +223,8 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, decode_sums s,
 /* Vectors of channels that as many sums of nr rows hold as there are registers for. */
 #define MIX_VECTORS(nr) (FV_ND / (nr) < 8 ? FV_ND / (nr) : 8)
 
-/* nr of the rows, from number r on. */
-INLINE void mix(int nr, fattn_dtype dtype, decode_sums s, int64_t r)
+/* `live` rows from number r on, with as many vectors at a time as nr rows, which are no fewer. */
+INLINE void mix(int live, int nr, fattn_dtype dtype, decode_sums s, int64_t r)
 {
     const int64_t dim = s.v.dim;
     int64_t c = 0;
@@ -231,7 +233,7 @@ INLINE void mix(int nr, fattn_dtype dtype, decode_sums s, int64_t r)
     s.o += r * s.o_stride;
 #define WHILE_ROOM(nv)                                                                \
     for (; (nv) <= MIX_VECTORS(nr) && c + (nv)*FV_LANES <= dim; c += (nv)*FV_LANES) { \
-        mix_tile(nr, nv, FV_LANES, dtype, s, c);                                      \
+        mix_tile(live, nv, FV_LANES, dtype, s, c);                                    \
     }
     WHILE_ROOM(8)
     WHILE_ROOM(4)
@@ -239,72 +241,93 @@ INLINE void mix(int nr, fattn_dtype dtype, decode_sums s, int64_t r)
     WHILE_ROOM(1)
 #undef WHILE_ROOM
     if (c < dim) {
-        mix_tile(nr, 1, (int)(dim - c), dtype, s, c);
+        mix_tile(live, 1, (int)(dim - c), dtype, s, c);
     }
 }
 
-/* A function for each type and number of rows at a time: a call that finds no code in cache loads
- * only its own. */
+/* A function for each type and number of rows: a call that finds no code in cache loads only its
+ * own. Up to eight rows are not padded, others to 12 or 16; nr is their pitch. */
 typedef void dots_function(const decode_dots *d);
 typedef void mix_function(const decode_sums *s);
 
-#define DECODE_FUNCTIONS(nr, type)                      \
-    APART void dots_##nr##_##type(const decode_dots *d) \
-    {                                                   \
-        for (int64_t r = 0; r < d->pitch; r += FV_ND) { \
-            dots(nr, FATTN_##type, *d, r);              \
-        }                                               \
-    }                                                   \
-    APART void mix_##nr##_##type(const decode_sums *s)  \
-    {                                                   \
-        for (int64_t r = 0; r < s->pitch; r += FV_ND) { \
-            mix(nr, FATTN_##type, *s, r);               \
-        }                                               \
-    }
-#define DECODE_TYPES(nr) \
-    DECODE_FUNCTIONS(nr, F32) DECODE_FUNCTIONS(nr, F16) DECODE_FUNCTIONS(nr, BF16)
-
-DECODE_TYPES(1)
-DECODE_TYPES(2)
-DECODE_TYPES(4)
-#if FV_ND == 4
-#define DECODE_ROW(kind, type)                            \
+#define DECODE_FUNCTIONS(live, nr, type)                  \
+    APART void dots_##live##_##type(const decode_dots *d) \
     {                                                     \
-        kind##_1_##type, kind##_2_##type, kind##_4_##type \
+        for (int64_t r = 0; r < d->pitch; r += FV_ND) {   \
+            dots(live, nr, FATTN_##type, *d, r);          \
+        }                                                 \
+    }                                                     \
+    APART void mix_##live##_##type(const decode_sums *s)  \
+    {                                                     \
+        for (int64_t r = 0; r < s->pitch; r += FV_ND) {   \
+            mix(live, nr, FATTN_##type, *s, r);           \
+        }                                                 \
     }
-#elif FV_ND == 8
-DECODE_TYPES(8)
-#define DECODE_ROW(kind, type)                                             \
-    {                                                                      \
-        kind##_1_##type, kind##_2_##type, kind##_4_##type, kind##_8_##type \
+#define DECODE_TYPES(live, nr)      \
+    DECODE_FUNCTIONS(live, nr, F32) \
+    DECODE_FUNCTIONS(live, nr, F16) \
+    DECODE_FUNCTIONS(live, nr, BF16)
+#define DECODE_ROW_OF_4(kind, type) \
+    kind##_1_##type, kind##_2_##type, kind##_3_##type, kind##_4_##type
+#define DECODE_ROW_OF_8(kind, type) \
+    DECODE_ROW_OF_4(kind, type), kind##_5_##type, kind##_6_##type, kind##_7_##type, kind##_8_##type
+
+DECODE_TYPES(1, 1)
+DECODE_TYPES(2, 2)
+DECODE_TYPES(3, 4)
+DECODE_TYPES(4, 4)
+#if FV_ND == 4
+#define DECODE_ROW(kind, type)      \
+    {                               \
+        DECODE_ROW_OF_4(kind, type) \
     }
 #else
-DECODE_TYPES(8)
-DECODE_TYPES(16)
-#define DECODE_ROW(kind, type)                                                               \
-    {                                                                                        \
-        kind##_1_##type, kind##_2_##type, kind##_4_##type, kind##_8_##type, kind##_16_##type \
+DECODE_TYPES(5, 8)
+DECODE_TYPES(6, 8)
+DECODE_TYPES(7, 8)
+DECODE_TYPES(8, 8)
+#if FV_ND == 8
+#define DECODE_ROW(kind, type)      \
+    {                               \
+        DECODE_ROW_OF_8(kind, type) \
     }
+#else
+DECODE_TYPES(12, 16)
+DECODE_TYPES(16, 16)
+#define DECODE_ROW(kind, type)                                          \
+    {                                                                   \
+        DECODE_ROW_OF_8(kind, type), kind##_12_##type, kind##_16_##type \
+    }
+#endif
 #endif
 
 _Static_assert(FATTN_F16 == FATTN_F32 + 1 && FATTN_BF16 == FATTN_F32 + 2, "the order below");
-static dots_function *const dots_functions[][5] = {DECODE_ROW(dots, F32), DECODE_ROW(dots, F16),
-                                                   DECODE_ROW(dots, BF16)};
-static mix_function *const mix_functions[][5] = {DECODE_ROW(mix, F32), DECODE_ROW(mix, F16),
-                                                 DECODE_ROW(mix, BF16)};
+static dots_function *const dots_functions[][10] = {DECODE_ROW(dots, F32), DECODE_ROW(dots, F16),
+                                                    DECODE_ROW(dots, BF16)};
+static mix_function *const mix_functions[][10] = {DECODE_ROW(mix, F32), DECODE_ROW(mix, F16),
+                                                  DECODE_ROW(mix, BF16)};
 
 #undef DECODE_ROW
+#undef DECODE_ROW_OF_8
+#undef DECODE_ROW_OF_4
 #undef DECODE_TYPES
 #undef DECODE_FUNCTIONS
 
-static dots_function *dots_of(fattn_dtype dtype, int64_t pitch)
+/* Where the function of a number of rows is listed. */
+static int64_t listed_at(int64_t rows, int64_t pitch)
 {
-    return dots_functions[dtype - FATTN_F32][__builtin_ctzll((uint64_t)rows_at_once(pitch))];
+    const int64_t live = pitch > FV_ND ? FV_ND : rows;
+    return live <= 8 ? live - 1 : live <= 12 ? 8 : 9;
 }
 
-static mix_function *mix_of(fattn_dtype dtype, int64_t pitch)
+static dots_function *dots_of(fattn_dtype dtype, int64_t rows, int64_t pitch)
 {
-    return mix_functions[dtype - FATTN_F32][__builtin_ctzll((uint64_t)rows_at_once(pitch))];
+    return dots_functions[dtype - FATTN_F32][listed_at(rows, pitch)];
+}
+
+static mix_function *mix_of(fattn_dtype dtype, int64_t rows, int64_t pitch)
+{
+    return mix_functions[dtype - FATTN_F32][listed_at(rows, pitch)];
 }
 
 /* The queries in pn->q as dots_tile() reads them: rows_at_once() rows side by side. */
@@ -544,7 +567,7 @@ static void decode_head(decode *d, int64_t n)
     const decode_rows k = {.at = d->rows, .ahead = ahead, .count = s.padded, .dim = p->dim};
     const decode_dots dots = {
         .q = pn->qt, .q_stride = pn->d_pad, .k = k, .x = pn->x, .pitch = pn->pitch};
-    dots_of(p->dtype_kv, pn->pitch)(&dots);
+    dots_of(p->dtype_kv, pn->rows, pn->pitch)(&dots);
     score_tile(pn, s);
     soften_dense(f, s);
     if (!values) {
@@ -562,7 +585,7 @@ static void decode_head(decode *d, int64_t n)
         .v = {.at = d->rows, .ahead = ahead + pn->bc, .count = s.padded, .dim = p->dim_v},
         .o = f->o,
         .o_stride = pn->dv_pad};
-    mix_of(p->dtype_v, pn->pitch)(&sums);
+    mix_of(p->dtype_v, pn->rows, pn->pitch)(&sums);
 }
 
 static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,
@@ -758,13 +781,15 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
 }
 
 /* Sums over lanes cost more than arranging queries (forward.h) where rows are many, and keys so few
- * that memory does not set the pace, unless these would be copied for rows of one vector. */
+ * that memory does not set the pace, unless these would be copied for rows of one vector. In a
+ * vector of 16 queries, though, up to 12 would leave lanes empty. A prompt has few keys as well. */
 static bool decode_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     (void)row, (void)limits;
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
     const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
-    return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied;
+    const bool sparse = FV_LANES == 16 && rows <= 12 && p->seqlen_k > rows;
+    return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied || sparse;
 }
 
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, {0, 0}};

@@ -1254,6 +1254,37 @@ static void check_half_a_device(void)
     }
 }
 
+/* Of a causal problem without keys too, a kernel before clears the counter by which items are taken,
+ * whatever hides pairs. */
+static void check_cleared(void)
+{
+    static const struct {
+        uint64_t features;
+        const char *before;
+    } cases[] = {{0, "clear"}, {FATTN_BLOCK_MASK, "wgmma_blocks_64"}, {FATTN_ALIBI, "clear"}};
+    EACH (n, cases) {
+        fattn_problem p = problem_of(FORWARD);
+        fattn_plan *plan = NULL;
+        fattn_device *const device = open_h100("no keys");
+        fattn_buffers b = buffers_at(host_memory);
+        p.features = FATTN_CAUSAL | cases[n].features;
+        p.batch = 1, p.heads_q = p.heads_k = 4;
+        p.seqlen_q = 128, p.seqlen_k = 0;
+        p.block_m = p.block_n = cases[n].features & FATTN_BLOCK_MASK ? 128 : 0;
+        b.block_mask = cases[n].features & FATTN_BLOCK_MASK ? b.dout : NULL;
+        b.alibi_slopes = cases[n].features & FATTN_ALIBI ? b.dout : NULL;
+        b.dout = b.dq = b.dk = b.dv = NULL;
+        memset(stub->launched, 0, sizeof stub->launched);
+        expect_ok(fattn_plan_create(device, &p, &plan), "a plan");
+        expect_ok(fattn_execute(plan, &b, NULL, NULL), "a run");
+        expect(strstr(stub->launched, cases[n].before), "case %d launched %s", (int)n,
+               stub->launched);
+        fattn_plan_destroy(plan);
+        close_h100(device);
+    }
+    tap_check(wrong == 0, "a kernel before clears the counter of items, also without keys");
+}
+
 /* Which row takes a packed batch, and whether a kernel before lists its sequences: this depends on
  * the longest of them, their mean and their number. */
 static void check_packed_rows(void)
@@ -1462,6 +1493,7 @@ static bool check_maps(void)
         check_without_heads();
         check_hopper_rows();
         check_half_a_device();
+        check_cleared();
         check_packed_rows();
         check_looked_tiles();
         check_backward_rows();

@@ -469,6 +469,7 @@ static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem
     } else if (p->features & FATTN_BLOCK_MASK) {
         snprintf(shape->entry, sizeof shape->entry, "wgmma_blocks_%d", kernel->width);
         shape->blocks = fattn_ceil_div(full_tiles(p, t->br, t->bc), WGMMA_BLOCK_THREADS);
+        shape->blocks = fattn_max64(shape->blocks, t->items > 0); /* which clears the counter */
         shape->threads = WGMMA_BLOCK_THREADS;
         shape->early = true;
     } else {

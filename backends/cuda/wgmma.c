@@ -229,6 +229,7 @@ static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     snprintf(shape->entry, sizeof shape->entry, "clear");
     shape->blocks = counts(p) && t->items > 0;
     shape->threads = wgmma_orders(p, t->items) ? WGMMA_ORDERED_MOST : 32;
+    shape->early = true;
 }
 
 /* All but the entry. */

@@ -1254,8 +1254,8 @@ static void check_half_a_device(void)
     }
 }
 
-/* Of a causal problem without keys too, a kernel before clears the counter by which items are taken,
- * whatever hides pairs. */
+/* Of a causal problem without keys too, a kernel before clears the counter by which items are
+ * taken, whatever hides pairs. */
 static void check_cleared(void)
 {
     static const struct {

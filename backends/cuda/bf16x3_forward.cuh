@@ -155,7 +155,7 @@ GPU_DEVICE void bf16x3_terms(const fattn_gpu_args &g, const mma_scratch<S> &s, b
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* Meets the keys of the item's part. */
+/* Visits the tiles of keys of the item's part. */
 template <class S>
 GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows)
 {

@@ -259,7 +259,7 @@ GPU_DEVICE void mma_name_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
     }
 }
 
-/* Meets the warp's tiles of the item's part. */
+/* Visits the warp's tiles of the item's part. */
 template <class S>
 GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
                                 mma_rows<S> &rows)

@@ -308,7 +308,7 @@ GPU_DEVICE int mma_seen_past(const fattn_gpu_args &g, const mma_item &w, int blo
     return (int)((past + S::KEYS - 1) / S::KEYS);
 }
 
-/* Meets the keys of the item's part. */
+/* Visits the tiles of keys of the item's part. */
 template <class S>
 GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
                          mma_rows<S> &rows)

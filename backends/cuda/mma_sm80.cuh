@@ -148,7 +148,7 @@ GPU_DEVICE void mma_copy_by(uint64_t policy, uint32_t to, const void *from, int 
 
 GPU_DEVICE void mma_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-/* The same for 4 bytes: all of them, or zero. */
+/* mma_copy() of 4 bytes: all of them, or zeros. */
 GPU_DEVICE void mma_copy_word(uint32_t to, const void *from, bool exists)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
@@ -156,7 +156,7 @@ GPU_DEVICE void mma_copy_word(uint32_t to, const void *from, bool exists)
                  : "memory");
 }
 
-/* The same for the first `bytes` of SIZE, 4, 8 or 16. */
+/* mma_copy() of the first `bytes` of SIZE, 4, 8 or 16. */
 template <int SIZE> GPU_DEVICE void mma_copy_small(uint32_t to, const void *from, int bytes)
 {
     if constexpr (SIZE == 16) {

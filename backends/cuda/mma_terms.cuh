@@ -809,7 +809,8 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const Terms &s, int j0,
         });
         return;
     }
-    const uint32_t threshold = t.dropout.threshold << 16; /* below 1: mma.c */
+    /* No bit is lost: dropout_max of the rows keeps it below 65536. */
+    const uint32_t threshold = t.dropout.threshold << 16;
     GPU_UNROLL
     for (int m = 0; m < S::TILES; m++) {
         const gpu_query q = mma_query(s.item, mma_row<S>(m, 0)); /* its bit 3 is clear */

@@ -24,8 +24,10 @@
  *         dV += P^T dO            dK += dS^T Q                    operands and sums in registers
  *         dQ^T = K^T dS^T         of both warpgroups' keys, through shared memory
  *
- * and each makes half of dQ. That is where they meet, once a tile. Products run in the order in
- * which they are begun, and none is waited for before another is on its way:
+ * and each makes half of dQ. That is where they meet, once a tile. Where two blocks share an item,
+ * both warpgroups have the block's 64 keys: of S^T and dP^T each makes half of the queries, of dV,
+ * dK and dQ half of the channels, and P^T and dS^T pass through shared memory. Products run in the
+ * order in which they are begun, and none is waited for before another is on its way:
  *
  *     S^T            of the next tile, while dK is made
  *     dP^T           while S^T becomes P^T

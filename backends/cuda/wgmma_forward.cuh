@@ -896,7 +896,7 @@ GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int tiles, wgmma_used<S> &us
     }
 }
 
-/* Meets the keys that the warpgroup's rows see. */
+/* Visits the tiles of keys that the warpgroup's rows see. */
 template <class S>
 GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int group,
                            int row, wgmma_used<S> &used, wgmma_rows<S> &rows)

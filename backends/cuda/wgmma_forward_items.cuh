@@ -82,7 +82,7 @@ GPU_DEVICE int wgmma_group_of(const fattn_problem &p)
     return (int)(p.heads_q == p.heads_k ? 1 : fattn_quotient(p.heads_q, p.heads_k));
 }
 
-/* Tiles of keys are below 2^31, and keys below 2^30 (wgmma.c). */
+/* Keys, and so tiles of keys, are below 2^30 (wgmma_maps.c). */
 typedef struct wgmma_item {
     bool exists;               /* false: there are no more */
     int rows;                  /* that exist, the query heads of a key/value head side by side */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Hopper's own instructions, sm_90a: barriers in shared memory (mbarrier), the copy engine (TMA)
- * and the products of a warpgroup, 128 threads (wgmma). The only header that holds them.
+ * and the products of a warpgroup, 128 threads (wgmma). The only header that holds them,
+ * but for griddepcontrol (vendor.h) and additions of several floats (mma_sm80.cuh).
  *
  * Copies and products run beside the threads that begin them. A barrier counts arrivals and bytes:
  * its phase ends when as many threads have arrived as it was made for and all bytes that they have
@@ -60,8 +61,9 @@ GPU_DEVICE bool wgmma_named_all(int number, int threads, bool own)
     return __all_sync(0xffffffffu, all); /* the compiler knows: for the whole warp */
 }
 
-/* Blocks of a launch, of which a multiprocessor has one, that surely run side by side: who shares
- * the GPU with others may lack some. */
+/* Blocks of a launch, of which a multiprocessor has one, that are taken to run side by side: three
+ * quarters, so that other work may hold the rest. If it holds more for good, a deterministic run
+ * whose items are shifted (wgmma_shift.h) waits for as long. */
 GPU_DEVICE int wgmma_side_by_side(void) { return max((int)gpu_blocks() * 3 / 4, 1); }
 
 /* --- Clusters --------------------------------------------------------------------------------- */
@@ -258,8 +260,8 @@ GPU_DEVICE void wgmma_send_number(int rank, int *to, int x, uint64_t *barrier)
                  : "memory");
 }
 
-/* Begins to add floats in shared memory to such in global memory, and waits until those of this
- * thread have been read, or added. */
+/* Begins to add floats of shared memory to floats of global memory, as a bulk group of this
+ * thread. */
 GPU_DEVICE void wgmma_add(float *to, uint32_t from, int bytes, uint64_t policy)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 "
@@ -279,11 +281,13 @@ GPU_DEVICE void wgmma_replace(float *to, uint32_t from, int bytes, uint64_t poli
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
+/* Waits until this thread's groups have read shared memory. */
 GPU_DEVICE void wgmma_await_read(void)
 {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+/* Waits until they are complete: this thread sees what they wrote. */
 GPU_DEVICE void wgmma_await_added(void)
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -363,7 +367,7 @@ template <int N> GPU_DEVICE void wgmma_wait(void)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* Sums that have been waited for are not looked at earlier. */
+/* Keeps the compiler from moving reads of these sums before the wait. */
 template <int N> GPU_DEVICE void wgmma_settle(float c[N][4])
 {
     GPU_UNROLL

@@ -111,9 +111,9 @@ template <bool SMALL> GPU_DEVICE uint32_t wgmma_kept(uint32_t word, uint32_t thr
 
 /* --- Rows that are another's ------------------------------------------------------------------ */
 
-/* Rows past the first `live` of a tile become zeros: times 0 what they were need not be 0.
- * Warpgroups do so one beside another; what the others read is 0 already where it is written again.
- * barrier: of the warpgroup's threads. */
+/* Zeroes rows `live` and later of a tile, which hold another sequence's data or none: their weights
+ * are 0, and 0 times NaN or infinity is NaN. Each warpgroup does it for itself; where two write the
+ * same place, both write 0. barrier: of the warpgroup's threads. */
 template <int ROWS, int PANELS> GPU_DEVICE void wgmma_clear(uint32_t tile, int live, int barrier)
 {
     const int t = (int)threadIdx.x % 128;

@@ -3,7 +3,7 @@
  * before and after it. For sm_90a alone. */
 #include "backends/cuda/vendor.h"
 
-#define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
+#define FATTN_SMALL_QUOTIENTS /* cannot_backward() of wgmma_backward.c */
 #include "backends/cuda/wgmma_backward.cuh"
 
 typedef struct wgmma_backward_maps {

@@ -720,7 +720,7 @@ static void l9(void)
 }
 
 /* A row whose lse and delta are NaN, because the bias of a pair that it sees is, leaves the pairs
- * that it does not see alone: by a mask, a bias of -inf, or a band. */
+ * that it does not see alone: by a mask, a bias of -inf, or a band. Not on GPUs (NUMERICS 8). */
 static bool hides_from(const draw_case *c, int64_t i, int64_t j)
 {
     return c->problem.features & FATTN_CAUSAL ? j > i : j % 3 == 1;
@@ -730,13 +730,17 @@ static void l10(void)
 {
     static const uint64_t features[] = {FATTN_MASK, 0, FATTN_CAUSAL, FATTN_MASK | FATTN_ALIBI};
     enum { KINDS = sizeof features / sizeof features[0], WILD_ROW = 5 };
+    if (!hazard_on_host(&hazard_places[0])) {
+        hazard_skip("GPUs do not promise it");
+        return;
+    }
     for (int m = 0; m < hazard_place_count * KINDS * 3; m++) {
         const place *const at = &hazard_places[m / 3 / KINDS];
         const int kind = m / 3 % KINDS;
         draw_case c = biased(FATTN_BACKWARD, dtypes[m % 3], 67, 67);
         c.problem.features |= features[kind];
         c.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS;
-        bool good = hazard_on_host(at) && hazard_build(&c) && hazard_takes(at, &c);
+        bool good = hazard_build(&c) && hazard_takes(at, &c);
         for (int64_t n = 0; good && n < 67 * 67; n++) {
             const int64_t i = n / 67, j = n % 67;
             const bool hidden = hides_from(&c, i, j);

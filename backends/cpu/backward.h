@@ -131,7 +131,7 @@ static void load_lse_and_dlse(backward *job)
             row->dead = pn->ragged = true;
         }
         load_lse(job, r, row->dead ? 0 : x);
-        row->lone = row->dead ? -1 : lone_key(pn, r);
+        row->lone = row->dead ? -1 : (int32_t)lone_key(pn, r);
         job->some_lone = job->some_lone || row->lone >= 0;
         job->delta[r] = p->features & FATTN_DLSE && !row->dead ? dlse[at] : 0;
     }

@@ -32,8 +32,8 @@
 typedef struct query_row {
     int64_t i, h;
     int64_t phase; /* its key of a step */
-    int64_t lone;  /* of backward: the only key that it sees, or -1 */
     bool dead;     /* contributes nothing to any key */
+    int32_t lone;  /* of backward: the only key that it sees, below 2^31, or -1 */
 } query_row;
 
 /* Rows of k and v that are to be copied, first those of k. */

@@ -58,7 +58,8 @@ struct forward {
     bool sink_waits; /* the sink is not yet part of {m, l, o} */
 
     bool none_small; /* no weight of the last tile whose range was determined was small */
-    int64_t tiles_done, mispredicted; /* tiles, and those taken to be near that were not */
+    int32_t tiles_done, mispredicted; /* tiles, below 2^31 as keys are; and those taken to be near
+                                       * that were not */
 
     /* Scratch that the strips share. */
     float lowered;       /* the factor of sums of lifted probabilities, or 1 */

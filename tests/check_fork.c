@@ -172,6 +172,22 @@ static bool all_succeed(child_work work, attend *a, uint64_t expected)
     return true;
 }
 
+/* A thread that allocates while another forks leaves AddressSanitizer's allocator locked in the
+ * child (gcc 12). */
+static void check_first_use(attend *a, uint64_t expected)
+{
+    static const char attention[] = "a fork beside the first attention of the process";
+    static const char opening_device[] = "a fork beside the first opening of the default device";
+#ifdef __SANITIZE_ADDRESS__
+    (void)a, (void)expected, (void)fork_beside_attention, (void)fork_beside_info;
+    tap_skip(attention, "the sanitizer's allocator does not survive it");
+    tap_skip(opening_device, "the sanitizer's allocator does not survive it");
+#else
+    tap_check(child_succeeds(fork_beside_attention, a, expected), "%s", attention);
+    tap_check(child_succeeds(fork_beside_info, a, expected), "%s", opening_device);
+#endif
+}
+
 int main(int argc, char **argv)
 {
     attend a;
@@ -181,10 +197,7 @@ int main(int argc, char **argv)
     attend_make(&a, FATTN_BACKWARD, 8, 200, 200, 32);
     const uint64_t expected = expect(&a);
 
-    tap_check(child_succeeds(fork_beside_attention, &a, expected),
-              "a fork beside the first attention of the process");
-    tap_check(child_succeeds(fork_beside_info, &a, expected),
-              "a fork beside the first opening of the default device");
+    check_first_use(&a, expected);
     tap_check(expected && attend_with(&a, NULL) == expected, "the parent computes as a child did");
     tap_check(child_succeeds(attend_once, &a, expected), "a child computes after its parent has");
     tap_check(child_succeeds(attend_afresh, &a, expected), "a child gives devices back");

@@ -453,29 +453,23 @@ static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
     return bytes < 0 || bytes > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + bytes;
 }
 
-static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
-                       const fattn_tiling *t, fattn_gpu_shape *shape)
-{
-    snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d_%d", kernel->width, (int)t->bc);
-    fattn_cuda_seen_shape(p, t, fattn_ceil_div(p->seqlen_q, t->br / fattn_gpu_group(p)), shape);
-    /* One at least clears the counter, unless there is no batch. */
-    shape->blocks = fattn_max64(shape->blocks, t->items > 0);
-}
-
+/* What looks at a bias, a mask or a block mask clears the counter, too. */
 static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                              const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     if (p->features & (FATTN_BIAS | FATTN_MASK) && wgmma_looks(t->items, (int)t->br, p->seqlen_k)) {
-        seen_shape(kernel, p, t, shape);
+        snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d_%d", kernel->width, (int)t->bc);
+        fattn_cuda_seen_shape(p, t, fattn_ceil_div(p->seqlen_q, t->br / fattn_gpu_group(p)), shape);
     } else if (p->features & FATTN_BLOCK_MASK) {
         snprintf(shape->entry, sizeof shape->entry, "wgmma_blocks_%d", kernel->width);
         shape->blocks = fattn_ceil_div(full_tiles(p, t->br, t->bc), WGMMA_BLOCK_THREADS);
-        shape->blocks = fattn_max64(shape->blocks, t->items > 0); /* which clears the counter */
         shape->threads = WGMMA_BLOCK_THREADS;
         shape->early = true;
     } else {
         clear_shape(kernel, p, t, shape);
+        return;
     }
+    shape->blocks = fattn_max64(shape->blocks, t->items > 0); /* also where there are no keys */
 }
 
 static void full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,

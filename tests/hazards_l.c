@@ -773,6 +773,84 @@ static void l10(void)
     }
 }
 
+/* A case in which the keys at both ends, wherever kernels begin, score 0, and the one in the middle
+ * so much that it weighs up to 2^7 times as much, which need not make it the reference. The other
+ * weights are below 2^-40. All values are 1. */
+static double large_score(int64_t i) { return 3 + (double)(i * 29 % 64) / 32; }
+
+static void fill_peaked(draw_case *c)
+{
+    const fattn_problem *const p = &c->problem;
+    for (int64_t n = 0; n < p->seqlen_q * p->dim; n++) {
+        const int64_t i = n / p->dim, e = n % p->dim;
+        draw_set(c, DRAW_Q, draw_at(c, DRAW_Q, 0, i, 0, e), e == 0 ? large_score(i) : e == 1);
+    }
+    for (int64_t n = 0; n < p->seqlen_k * p->dim; n++) {
+        const int64_t j = n / p->dim, e = n % p->dim;
+        const bool middle = j == p->seqlen_k / 2, end = j == 0 || j == p->seqlen_k - 1;
+        const double low = middle || end ? 0 : -30;
+        draw_set(c, DRAW_K, draw_at(c, DRAW_K, 0, j, 0, e), e == 0 ? middle : e == 1 ? low : 0);
+        draw_set(c, DRAW_V, draw_at(c, DRAW_V, 0, j, 0, e), 1);
+    }
+    for (int64_t n = 0; n < p->seqlen_q * p->seqlen_k; n++) {
+        const int64_t i = n / p->seqlen_k, j = n % p->seqlen_k;
+        if (p->features & FATTN_MASK) {
+            draw_set(c, DRAW_MASK, draw_at(c, DRAW_MASK, 0, 0, i, j), 1);
+        }
+        if (p->features & FATTN_BIAS) {
+            draw_set(c, DRAW_BIAS, draw_at(c, DRAW_BIAS, 0, 0, i, j), 0);
+        }
+    }
+    if (p->features & FATTN_SINK) {
+        draw_set(c, DRAW_SINK, 0, 0);
+    }
+}
+
+/* Where all values are equal, o is the same, however few bits weights have when they multiply
+ * values. Rounded and divided by the sum of exact weights, it would be off by up to 2^-9. Kernels
+ * may leave it at that for keys with a small part of the weight. lse is of exact weights. Not of
+ * 256 channels on Hopper (NUMERICS, "Values"). */
+static bool sums_exact_weights(const char *row)
+{
+    return strncmp(row, "wgmma_", 6) == 0 && strstr(row, "_256");
+}
+
+static void l11(void)
+{
+    static const uint64_t features[] = {0, FATTN_MASK, FATTN_BIAS, FATTN_SINK};
+    enum { KINDS = sizeof features / sizeof features[0] };
+    const int cases = KINDS * 24;
+    for (int m = 0; m < hazard_place_count * cases; m += hazard_emulated() ? 13 : 1) {
+        const place *const at = &hazard_places[m / cases];
+        const uint64_t feature = features[m / 24 % KINDS];
+        const fattn_wish parts = {.splits = m / 2 % 2 ? 3 : 0};
+        draw_case c = hazard_case(FATTN_FORWARD, dtypes[m / 4 % 3], 1, 1, 1, m % 2 ? 3 : 64, 400,
+                                  m / 12 % 2 ? 128 : 64);
+        c.problem.features |= feature | FATTN_SCALE;
+        c.problem.scale = 1;
+        c.problem.dtype_o = FATTN_F32;
+        bool good = !sums_exact_weights(at->kernel->name) &&
+                    (at->kernel->split || parts.splits == 0) && hazard_build(&c) &&
+                    hazard_takes(at, &c);
+        if (good) {
+            fill_peaked(&c);
+            good = hazard_check(hazard_run(at, &c, &parts) == FATTN_OK, "%s", fattn_last_reason());
+        }
+        for (int64_t i = 0; good && i < c.problem.seqlen_q; i++) {
+            const double sum = exp(large_score(i)) + 2, all = sum + (feature == FATTN_SINK);
+            const double o = draw_get(&c, DRAW_O, draw_at(&c, DRAW_O, 0, i, 0, 7));
+            const double lse = draw_get(&c, DRAW_LSE, draw_at(&c, DRAW_LSE, 0, i, 0, 0));
+            good = hazard_check(fabs(o - sum / all) < 0x1p-12 && fabs(lse - log(all)) < 0x1p-18,
+                                "%s, dtype %d, feature %llx, dim %lld, parts %lld, row %lld: "
+                                "o %.7g, not %.7g; lse %.7g, not %.7g",
+                                at->kernel->name, (int)c.problem.dtype, (unsigned long long)feature,
+                                (long long)c.problem.dim, (long long)parts.splits, (long long)i, o,
+                                sum / all, lse, log(all));
+        }
+        draw_free(&c);
+    }
+}
+
 static const hazard table[] = {
     {"hazard_L1", "causal anchored to the other corner", l1, NULL},
     {"hazard_L2", "windows off by one, negative sizes, rows that see nothing", l2, NULL},
@@ -789,6 +867,7 @@ static const hazard table[] = {
     {"hazard_L8", "dropout hid a NaN from the gradient of values", l8, NULL},
     {"hazard_L9", "rows without a query changed the bits of others", l9, NULL},
     {"hazard_L10", "a row of NaN reached keys that it does not see", l10, NULL},
+    {"hazard_L11", "a key with nearly all the weight lost a part of it", l11, NULL},
     {NULL, NULL, NULL, NULL},
 };
 

@@ -340,7 +340,9 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
 }
 
 /* Leaves what the warp has summed for the others. */
-template <class S> GPU_DEVICE void mma_leave_part(mma_scratch<S> &s, int live, mma_rows<S> &rows)
+template <class S>
+GPU_DEVICE void mma_leave_part(const fattn_gpu_args &g, mma_scratch<S> &s, int live,
+                               mma_rows<S> &rows)
 {
     const int lane = gpu_thread() % GPU_WAVE;
     mma_warp_part<S> &part = mma_part_by(s, gpu_thread() / GPU_WAVE);
@@ -349,7 +351,10 @@ template <class S> GPU_DEVICE void mma_leave_part(mma_scratch<S> &s, int live, m
     for (int h = 0; h < 2; h++) {
         const int r = lane / 4 + 8 * h;
         fattn_softmax state = rows.state[0][h];
+        const float base = fattn_softmax_base(state);
+        const float added = mma_rounding<S>(g, S::type::weight(rows.top[0][h], g.rule.unit, base));
         state.l = mma_quad_sum(state.l);
+        const float factor = mma_part_factor(state.l, mma_reciprocal(state.l + added), added);
         if (r >= live) {
             continue;
         }
@@ -359,8 +364,8 @@ template <class S> GPU_DEVICE void mma_leave_part(mma_scratch<S> &s, int live, m
         GPU_UNROLL
         for (int n = 0; n < S::WIDTH / 8; n++) {
             gpu_f2 pair;
-            pair.x = rows.o[0][n][2 * h];
-            pair.y = rows.o[0][n][2 * h + 1];
+            pair.x = rows.o[0][n][2 * h] * factor;
+            pair.y = rows.o[0][n][2 * h + 1] * factor;
             *(gpu_f2 *)(part.o[r] + 8 * n + lane % 4 * 2) = pair;
         }
     }
@@ -438,7 +443,7 @@ GPU_DEVICE void mma_decode_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_r
 {
     const mma_item &w = s.item;
     const int live = w.rows;
-    mma_leave_part(s, live, rows);
+    mma_leave_part(g, s, live, rows);
     gpu_sync();
     for (int r = gpu_thread() / GPU_WAVE; r < live; r += S::WARPS) {
         mma_store_row(g, s, mma_query(w, r), item, r);

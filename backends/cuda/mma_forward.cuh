@@ -12,7 +12,8 @@
  * The next tile of keys and values is copied while this one is worked on. alpha is 1 until a row's
  * maximum rises by more than MMA_MARGIN since it was last taken as a reference: weights may reach
  * 2^MMA_MARGIN, which costs nothing in floating point, and most tiles leave o alone. (The sums are
- * relative to a reference m; nothing needs it to be the largest score.)
+ * relative to a reference m; nothing needs it to be the largest score.) But the largest weight need
+ * not be 1 then, and is rounded: mma_rounding().
  *
  * LEAN kernels know causal masks, windows, lengths and pages; the others every feature, or one that
  * mma_shape names (mma_terms.cuh, which has the layout of a tile too).
@@ -24,11 +25,10 @@
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
-#define MMA_MARGIN 8.0f
-
 /* What a warp's thread knows of its rows: rows g and g + 8 of each 16. */
 template <class S> struct mma_rows {
     fattn_softmax state[S::TILES][2]; /* l: of the thread's own columns */
+    float top[S::TILES][2];           /* the largest score of these */
     float o[S::TILES][S::WIDTH / 8][4];
 };
 
@@ -145,18 +145,6 @@ GPU_DEVICE void mma_copy_v(const fattn_gpu_args &g, const mma_item &w, uint16_t 
 
 /* --- A tile ----------------------------------------------------------------------------------- */
 
-GPU_DEVICE float mma_quad_max(float x)
-{
-    x = gpu_max(x, gpu_shfl_xor(x, 1));
-    return gpu_max(x, gpu_shfl_xor(x, 2));
-}
-
-GPU_DEVICE float mma_quad_sum(float x)
-{
-    x += gpu_shfl_xor(x, 1);
-    return x + gpu_shfl_xor(x, 2);
-}
-
 /* The largest score of each row of the tile, among the thread's own. */
 template <class S>
 GPU_DEVICE void mma_largest(const float x[S::TILES][S::KEYS / 8][4], float largest[S::TILES][2])
@@ -190,10 +178,16 @@ GPU_DEVICE bool mma_may_rise(float unit, const float largest[S::TILES][2], const
     return __any_sync(0xffffffffu, rises);
 }
 
-/* Raises the references that scores exceed by more than the margin, and rescales the sums. */
+/* Takes note of the largest scores of a tile, raises the references that they exceed by more than
+ * the margin, and rescales the sums. */
 template <class S>
 GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<S> &rows)
 {
+    GPU_UNROLL
+    for (int n = 0; n < 2 * S::TILES; n++) {
+        float *const top = &rows.top[n / 2][n % 2];
+        *top = gpu_max(*top, largest[n / 2][n % 2]);
+    }
     if (!mma_may_rise<S>(unit, largest, rows)) {
         return;
     }
@@ -255,6 +249,7 @@ template <class S> GPU_DEVICE void mma_rows_empty(mma_rows<S> &rows)
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
             rows.state[m][h] = fattn_softmax_empty();
+            rows.top[m][h] = rows.state[m][h].m;
         }
         GPU_UNROLL
         for (int n = 0; n < S::WIDTH / 2; n++) {
@@ -538,14 +533,19 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
         for (int h = 0; h < 2; h++) {
             fattn_softmax *const state = &rows.state[m][h];
             const float lower = 1.0f / (1 << S::type::LIFT);
+            const float base = fattn_softmax_base(*state);
+            const float weight = S::type::weight(rows.top[m][h], g.rule.unit, base);
+            const float added = mma_rounding<S>(g, weight) * lower;
             state->l = mma_quad_sum(state->l) * lower;
             float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
             if (!mma_is_lean(S::VARIANT)) {
                 factor *= s.item.z_kept;
                 alpha = mma_add_sink(g, s.item, mma_query(s.item, mma_row<S>(m, h)), state);
             }
-            factor *= whole ? mma_reciprocal(state->l) : 1; /* l is 0, or at least 1 */
-            empty = empty || (whole && state->l == 0);      /* a part keeps 0 * NaN for its row */
+            const float share =
+                mma_reciprocal(fmaf(added, alpha, state->l)); /* l is 0, or about 1 */
+            factor *= whole ? share : mma_part_factor(state->l, share, added);
+            empty = empty || (whole && state->l == 0); /* a part keeps 0 * NaN for its row */
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH / 4; n++) {
                 float *const o = &rows.o[m][n / 2][2 * h + n % 2];

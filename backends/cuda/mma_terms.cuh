@@ -833,4 +833,50 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const Terms &s, int j0,
     }
 }
 
+/* --- A row's sums ----------------------------------------------------------------------------- */
+
+/* The largest number of a quad of lanes, which have a row, and the sum. */
+GPU_DEVICE float mma_quad_max(float x)
+{
+    x = gpu_max(x, gpu_shfl_xor(x, 1));
+    return gpu_max(x, gpu_shfl_xor(x, 2));
+}
+
+GPU_DEVICE float mma_quad_sum(float x)
+{
+    x += gpu_shfl_xor(x, 1);
+    return x + gpu_shfl_xor(x, 2);
+}
+
+/* By how much a row's maximum may exceed its reference, as exponents of 2. */
+#define MMA_MARGIN 8.0f
+
+/* x as it is in a pair. */
+template <class T> GPU_DEVICE float mma_rounded(float x)
+{
+    return gpu_widen((fattn_dtype)T::DTYPE, (uint16_t)T::pack(x, 0));
+}
+
+/*
+ * What rounding to 16 bits adds to the sum of a row's weights, as far as one of each thread of its
+ * quad is concerned, that of the largest score. p rounds weights and l does not: where one key
+ * dominates the row, o would have the error of its weight. o is divided by l and this; lse is of l.
+ * Where dropout may have dropped the weight, o has no such error.
+ */
+template <class S> GPU_DEVICE float mma_rounding(const fattn_gpu_args &g, float weight)
+{
+    if (S::type::PLANES > 1 || mma_has<S>(g, FATTN_DROPOUT)) {
+        return 0;
+    }
+    /* A weight beyond the margin is one of a score that was clamped since. */
+    weight = fminf(weight, (float)(1 << ((int)MMA_MARGIN + S::type::LIFT)));
+    return mma_quad_sum(mma_rounded<typename S::type>(weight) - weight);
+}
+
+/* What o of a part is to be multiplied by, which will be divided by l. share: 1 / (l + added). */
+GPU_DEVICE float mma_part_factor(float l, float share, float added)
+{
+    return added == 0 ? 1 : l * share;
+}
+
 #endif

@@ -24,7 +24,7 @@
  * begun its own, so that one is at its softmax while another multiplies.
  *
  * References rise as in mma_forward.cuh: only where a row's maximum exceeds its own by more than
- * WGMMA_MARGIN, so that a row's results do not depend on the rows beside it.
+ * MMA_MARGIN, so that a row's results do not depend on the rows beside it.
  *
  * Lean kernels know causal masks, windows, lengths, positions and sinks; the others what makes dot
  * products scores, every feature or one (mma_terms.cuh).
@@ -34,8 +34,6 @@
 
 #include "backends/cuda/wgmma_forward_copies.cuh"
 #include "core/online_softmax.h"
-
-#define WGMMA_MARGIN 8.0f
 
 /* Where pages cut a tile of keys into so many copies, another warp begins those of values. */
 #define WGMMA_COPIES_APART 8
@@ -324,16 +322,27 @@ GPU_DEVICE void mma_alibi(const wgmma_tile_terms<S> &s, int j0, float factor,
 /* What a thread of a warpgroup knows of its two rows, 8 apart. */
 template <class S> struct wgmma_rows {
     fattn_softmax state[2]; /* l: of the thread's own columns */
+    float top[2];           /* the largest score of these, or -inf */
     float o[S::WIDTH_V / 8][4];
 };
 
+/* Takes note of the largest x of a tile. Of 256 channels, threads have no register for it. */
+template <class S>
+GPU_DEVICE void wgmma_note_top(float x, const wgmma_scale &scale, float shift, float *top)
+{
+    if constexpr (S::WIDTH_V < 256) {
+        const bool shifts = S::KNOWN == MMA_ANY || S::KNOWN == FATTN_ALIBI; /* else by 0 */
+        *top = gpu_max(*top, shifts ? x * scale.factor + shift : x * scale.factor);
+    }
+}
+
 /* Whether some score of a warp's rows may exceed its reference by more than the margin. Numbers
  * that are not negative are in the order of their bits, of which three are compared at once; a
- * negative limit counts as exceeded, and so does NaN where a bias may hide its pair. */
+ * negative limit counts as exceeded, and so does NaN where a bias may hide its pair. Takes note of
+ * the largest scores; where all are negative, of some other one. */
 template <class S>
-GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_scale &scale,
-                                     const wgmma_rows<S> &rows, const float shift[2],
-                                     const float x[S::KEYS / 8][4])
+GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_scale &scale, const float shift[2],
+                                     const float x[S::KEYS / 8][4], wgmma_rows<S> &rows)
 {
     enum { N = S::KEYS / 8 };
     bool exceeds = false;
@@ -348,10 +357,11 @@ GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_scale &scale,
         }
         even = wgmma_larger(even, __float_as_int(x[N - 1][2 * h]),
                             __float_as_int(x[N - 1][2 * h + 1]));
-        const float limit = (rows.state[h].m - shift[h]) * unit + WGMMA_MARGIN;
-        const float top = __int_as_float(max(even, odd)) * scale.unit;
+        const float limit = (rows.state[h].m - shift[h]) * unit + MMA_MARGIN;
+        const float largest = __int_as_float(max(even, odd)), top = largest * scale.unit;
         exceeds =
             exceeds || !(limit >= 0) || (S::KNOWN == FATTN_BIAS ? !(top <= limit) : top > limit);
+        wgmma_note_top<S>(largest, scale, shift[h], &rows.top[h]);
     }
     return __any_sync(0xffffffffu, exceeds);
 }
@@ -372,6 +382,7 @@ GPU_DEVICE void wgmma_rise(float unit, const wgmma_scale &scale, const float shi
             odd = gpu_max(odd, x[n][2 * h + 1]);
         }
         float top = gpu_max(even, odd);
+        wgmma_note_top<S>(top, scale, shift[h], &rows.top[h]);
         top = gpu_max(top, gpu_shfl_xor(top, 1));
         top = gpu_max(top, gpu_shfl_xor(top, 2)) * scale.factor;
         if (S::KNOWN == FATTN_BIAS && (int)S::type::DTYPE == (int)FATTN_BF16 && scale.factor == 1 &&
@@ -384,7 +395,7 @@ GPU_DEVICE void wgmma_rise(float unit, const wgmma_scale &scale, const float shi
                 *score = fattn_score_bias(*score);
             }
         }
-        const bool rises = top * unit > (state->m - shift[h]) * unit + WGMMA_MARGIN;
+        const bool rises = top * unit > (state->m - shift[h]) * unit + MMA_MARGIN;
         alpha[h] = fattn_softmax_raise(state, rises ? top + shift[h] : state->m, unit);
     }
 }
@@ -569,7 +580,7 @@ GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, const wgmma_block<S>
 /* The same of a part of the row, which is not divided by l yet, and its m and l. */
 template <class S>
 GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, int number, int row,
-                                 float factor, const fattn_softmax state[2],
+                                 const float factor[2], const fattn_softmax state[2],
                                  const wgmma_rows<S> &rows)
 {
     const bool pairs = g.problem.dim_v % 2 == 0; /* and each part has an even number of floats */
@@ -585,7 +596,7 @@ GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, i
         GPU_UNROLL
         for (int n = 0; n < S::WIDTH_V / 8; n++) {
             const int c = n * 8 + mma_lane() % 4 * 2;
-            const gpu_f2 pair = {rows.o[n][2 * h] * factor, rows.o[n][2 * h + 1] * factor};
+            const gpu_f2 pair = {rows.o[n][2 * h] * factor[h], rows.o[n][2 * h + 1] * factor[h]};
             if (r < w.rows && c < g.problem.dim_v) {
                 if (pairs) {
                     *(gpu_f2 *)(o + c) = pair;
@@ -695,19 +706,22 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
         const float lower = 1.0f / (1 << S::type::LIFT);
         const int r = row + mma_lane() / 4 + 8 * h;
         fattn_softmax state = rows.state[h];
-        state.l += gpu_shfl_xor(state.l, 1);
-        state.l += gpu_shfl_xor(state.l, 2);
-        state.l *= lower;
+        const float base = fattn_softmax_base(state);
+        float added =
+            mma_rounding<S>(g, S::type::weight(rows.top[h], wgmma_unit<S>(g), base)) * lower;
+        state.l = mma_quad_sum(state.l) * lower;
         if (p.features & FATTN_SINK) {
             const float alpha = wgmma_add_sink(g, b, w, r, part.split == 0, &state);
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH_V / 4; n++) { /* alpha may be as small as numbers can be */
                 rows.o[n / 2][2 * h + n % 2] *= alpha;
             }
+            added *= alpha;
         }
         states[h] = state;
         empty[h] = state.l == 0;
-        factor[h] = lower * z_kept * mma_reciprocal(state.l); /* l is 0, or at least 1 */
+        const float share = mma_reciprocal(state.l + added); /* l is 0, or about 1 */
+        factor[h] = lower * z_kept * (part.whole ? share : mma_part_factor(state.l, share, added));
         if constexpr (S::MERGES) {
             const float lse = fattn_softmax_lse(state, g.rule.natural);
             wgmma_merge_row(b, w, r, h, lse, factor[h], rows);
@@ -720,7 +734,7 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
         }
     }
     if (!part.whole) {
-        wgmma_store_part<S>(g, w, part.number, row, z_kept / (1 << S::type::LIFT), states, rows);
+        wgmma_store_part<S>(g, w, part.number, row, factor, states, rows);
         return;
     }
     if (!(p.outputs & FATTN_OUT_O)) {
@@ -863,7 +877,7 @@ GPU_DEVICE bool wgmma_bound_exceeds_margin(float unit, const wgmma_rows<S> &rows
     bool exceeds = false;
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
-        exceeds = exceeds || !(bound[h] * unit <= rows.state[h].m * unit + WGMMA_MARGIN);
+        exceeds = exceeds || !(bound[h] * unit <= rows.state[h].m * unit + MMA_MARGIN);
     }
     return __any_sync(0xffffffffu, exceeds);
 }
@@ -1090,7 +1104,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         score();
         const bool rises = S::KNOWN == FATTN_SOFTCAP
                                ? wgmma_bound_exceeds_margin<S>(unit, rows, bound[0])
-                               : wgmma_exceeds_margin<S>(unit, scale(), rows, known.shift, x);
+                               : wgmma_exceeds_margin<S>(unit, scale(), known.shift, x, rows);
         if (rises) {
             rise();
         }
@@ -1158,6 +1172,7 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         }
         wgmma_rows<S> rows;
         rows.state[0] = rows.state[1] = fattn_softmax_empty();
+        rows.top[0] = rows.top[1] = rows.state[0].m;
         GPU_UNROLL
         for (int c = 0; c < S::WIDTH_V / 2; c++) {
             rows.o[c / 4][c % 4] = 0;

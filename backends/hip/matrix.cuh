@@ -145,6 +145,7 @@ GPU_DEVICE uint32_t matrix_upper(uint32_t first, uint32_t second)
  */
 struct matrix_f16 {
     enum { LIFT = 7 };
+    static constexpr fattn_dtype DTYPE = FATTN_F16;
     typedef _Float16 four __attribute__((ext_vector_type(4)));
     typedef _Float16 eight __attribute__((ext_vector_type(8)));
     typedef _Float16 sixteen __attribute__((ext_vector_type(16)));
@@ -188,6 +189,7 @@ struct matrix_f16 {
 
 struct matrix_bf16 {
     enum { LIFT = 0 };
+    static constexpr fattn_dtype DTYPE = FATTN_BF16;
     typedef short four __attribute__((ext_vector_type(4)));
 #if defined(__gfx950__)
     typedef __bf16 eight __attribute__((ext_vector_type(8)));

@@ -351,9 +351,11 @@ template <class S> GPU_DEVICE float matrix_largest(const typename S::sums x[S::T
     return matrix_column_max<S::SIDE>(largest);
 }
 
-/* Raises the references that scores exceed by more than the margin, and rescales the sums. */
+/* Takes note of the largest score of the row in a tile, raises the references that scores exceed by
+ * more than the margin, and rescales the sums. */
 template <class S> GPU_DEVICE void matrix_rise(float unit, float largest, matrix_rows<S> &rows)
 {
+    rows.top = gpu_max(rows.top, largest);
     const bool rises = largest * unit > rows.state.m * unit + MATRIX_MARGIN;
     if (!matrix_any(rises)) {
         return;
@@ -426,6 +428,7 @@ GPU_DEVICE void matrix_begin(const fattn_gpu_args &g, const matrix_item &w, uint
     rows.first = (int32_t)gpu_clamp(keys.first, 0, INT32_MAX);
     rows.past = rows.exists ? (int32_t)gpu_clamp(keys.past, 0, INT32_MAX) : 0;
     rows.state = fattn_softmax_empty();
+    rows.top = rows.state.m;
     GPU_UNROLL
     for (int t = 0; t < S::HEIGHT; t++) {
         rows.o[t] = 0;
@@ -587,6 +590,22 @@ GPU_DEVICE void matrix_store_state(const fattn_gpu_args &g, const matrix_item &w
     }
 }
 
+/* What rounding to 16 bits adds to the sum of the row's weights, as far as that of the largest
+ * score is concerned. p rounds weights and l does not: where one key dominates the row, o would
+ * have the error of its weight. o is divided by l and this; lse is of l. Where dropout may have
+ * dropped the weight, o has no such error. */
+template <class S>
+GPU_DEVICE float matrix_rounding(const fattn_gpu_args &g, const matrix_rows<S> &rows)
+{
+    typedef typename S::type T;
+    if (!S::IS_LEAN && g.problem.features & FATTN_DROPOUT) {
+        return 0;
+    }
+    const float shift = fattn_softmax_base(rows.state) * g.rule.unit - T::LIFT;
+    const float weight = __builtin_amdgcn_exp2f(fmaf(rows.top, g.rule.unit, -shift));
+    return gpu_widen(T::DTYPE, (uint16_t)T::pack_weights(weight, 0)) - weight;
+}
+
 /* Rows in o and lse, or their parts in the workspace. */
 template <class S>
 GPU_DEVICE void matrix_end(const fattn_gpu_args &args, const matrix_item &w, int64_t item,
@@ -596,13 +615,17 @@ GPU_DEVICE void matrix_end(const fattn_gpu_args &args, const matrix_item &w, int
     const bool whole = w.whole;
     const float lower = 1.0f / (1 << S::type::LIFT);
     fattn_softmax *const state = &rows.state;
+    const float added = matrix_rounding<S>(g, rows) * lower;
     state->l = matrix_column_sum<S::SIDE>(state->l) * lower;
     float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
     if constexpr (!S::IS_LEAN) {
         factor *= w.z_kept;
         alpha = matrix_add_sink(g, w, rows.query, state);
     }
-    factor *= whole ? fattn_softmax_normaliser(*state) : 1;
+    fattn_softmax rounded = *state;
+    fattn_softmax_add(&rounded, added * alpha);
+    const float share = fattn_softmax_normaliser(rounded);
+    factor *= whole ? share : added == 0 ? 1 : state->l * share;
     GPU_UNROLL
     for (int t = 0; t < S::HEIGHT; t++) { /* 0 selected: a sum may be 0 * inf */
         const typename S::sums o = rows.o[t] * factor * alpha, zero = 0;

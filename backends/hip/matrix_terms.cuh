@@ -72,6 +72,7 @@ template <class S> struct matrix_rows : matrix_row_terms<S::IS_LEAN> {
     bool exists;
     int32_t first, past;                           /* the keys that its band holds */
     fattn_softmax state;                           /* l: of the lane's own keys */
+    float top;                                     /* the largest score of the row */
     typename S::sums o[S::HEIGHT];                 /* channels by rows */
     matrix_operand q[S::HELD ? (int)S::STEPS : 1]; /* all queries of the wave */
 };

@@ -773,13 +773,6 @@ GPU_DEVICE wgmma_own_dq wgmma_own_dq_of(const fattn_gpu_args &g, const wgmma_bac
     return own;
 }
 
-/* What scores are multiplied by. With a sink, which is natural, the rule is for natural scores;
- * lean kernels do with dot products all the same. */
-template <class S> GPU_DEVICE float wgmma_backward_unit(const fattn_gpu_args &g)
-{
-    return S::IS_LEAN && g.rule.terms ? (float)(g.problem.scale * FATTN_LOG2E) : g.rule.unit;
-}
-
 /* The tiles of an item, one after the other; n: of items with tiles. */
 template <class S>
 GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
@@ -788,7 +781,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
                                      float dv[S::OWN_CHANNELS / 8][4])
 {
     wgmma_backward_control<S> &control = *b.control;
-    const float unit = wgmma_backward_unit<S>(g);
+    const float unit = wgmma_unit<S>(g);
     const bool shared = g.problem.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K);
     const int tail = shared ? w.keys : S::KEYS;
     float x[S::OWN_QUERIES / 8][4];

@@ -82,7 +82,7 @@ GPU_DEVICE void wgmma_head_begin(const fattn_gpu_args &g, const wgmma_backward_b
 /* Where the lane reads a bias or mask in a staged tile: its first 8 queries. */
 template <class S> GPU_DEVICE uint32_t wgmma_term_offset(const fattn_gpu_args &g, int group)
 {
-    const bool rows = wgmma_staged_stride<S>(g.problem)[2] != 0; /* or all queries share one */
+    const bool rows = wgmma_term_stride<S>(g.problem)[2] != 0; /* or all queries share one */
     const int lane = mma_lane(), key = 64 * group + (int)threadIdx.x % 128 / 32 * 16;
     if (S::KNOWN == FATTN_BIAS) { /* matrices of 8 queries by 8 keys: keys first */
         const int r = rows ? lane / 16 * 8 + lane % 8 : 0;
@@ -112,7 +112,7 @@ GPU_DEVICE void wgmma_read_row(const fattn_gpu_args &g, const wgmma_backward_blo
 {
     const fattn_problem &p = g.problem;
     const wgmma_backward_item &w = b.control->item[walk.item];
-    const int64_t *const stride = wgmma_staged_stride<S>(p);
+    const int64_t *const stride = wgmma_term_stride<S>(p);
     const int i = tile * S::QUERIES + wgmma_own_query<S>(walk.group) + mma_lane();
     const int key = (int)threadIdx.x % 128 / 32 * 16;
     const int64_t at = w.batch * stride[0] + (w.head * b.group + head) * stride[1] + i * stride[2] +
@@ -154,7 +154,7 @@ GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_bl
                                 wgmma_backward_walk<S> &walk, int head, int tile)
 {
     wgmma_ahead<S> &ahead = walk.ahead;
-    const uint32_t step = wgmma_staged_stride<S>(g.problem)[2] ? 16 * 128 : 0;
+    const uint32_t step = wgmma_term_stride<S>(g.problem)[2] ? 16 * 128 : 0;
     const uint32_t from = b.terms + walk.term.stage * S::TERM_BYTES + walk.term_offset;
     if (!wgmma_is_mixed<S>(ahead)) {
         return;

@@ -7,6 +7,7 @@
 #define FATTN_CUDA_WGMMA_BACKWARD_BLOCK_CUH
 
 #include "backends/cuda/wgmma_backward_rows.cuh"
+#include "backends/cuda/wgmma_terms.cuh"
 
 /* A tile of queries, of one of the group's heads. */
 typedef struct wgmma_visit {
@@ -110,11 +111,5 @@ enum {
     WGMMA_ADDED = 4    /* .. 5 */
 };
 enum { WGMMA_WITH_ADDER = 128 + 32, WGMMA_ALL_WITH_ADDER = 256 + 32 };
-
-/* Strides of the bias or mask that the kernel knows to be alone. */
-template <class S> GPU_DEVICE const int64_t *wgmma_staged_stride(const fattn_problem &p)
-{
-    return S::KNOWN == FATTN_BIAS ? p.bias_stride : p.mask_stride;
-}
 
 #endif

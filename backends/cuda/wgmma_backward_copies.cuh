@@ -192,9 +192,7 @@ template <class S> GPU_DEVICE bool wgmma_is_staged(const fattn_gpu_args &g)
 /* Whether its rows may be read 16 bytes at a time. */
 template <class S> GPU_DEVICE bool wgmma_has_chunks(const fattn_gpu_args &g)
 {
-    return S::READS_ROWS &&
-           (S::KNOWN == FATTN_BIAS ? mma_are_rows(g.buffers.bias, g.problem.bias_stride, 2)
-                                   : mma_are_rows(g.buffers.mask, g.problem.mask_stride, 1));
+    return S::READS_ROWS && wgmma_are_rows<S>(g);
 }
 
 /* A tile of it, in rows of 128 bytes: one row where queries share theirs. */
@@ -203,7 +201,7 @@ GPU_DEVICE void wgmma_copy_term(const fattn_gpu_args &g, uint32_t to, const wgmm
                                 uint64_t *full, const wgmma_backward_item &w, int head, int tile)
 {
     enum { COLUMNS = S::KNOWN == FATTN_BIAS ? 64 : 128 };
-    const int64_t *const stride = wgmma_staged_stride<S>(g.problem);
+    const int64_t *const stride = wgmma_term_stride<S>(g.problem);
     const int rows = stride[2] ? S::QUERIES : 1;
     wgmma_poison(to, S::TERM_BYTES);
     wgmma_arrive_expect_tx(full, rows * 128 * (S::KEYS / COLUMNS));

@@ -6,8 +6,8 @@
 #ifndef FATTN_CUDA_WGMMA_FORWARD_ITEMS_CUH
 #define FATTN_CUDA_WGMMA_FORWARD_ITEMS_CUH
 
-#include "backends/cuda/mma_terms.cuh"
 #include "backends/cuda/seen.cuh"
+#include "backends/cuda/wgmma_terms.cuh"
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/merge.cuh"
 #include "backends/gpu/pairs.cuh"
@@ -199,13 +199,6 @@ template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p, int group
            (S::WIDTH == 64 ? !banded || S::IS_SPLIT : S::WIDTH < 256);
 }
 
-/* What scores are multiplied by. With a sink, which is natural, the rule is for natural scores;
- * lean kernels do with dot products all the same. */
-template <class S> GPU_DEVICE float wgmma_unit(const fattn_gpu_args &g)
-{
-    return S::IS_LEAN && g.rule.terms ? (float)(g.problem.scale * FATTN_LOG2E) : g.rule.unit;
-}
-
 /* The query of row r, counted from the first. */
 template <class S> GPU_DEVICE int wgmma_query(const wgmma_block<S> &b, int r)
 {
@@ -278,20 +271,6 @@ GPU_DEVICE bool wgmma_item_part(const fattn_gpu_args &g, const wgmma_block<S> &b
     }
     wgmma_item_tail<S>(g.problem, w);
     return exists;
-}
-
-/* Strides of the bias or mask that the kernel knows to be alone. */
-template <class S> GPU_DEVICE const int64_t *wgmma_term_stride(const fattn_problem &p)
-{
-    return S::KNOWN == FATTN_BIAS ? p.bias_stride : p.mask_stride;
-}
-
-/* Whether its rows may be copied as tensor maps want them. */
-template <class S> GPU_DEVICE bool wgmma_are_rows(const fattn_gpu_args &g)
-{
-    const fattn_problem &p = g.problem;
-    return S::KNOWN == FATTN_BIAS ? mma_are_rows(g.buffers.bias, p.bias_stride, 2)
-                                  : mma_are_rows(g.buffers.mask, p.mask_stride, 1);
 }
 
 /* What the features of an item's pairs are, as mma_item_rows() has it. */

@@ -190,7 +190,7 @@ template <int N> GPU_DEVICE void mma_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Asks for a line of global memory to be brought to L2. */
+/* Asks for a line of global memory, 128 bytes, to be brought to L2. */
 GPU_DEVICE void mma_prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 /* Adds to two neighbouring floats in global memory, of which the first lies at a multiple of 8. */

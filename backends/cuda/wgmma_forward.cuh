@@ -649,7 +649,7 @@ GPU_DEVICE void wgmma_prefetch_rows(const wgmma_block<S> &b, const wgmma_item &w
     const gpu_query q = wgmma_row_query(b, w, r);
     const float *const o = (const float *)first.o + fattn_state_row(&first, w.batch, q.h, q.i);
     for (int c = lane % 2 * 32; r < w.rows && c < b.onto->dim_v; c += 64) {
-        wgmma_prefetch_line(o + c);
+        mma_prefetch(o + c);
     }
 }
 

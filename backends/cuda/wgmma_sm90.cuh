@@ -188,12 +188,6 @@ GPU_DEVICE void wgmma_prefetch(const wgmma_map *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Brings the 128 bytes that this address is among into L2. */
-GPU_DEVICE void wgmma_prefetch_line(const void *at)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
 /* What L2 is to do with what is copied: keep it longer than other things, or give it up first. */
 #define WGMMA_KEEP UINT64_C(0x14f0000000000000)
 #define WGMMA_DROP UINT64_C(0x12f0000000000000)

@@ -614,7 +614,6 @@ typedef struct alignas(64) wgmma_map {
 } wgmma_map;
 
 static void wgmma_prefetch(const wgmma_map *) {}
-static void wgmma_prefetch_line(const void *) {}
 
 #define WGMMA_KEEP 0
 #define WGMMA_DROP 0

@@ -382,10 +382,7 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
         lse = ((const float *)g.buffers.lse)[row.at];
         sum = gpu_row_delta<S::WIDTH>(g, row);
     }
-    GPU_UNROLL
-    for (int n = 1; n < GPU_ROW_THREADS; n *= 2) {
-        sum += gpu_shfl_xor(sum, n);
-    }
+    sum = gpu_team_sum<GPU_ROW_THREADS>(sum);
     if (wgmma_is_ordered(p) && inside && lane == 0 && row.q.i % S::QUERIES == 0) {
         for (int n = 0; n < S::BLOCKS; n++) {
             saved.turns[at / S::QUERIES * S::BLOCKS + n] = 0;

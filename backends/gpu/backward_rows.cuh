@@ -14,6 +14,7 @@
 #define FATTN_GPU_BACKWARD_ROWS_CUH
 
 #include "backends/gpu/pairs.cuh"
+#include "backends/gpu/team.cuh"
 #include "core/schedule.h"
 
 /* --- The workspace ---------------------------------------------------------------------------- */
@@ -140,10 +141,7 @@ template <int W> GPU_DEVICE void gpu_prepare_row(const fattn_gpu_args &g, const 
         }
         sum = gpu_row_delta<W>(g, row);
     }
-    GPU_UNROLL
-    for (int n = 1; n < GPU_ROW_THREADS; n *= 2) {
-        sum += gpu_shfl_xor(sum, n);
-    }
+    sum = gpu_team_sum<GPU_ROW_THREADS>(sum);
     if (p.features & FATTN_DETERMINISTIC && lane == 0 && row.q.i % g.tiling.br == 0) {
         const int64_t head = row.b * p.heads_q + row.q.h;
         saved.turns[head * g.tiling.q_blocks + row.q.i / g.tiling.br] = 0;

@@ -11,28 +11,7 @@
 #define FATTN_GPU_LONE_CUH
 
 #include "backends/gpu/pairs.cuh"
-
-/* x of TEAM neighbouring threads, added. */
-template <int TEAM> GPU_DEVICE float gpu_team_sum(float x)
-{
-    GPU_UNROLL
-    for (int n = 1; n < TEAM; n *= 2) {
-        x += gpu_shfl_xor(x, n);
-    }
-    return x;
-}
-
-/* The largest x of TEAM neighbouring threads. */
-template <int TEAM> GPU_DEVICE int32_t gpu_team_max(int32_t x)
-{
-    GPU_UNROLL
-    for (int n = 1; n < TEAM; n *= 2) {
-        const float bits = gpu_shfl_xor(fattn_f32_from_bits((uint32_t)x), n);
-        const int32_t other = (int32_t)fattn_f32_bits(bits);
-        x = other > x ? other : x;
-    }
-    return x;
-}
+#include "backends/gpu/team.cuh"
 
 /* Whether a bias or a mask may leave a row one key where its band has several. */
 GPU_DEVICE bool gpu_hides_keys(const fattn_problem &p)

@@ -8,6 +8,7 @@
 #define FATTN_GPU_PARTS_CUH
 
 #include "backends/gpu/pairs.cuh"
+#include "backends/gpu/team.cuh"
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
@@ -150,23 +151,6 @@ GPU_DEVICE float gpu_output(fattn_softmax state, float sum)
     return state.l == 0 ? 0 : sum * fattn_softmax_normaliser(state);
 }
 
-/* The largest and the sum of what 32 threads have, in all of them. */
-GPU_DEVICE float gpu_team_max(float x)
-{
-    for (int n = 1; n < 32; n *= 2) {
-        x = gpu_max(x, gpu_shfl_xor(x, n));
-    }
-    return x;
-}
-
-GPU_DEVICE float gpu_team_sum(float x)
-{
-    for (int n = 1; n < 32; n *= 2) {
-        x += gpu_shfl_xor(x, n);
-    }
-    return x;
-}
-
 /* A thread's channels of a part: the one at o and every 32nd behind it or, as a quad, four side by
  * side at a multiple of 16 bytes. From o on, `left` channels exist. */
 template <int CHANNELS, bool QUAD>
@@ -218,9 +202,9 @@ GPU_DEVICE void gpu_combine_parts(const fattn_gpu_args &g, const gpu_part &part,
             state.m = part.m[at + lane * step];
             state.l = part.l[at + lane * step];
         }
-        const float alpha = fattn_softmax_raise(&all, gpu_team_max(state.m), g.rule.unit);
+        const float alpha = fattn_softmax_raise(&all, gpu_team_max<32>(state.m), g.rule.unit);
         const float weight = fattn_softmax_weight(state.m, g.rule.unit, fattn_softmax_base(all));
-        fattn_softmax_add(&all, gpu_team_sum(state.l * weight));
+        fattn_softmax_add(&all, gpu_team_sum<32>(state.l * weight));
         GPU_UNROLL
         for (int u = 0; u < CHANNELS; u++) {
             sum[u] *= alpha;

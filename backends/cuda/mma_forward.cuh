@@ -620,7 +620,7 @@ template <class S> GPU_DEVICE void mma_item_keys(const fattn_gpu_args &g, mma_it
                      ? w.keys
                      : (int)gpu_clamp(at + fattn_min64(right, limit) + 1, MMA_LEFTMOST, w.keys);
     const int last = (int)(w.i1 - 1 - w.i0);
-    const mma_seen top = mma_seen_by(w, 0), bottom = mma_seen_by(w, last);
+    const mma_range top = mma_band_row(w, 0), bottom = mma_band_row(w, last);
     w.full = (int)((bottom.first + (S::KEYS - 1u)) / S::KEYS);
     w.full_past = top.past / S::KEYS;
     mma_item_places<S>(g, w);

@@ -128,16 +128,16 @@ GPU_DEVICE gpu_query mma_query(const mma_item &w, int r)
     return q;
 }
 
-/* The keys that a query sees: first .. past - 1. */
-typedef struct mma_seen {
+/* Keys first .. past - 1. */
+typedef struct mma_range {
     int first, past;
-} mma_seen;
+} mma_range;
 
-/* What query i0 + i of an item sees: what query i0 would, moved along, and cut to the keys that
- * exist. */
-template <class Item> GPU_DEVICE mma_seen mma_seen_by(const Item &w, int i)
+/* The keys that query i0 + i of an item sees, as fattn_band_row() has them: those of query i0,
+ * moved along, and cut to the keys that exist. */
+template <class Item> GPU_DEVICE mma_range mma_band_row(const Item &w, int i)
 {
-    mma_seen keys;
+    mma_range keys;
     keys.first = min(max(w.first_key, -i), w.keys - i) + i;
     keys.past = min(max(w.past_key, -i), w.keys - i) + i;
     return keys;
@@ -754,7 +754,7 @@ GPU_DEVICE void mma_keep(const Terms &s, int j0, float x[S::TILES][S::KEYS / 8][
 {
     const int column = j0 + mma_own<S>();
     mma_each_row<S>([&](int m, int h) {
-        const mma_seen keys = mma_seen_by(s.item, mma_query_from(s.item, mma_row<S>(m, h)).i);
+        const mma_range keys = mma_band_row(s.item, mma_query_from(s.item, mma_row<S>(m, h)).i);
         const uint32_t bits =
             mma_bits_below(keys.past - column) & ~mma_bits_below(keys.first - column);
         mma_select<S>(bits, -fattn_f32_infinity(), m, h, x);

@@ -982,7 +982,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int r = row + mma_lane() / 4 + 8 * h;
-        const mma_seen keys = mma_seen_by(w, wgmma_query(b, r));
+        const mma_range keys = mma_band_row(w, wgmma_query(b, r));
         first[h] = keys.first - mma_lane() % 4 * 2;
         past[h] = keys.past - mma_lane() % 4 * 2;
     }

@@ -234,10 +234,10 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
     w.past_key = p.window_right < 0 ? w.keys
                                     : (int)gpu_clamp(at + fattn_min64(p.window_right, limit) + 1,
                                                      MMA_LEFTMOST, w.keys);
-    w.block = max(mma_seen_by(w, 0).first / S::KEYS, kept.first);
+    w.block = max(mma_band_row(w, 0).first / S::KEYS, kept.first);
     const int n = mma_lane(), row = min(64 * n, w.rows - 1);
-    const mma_seen first = mma_seen_by(w, wgmma_query(b, row));
-    const mma_seen last = mma_seen_by(w, wgmma_query(b, min(row + 63, w.rows - 1)));
+    const mma_range first = mma_band_row(w, wgmma_query(b, row));
+    const mma_range last = mma_band_row(w, wgmma_query(b, min(row + 63, w.rows - 1)));
     const bool exists = n < S::WARPGROUPS && 64 * n < w.rows;
     const int own_past = exists ? min((last.past + S::KEYS - 1) / S::KEYS, kept.past) : 0;
     w.past = max(wgmma_largest(own_past), w.block);

@@ -29,9 +29,11 @@
 
 /* --- A tile of keys --------------------------------------------------------------------------- */
 
+/* word, as one thread knows it: of an ordered run mma_turn_peek(), of a lean one, when the item's
+ * tile is its last, the number of the next item. */
 template <class S>
 GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int stage,
-                              const int &head, const int &tile, const int &kind, int32_t turn,
+                              const int &head, const int &tile, const int &kind, int32_t word,
                               bool last, mma_sums<S> &sums)
 {
     typedef typename S::type T;
@@ -42,11 +44,11 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
     mma_tile_dots<S>(s.k, key, s.q[stage], query, x);
     mma_tile_dots<S>(s.v, key, s.dout[stage], query, dp);
     if (mma_is_lean(S::VARIANT)) {
-        mma_turn_take<S>(g, s.job, head, tile, turn);
+        mma_turn_take<S>(g, s.job, head, tile, word);
     }
     if constexpr (S::VARIANT == MMA_LEAN) {
         if (gpu_thread_anew() == 0 && last) {
-            s.number = turn;
+            s.number = word;
         }
     }
     if (mma_is_lean(S::VARIANT)) {
@@ -160,7 +162,7 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
         if (gpu_thread_anew() == 0) {
             s.job.step[stage ^ 1] = next;
         }
-        const int32_t turn =
+        const int32_t added =
             mma_is_lean(S::VARIANT) ? mma_turn_peek<S>(g, job, now.head, now.tile) : 0;
         if (!mma_is_lean(S::VARIANT)) {
             const int mode = mma_mode<S>(job, now.kind);
@@ -178,7 +180,7 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
         if (!mma_is_lean(S::VARIANT)) { /* no register is left to do it when nobody would wait */
             mma_turn_take<S>(g, s.job, now.head, now.tile, -1);
         }
-        mma_keys_tile<S>(g, s, stage, now.head, now.tile, now.kind, turn, false, sums);
+        mma_keys_tile<S>(g, s, stage, now.head, now.tile, now.kind, added, false, sums);
     }
     if (mma_is_ordered<S>(g)) {
         gpu_sync();

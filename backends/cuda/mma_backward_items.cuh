@@ -32,15 +32,15 @@ GPU_DEVICE int32_t *mma_turn_of(const fattn_gpu_args &g, const mma_job &job, int
     return gpu_workspace_of<S::WIDTH>(g).turns + h * g.tiling.q_blocks + tile;
 }
 
-/* Looks at the turn of a tile; what was seen is believed after a fence. */
+/* How many blocks have added to a tile, by one thread, of ordered runs; believed after a fence. */
 template <class S>
 GPU_DEVICE int32_t mma_turn_peek(const fattn_gpu_args &g, const mma_job &job, int head, int tile)
 {
-    int32_t turn = -1;
+    int32_t added = -1;
     if (mma_is_ordered<S>(g) && gpu_thread_anew() == 0) {
-        turn = mma_peek(mma_turn_of<S>(g, job, head, tile));
+        added = mma_peek(mma_turn_of<S>(g, job, head, tile));
     }
-    return turn;
+    return added;
 }
 
 /* Gives up the turn of the tile before, to which the block has added: all threads have passed a
@@ -54,12 +54,12 @@ GPU_DEVICE void mma_turn_pass(mma_job &job)
     }
 }
 
-/* The same, and waits for the turn of a tile of queries; `seen`: of mma_turn_peek. Tiles of keys
+/* The same, and waits for the turn of a tile of queries; added: of mma_turn_peek(). Tiles of keys
  * add to it from the last that sees it to the first: the block is due when as many have added as
  * lie behind its own. (The tile's last query, there or not, is what mma_job_set() goes by.) */
 template <class S>
 GPU_DEVICE void mma_turn_take(const fattn_gpu_args &g, mma_job &job, int head, int tile,
-                              int32_t seen)
+                              int32_t added)
 {
     if (!mma_is_ordered<S>(g) || gpu_thread_anew() != 0) {
         return;
@@ -69,7 +69,7 @@ GPU_DEVICE void mma_turn_take(const fattn_gpu_args &g, mma_job &job, int head, i
     const int32_t due = (int32_t)((keys.past - 1) / S::KEYS - job.block);
     int32_t *const turn = mma_turn_of<S>(g, job, head, tile);
     mma_turn_pass(job);
-    if (seen != due) {
+    if (added != due) {
         while (mma_peek(turn) != due) {}
         mma_fence();
     }

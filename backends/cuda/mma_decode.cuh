@@ -272,7 +272,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     mma_reader<S> at = mma_reader_of<S>(g, w, first);
     const bool counts = gpu_thread() == 0 && !w.whole && g.counters >= 0;
     gpu_await_earlier(); /* tensors and workspace are read from here on */
-    const uint64_t seen = counts ? gpu_peek(gpu_counter_of(g, w.pairs.b, w.hk)) : 0;
+    const uint64_t word = counts ? gpu_peek(gpu_counter_of(g, w.pairs.b, w.hk)) : 0;
     GPU_ROLLED
     for (int n = 0; n < S::DEPTH - 1; n++) {
         mma_read_tile<S>(g, w, s, at, ring + n, first + n * S::WARPS);
@@ -285,7 +285,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     if (counts) { /* while keys are on their way */
         const fattn_parts parts = mma_decode_parts<S>(g, w);
         s.item.parts = (int)fattn_parts_count(&parts);
-        gpu_count_begin(g, gpu_counter_of(g, w.pairs.b, w.hk), seen, g.tiling.splits);
+        gpu_count_begin(g, gpu_counter_of(g, w.pairs.b, w.hk), word, g.tiling.splits);
     }
     mma_rows_empty(rows);
     mma_wait<S::DEPTH - 2>();

@@ -33,8 +33,8 @@ GPU_DEVICE int32_t gpu_lone_key(const fattn_gpu_args &g, const gpu_pairs &t, gpu
     const unsigned terms = (g.rule.terms & FATTN_SCORE_BIAS) | FATTN_SCORE_KEEP;
     const fattn_range keys = fattn_band_row(&t.band, q.i);
     int32_t key = -1;
-    float seen = 0;
-    for (int64_t first = keys.first; first < keys.past && seen < 2; first += GPU_WAVE) {
+    float count = 0;
+    for (int64_t first = keys.first; first < keys.past && count < 2; first += GPU_WAVE) {
         const int64_t j = first + gpu_thread() % GPU_WAVE;
         bool sees = j < keys.past;
         if (sees) {
@@ -42,10 +42,10 @@ GPU_DEVICE int32_t gpu_lone_key(const fattn_gpu_args &g, const gpu_pairs &t, gpu
             sees = pair.keep && pair.bias != -fattn_f32_infinity();
         }
         key = sees ? (int32_t)j : key;
-        seen += gpu_team_sum<GPU_WAVE>(sees ? 1.0f : 0.0f);
+        count += gpu_team_sum<GPU_WAVE>(sees ? 1.0f : 0.0f);
     }
     key = gpu_team_max<GPU_WAVE>(key);
-    return seen == 1 ? key : -1;
+    return count == 1 ? key : -1;
 }
 
 /* By how much lse of query q, which sees one key, is to be lowered, in log2 units: four times the

@@ -280,13 +280,13 @@ GPU_DEVICE uint64_t *gpu_counter_of(const fattn_gpu_args &g, int64_t b, int64_t 
     return (uint64_t *)(g.workspace + g.counters) + (b * g.problem.heads_k + hk);
 }
 
-/* Of a block that will count with others, to `most` at most; by one thread. seen: gpu_peek(), which
- * takes a while. */
-GPU_DEVICE void gpu_count_begin(const fattn_gpu_args &g, uint64_t *counter, uint64_t seen,
+/* Of a block that will count with others, to `most` at most; by one thread. word: gpu_peek() of the
+ * counter, which takes a while. */
+GPU_DEVICE void gpu_count_begin(const fattn_gpu_args &g, uint64_t *counter, uint64_t word,
                                 int64_t most)
 {
-    if (seen - g.mark >= (uint64_t)most) {
-        gpu_compare_and_swap(counter, seen, g.mark);
+    if (word - g.mark >= (uint64_t)most) {
+        gpu_compare_and_swap(counter, word, g.mark);
     }
 }
 

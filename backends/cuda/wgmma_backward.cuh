@@ -626,7 +626,7 @@ GPU_DEVICE void wgmma_walk_set(const fattn_gpu_args &g, const wgmma_backward_blo
 }
 
 /* Words x[k] of a quad's lanes q trade places: lane q gets those at place q of lanes k. */
-GPU_DEVICE void wgmma_turn(uint32_t x[4])
+GPU_DEVICE void wgmma_transpose_quad(uint32_t x[4])
 {
     const bool odd = gpu_thread() & 1, high = gpu_thread() & 2;
     GPU_UNROLL
@@ -658,7 +658,7 @@ GPU_DEVICE void wgmma_store_row(uint16_t *to, int dim, bool chunks, bool exists,
             const float *const pair = sums[4 * n + k] + 2 * h;
             x[k] = empty ? 0 : T::pack(pair[0] * factor, pair[1] * factor);
         }
-        wgmma_turn(x);
+        wgmma_transpose_quad(x);
         const int c = 32 * n + gpu_thread() % 4 * 8, live = dim - c;
         if (exists && chunks && live >= 8) {
             gpu_u4 eight;

@@ -129,9 +129,9 @@ GPU_DEVICE void wgmma_read_row(const fattn_gpu_args &g, const wgmma_backward_blo
 /* Such rows of a bias become what the thread's own pairs have, by way of the warp's part of the
  * tile's P, which is not made yet. */
 template <class S>
-GPU_DEVICE void wgmma_turn_bias(const wgmma_backward_block<S> &b,
-                                const wgmma_backward_walk<S> &walk,
-                                uint32_t bias[S::BIAS_STEPS][2][2])
+GPU_DEVICE void wgmma_transpose_bias(const wgmma_backward_block<S> &b,
+                                     const wgmma_backward_walk<S> &walk,
+                                     uint32_t bias[S::BIAS_STEPS][2][2])
 {
     static_assert(S::BIAS_STEPS == 2, "32 queries");
     const uint32_t lane = (uint32_t)mma_lane(), key = threadIdx.x % 128 / 32 * 16;
@@ -192,12 +192,12 @@ GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_b
     }
     if constexpr (S::KNOWN == FATTN_BIAS) {
         if constexpr (S::READS_ROWS) {
-            wgmma_turn_bias<S>(b, walk, ahead.bias);
+            wgmma_transpose_bias<S>(b, walk, ahead.bias);
         }
         ahead.large = wgmma_bias_large<S>(ahead.bias);
     }
     if constexpr (S::KNOWN == FATTN_MASK && S::READS_ROWS) {
-        ahead.keeps = wgmma_turn_bits(wgmma_bits_of_bytes(ahead.mask));
+        ahead.keeps = wgmma_transpose_bits(wgmma_bits_of_bytes(ahead.mask));
         return;
     }
     uint32_t pairs = 0;

@@ -227,7 +227,7 @@ GPU_DEVICE uint32_t wgmma_bits_of_bytes(const uint32_t words[4])
 
 /* Lanes have such bits of a query each, for the warp's keys. Those of the thread's own pairs, in
  * the order of wgmma_ahead.keeps. */
-GPU_DEVICE uint32_t wgmma_turn_bits(uint32_t row)
+GPU_DEVICE uint32_t wgmma_transpose_bits(uint32_t row)
 {
     uint32_t keeps = 0;
     GPU_UNROLL

@@ -440,17 +440,17 @@ template <int N> GPU_DEVICE void wgmma_settle(float c[N][4])
  *     new_..            sets its results, and what was in their registers is not needed
  */
 template <class T, int N> struct wgmma_product;
-#define WGMMA_SET(type, n, groups, o0, o1, turns)                                          \
-    asm volatile("{ .reg .pred add; setp.ne.b32 add, 0, 0; "                               \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type           \
-                 " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, " turns "; }" \
-                 : WGMMA_NEW_##groups(c)                                                   \
+#define WGMMA_SET(type, n, groups, o0, o1, transposes)                                          \
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, 0, 0; "                                    \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                \
+                 " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, " transposes "; }" \
+                 : WGMMA_NEW_##groups(c)                                                        \
                  : "l"(a), "l"(b))
-#define WGMMA_ADD(type, n, groups, o0, o1, turns)                                          \
-    asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0; "                               \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type           \
-                 " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, " turns "; }" \
-                 : WGMMA_SUMS_##groups(c)                                                  \
+#define WGMMA_ADD(type, n, groups, o0, o1, transposes)                                          \
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0; "                                    \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                \
+                 " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, " transposes "; }" \
+                 : WGMMA_SUMS_##groups(c)                                                       \
                  : "l"(a), "l"(b))
 #define WGMMA_PRODUCT(tag, type, n, groups, o0, o1, o2, o3, o4, o5)                            \
     template <> struct wgmma_product<tag, n> {                                                 \

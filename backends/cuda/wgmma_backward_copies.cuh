@@ -143,7 +143,7 @@ GPU_DEVICE void wgmma_copy_panels(uint32_t to, const wgmma_map *map, uint64_t *f
 {
     GPU_UNROLL
     for (int c = 0; c < PANELS; c++) {
-        wgmma_copy(to + c * ROWS * 128, map, full, 64 * c, row, head, batch, WGMMA_KEEP);
+        wgmma_copy(to + c * ROWS * 128, map, full, 64 * c, row, head, batch, WGMMA_EVICT_LAST);
     }
 }
 
@@ -209,7 +209,7 @@ GPU_DEVICE void wgmma_copy_term(const fattn_gpu_args &g, uint32_t to, const wgmm
     for (int c = 0; c < S::KEYS / COLUMNS; c++) {
         wgmma_copy(to + c * S::QUERIES * 128, map, full, w.block * S::KEYS + c * COLUMNS,
                    stride[2] ? tile * S::QUERIES : 0, stride[1] ? head : 0, stride[0] ? w.batch : 0,
-                   WGMMA_KEEP);
+                   WGMMA_EVICT_LAST);
     }
 }
 
@@ -344,9 +344,9 @@ GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder add
             float *const to = place() + n * (S::PART * 64);
             const uint32_t from = b.dq + n * S::PART_BYTES;
             if (adder.stores) {
-                wgmma_replace(to, from, S::PART_BYTES, WGMMA_KEEP);
+                wgmma_replace(to, from, S::PART_BYTES, WGMMA_EVICT_LAST);
             } else {
-                wgmma_add(to, from, S::PART_BYTES, WGMMA_KEEP);
+                wgmma_add(to, from, S::PART_BYTES, WGMMA_EVICT_LAST);
             }
         }
         __syncwarp();

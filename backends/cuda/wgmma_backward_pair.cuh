@@ -42,7 +42,8 @@ GPU_DEVICE void wgmma_copy_half(int rank, uint32_t to, const wgmma_map *map, uin
     GPU_UNROLL
     for (int n = 0; n < PANELS / 2; n++) {
         const int c = rank * (PANELS / 2) + n;
-        wgmma_copy_to_both(to + c * ROWS * 128, map, full, 64 * c, row, head, batch, WGMMA_KEEP);
+        wgmma_copy_to_both(to + c * ROWS * 128, map, full, 64 * c, row, head, batch,
+                           WGMMA_EVICT_LAST);
     }
 }
 
@@ -59,7 +60,7 @@ GPU_DEVICE void wgmma_copy_peer_keys(const wgmma_backward_block<S> &b, const wgm
     for (int c = 0; c < PANELS; c++) {
         wgmma_copy(b.peer_k + c * S::KEYS * 128, map, full, 64 * (b.rank * PANELS + c),
                    w.k_row + (b.rank ? -S::KEYS : S::KEYS), stride.head ? w.head : 0,
-                   stride.batch ? w.k_batch : 0, WGMMA_KEEP);
+                   stride.batch ? w.k_batch : 0, WGMMA_EVICT_LAST);
     }
 }
 

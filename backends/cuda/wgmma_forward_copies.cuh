@@ -14,7 +14,7 @@
  * in all. */
 template <class S> GPU_DEVICE uint64_t wgmma_key_policy(const fattn_gpu_args &g)
 {
-    return S::IS_SPLIT && g.tiling.q_blocks == 1 ? WGMMA_DROP : WGMMA_KEEP;
+    return S::IS_SPLIT && g.tiling.q_blocks == 1 ? WGMMA_EVICT_FIRST : WGMMA_EVICT_LAST;
 }
 
 /* Pieces of tiles that lanes have looked up, in the order of keys: 2^shift keys that one page
@@ -114,7 +114,7 @@ GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map
     for (int c = 0; c < S::PANELS; c++) {
         wgmma_poison(b.q + c * S::ROWS * 128, 128 * wgmma_places<S>(b.group));
         wgmma_copy(b.q + c * S::ROWS * 128, map, &control.q_full, 64 * c, 0, w.q_row, head,
-                   w.q_batch, WGMMA_DROP);
+                   w.q_batch, WGMMA_EVICT_FIRST);
     }
 }
 
@@ -221,7 +221,7 @@ GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
     const int heads = stride[1] ? b.group : 1;
     const int queries = stride[2] ? wgmma_query(b, wgmma_places<S>(b.group)) : 1;
     const bool copies = wgmma_are_rows<S>(g);
-    const uint64_t policy = stride[0] && stride[1] ? WGMMA_DROP : WGMMA_KEEP;
+    const uint64_t policy = stride[0] && stride[1] ? WGMMA_EVICT_FIRST : WGMMA_EVICT_LAST;
     for (int n = 0, used = 0;; n++) {
         wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
         const wgmma_item &w = control.item[n % WGMMA_ITEMS];

@@ -188,9 +188,9 @@ GPU_DEVICE void wgmma_prefetch(const wgmma_map *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* What L2 is to do with what is copied: keep it longer than other things, or give it up first. */
-#define WGMMA_KEEP UINT64_C(0x14f0000000000000)
-#define WGMMA_DROP UINT64_C(0x12f0000000000000)
+/* What L2 is to do with what is copied: evict it after other things, or before them. */
+#define WGMMA_EVICT_LAST UINT64_C(0x14f0000000000000)
+#define WGMMA_EVICT_FIRST UINT64_C(0x12f0000000000000)
 
 /* Begins to copy a box, and announces its bytes to the barrier when they are there. Elements
  * outside of the tensor are zeros. */

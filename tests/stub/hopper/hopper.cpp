@@ -615,8 +615,8 @@ typedef struct alignas(64) wgmma_map {
 
 static void wgmma_prefetch(const wgmma_map *) {}
 
-#define WGMMA_KEEP 0
-#define WGMMA_DROP 0
+#define WGMMA_EVICT_LAST 0
+#define WGMMA_EVICT_FIRST 0
 
 static int copy_delay(void) { return (int)(draw(2) ? draw(30) : draw(500)); }
 

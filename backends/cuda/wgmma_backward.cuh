@@ -205,7 +205,7 @@ GPU_DEVICE void wgmma_differentiate_any(const fattn_gpu_args &g, const wgmma_bac
         wgmma_differentiate<S>(delta, p, dp);
     } else {
         const float factor = mma_has<S>(g, FATTN_DROPOUT) ? b.control->dropout.multiplier : 1;
-        wgmma_differentiate_fully<S>(g, walk.ahead.kept, factor, delta, p, dp);
+        wgmma_differentiate_fully<S>(g, walk.ahead.dropout_keeps, factor, delta, p, dp);
     }
     if constexpr (S::HAS_DBIAS) {
         if (g.problem.outputs & FATTN_OUT_DBIAS) {

@@ -197,7 +197,7 @@ GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_b
         ahead.large = wgmma_bias_large<S>(ahead.bias);
     }
     if constexpr (S::KNOWN == FATTN_MASK && S::READS_ROWS) {
-        ahead.keeps = wgmma_transpose_bits(wgmma_bits_of_bytes(ahead.mask));
+        ahead.mask_keeps = wgmma_transpose_bits(wgmma_bits_of_bytes(ahead.mask));
         return;
     }
     uint32_t pairs = 0;
@@ -212,10 +212,10 @@ GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_b
     if (!S::IS_LEAN && mma_has<S>(g, FATTN_MASK)) {
         if (waits) {
             const int from = mma_lane() / 8 * 4 + mma_lane() % 4; /* whose keys c / 2 are */
-            ahead.keeps = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from);
+            ahead.mask_keeps = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from);
             ahead.others = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from + 16);
         } else {
-            ahead.keeps = wgmma_mask_bits<S>(g, wgmma_patch_of<S>(b, walk, head, tile));
+            ahead.mask_keeps = wgmma_mask_bits<S>(g, wgmma_patch_of<S>(b, walk, head, tile));
         }
     }
 }
@@ -253,7 +253,7 @@ GPU_DEVICE void wgmma_drop_early(const fattn_gpu_args &g, wgmma_backward_walk<S>
                                  int tile)
 {
     if (wgmma_drops<S>(g) && walk.drop.dropout.threshold) {
-        walk.ahead.kept = wgmma_calls<S, 0, S::EARLY_CALLS>(walk.drop, head, tile);
+        walk.ahead.dropout_keeps = wgmma_calls<S, 0, S::EARLY_CALLS>(walk.drop, head, tile);
     }
 }
 
@@ -264,11 +264,12 @@ GPU_DEVICE void wgmma_drop_late(const fattn_gpu_args &g, const wgmma_backward_bl
     if (wgmma_drops<S>(g)) {
         wgmma_ahead<S> &ahead = walk.ahead;
         if (walk.drop.dropout.threshold) {
-            ahead.kept |= wgmma_calls<S, S::EARLY_CALLS, S::CALLS>(walk.drop, head, tile);
-            ahead.others = __shfl_xor_sync(0xffffffffu, ahead.kept, 4);
+            ahead.dropout_keeps |= wgmma_calls<S, S::EARLY_CALLS, S::CALLS>(walk.drop, head, tile);
+            ahead.others = __shfl_xor_sync(0xffffffffu, ahead.dropout_keeps, 4);
         } else {
-            ahead.kept = wgmma_keep_singly<S>(g, b.control->dropout, b.control->item[walk.item],
-                                              wgmma_patch_of<S>(b, walk, head, tile));
+            ahead.dropout_keeps =
+                wgmma_keep_singly<S>(g, b.control->dropout, b.control->item[walk.item],
+                                     wgmma_patch_of<S>(b, walk, head, tile));
         }
     }
 }
@@ -280,10 +281,10 @@ GPU_DEVICE void wgmma_join_ahead(const fattn_gpu_args &g, const wgmma_backward_b
 {
     wgmma_ahead<S> &ahead = walk.ahead;
     if (wgmma_drops<S>(g) && walk.drop.dropout.threshold) {
-        ahead.kept = wgmma_join_calls(ahead.kept, ahead.others);
+        ahead.dropout_keeps = wgmma_join_calls(ahead.dropout_keeps, ahead.others);
     }
     if (S::IS_STAGED && S::KNOWN == FATTN_MASK && b.waits && wgmma_is_mixed<S>(ahead)) {
-        ahead.keeps = wgmma_join_pairs(ahead.keeps, ahead.others);
+        ahead.mask_keeps = wgmma_join_pairs(ahead.mask_keeps, ahead.others);
     }
 }
 

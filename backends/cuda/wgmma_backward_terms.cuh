@@ -29,8 +29,8 @@ typedef struct wgmma_patch {
  * memory busy, so that whatever goes through it takes long, what lanes exchange too: nothing is
  * waited for before something else is under way. */
 template <class S> struct wgmma_ahead {
-    uint32_t kept;                      /* pairs that dropout keeps: wgmma_kept_bit() */
-    uint32_t keeps;                     /* bit 8 (2 h + e) + n: the mask keeps the pair */
+    uint32_t dropout_keeps;             /* wgmma_dropout_bit(): it keeps the pair */
+    uint32_t mask_keeps;                /* bit 8 (2 h + e) + n: the same of the mask */
     uint32_t others;                    /* until these are joined: another lane's part */
     uint32_t mask[S::MASK_WORDS];       /* of a staged tile, as it is read */
     uint32_t bias[S::BIAS_STEPS][2][2]; /* of q's type: of step, n, and key h two queries */
@@ -226,31 +226,31 @@ GPU_DEVICE uint32_t wgmma_bits_of_bytes(const uint32_t words[4])
 }
 
 /* Lanes have such bits of a query each, for the warp's keys. Those of the thread's own pairs, in
- * the order of wgmma_ahead.keeps. */
+ * the order of wgmma_ahead.mask_keeps. */
 GPU_DEVICE uint32_t wgmma_transpose_bits(uint32_t row)
 {
-    uint32_t keeps = 0;
+    uint32_t own = 0;
     GPU_UNROLL
     for (int n = 0; n < 4; n++) {
         GPU_UNROLL
         for (int e = 0; e < 2; e++) {
             const int query = 8 * n + mma_lane() % 4 * 2 + e;
             const uint32_t other = __shfl_sync(0xffffffffu, row, query);
-            keeps |= (other >> mma_lane() / 4 & 0x00010001u) << (8 * e + n);
+            own |= (other >> mma_lane() / 4 & 0x00010001u) << (8 * e + n);
         }
     }
-    return keeps;
+    return own;
 }
 
 /* --- Dropout ---------------------------------------------------------------------------------- */
 
 /* Where a word says whether dropout keeps element k of x[n]: queries e are in halves e, so that a
  * shift brings the pair of a packed word to the upper bits of its halves. */
-GPU_DEVICE constexpr int wgmma_kept_bit(int n, int k) { return 16 * (k % 2) + 2 * n + k / 2; }
+GPU_DEVICE constexpr int wgmma_dropout_bit(int n, int k) { return 16 * (k % 2) + 2 * n + k / 2; }
 
-GPU_DEVICE bool wgmma_keeps(uint32_t kept, int n, int k)
+GPU_DEVICE bool wgmma_dropout_keeps(uint32_t bits, int n, int k)
 {
-    return kept >> wgmma_kept_bit(n, k) & 1;
+    return bits >> wgmma_dropout_bit(n, k) & 1;
 }
 
 /* Bits of the generator's calls FIRST .. PAST - 1 of a tile, where that lies on its patches. A
@@ -299,7 +299,7 @@ template <class S>
 GPU_DEVICE uint32_t wgmma_keep_singly(const fattn_gpu_args &g, const fattn_dropout &dropout,
                                       const wgmma_backward_item &w, const wgmma_patch &at)
 {
-    uint32_t kept = 0;
+    uint32_t bits = 0;
     GPU_ROLLED
     for (int pair = 0; pair < S::OWN_QUERIES / 2; pair++) {
         const int n = pair / 4, k = pair % 4;
@@ -307,9 +307,9 @@ GPU_DEVICE uint32_t wgmma_keep_singly(const fattn_gpu_args &g, const fattn_dropo
             w.q_position, (uint32_t)(at.i + 8 * n + k % 2),
             (uint32_t)(g.problem.batch_offset + at.b), (uint32_t)(g.problem.head_offset + at.h));
         const int64_t key = w.k_position + at.j + 8 * (k / 2);
-        kept |= (uint32_t)(fattn_dropout_at(&dropout, rows, key) != 0) << wgmma_kept_bit(n, k);
+        bits |= (uint32_t)(fattn_dropout_at(&dropout, rows, key) != 0) << wgmma_dropout_bit(n, k);
     }
-    return kept;
+    return bits;
 }
 
 /* --- Scores ----------------------------------------------------------------------------------- */
@@ -417,7 +417,7 @@ GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_ahead<S>
         const int n = 2 * STEP + e / 4, k = e % 4, r = 8 * n + k % 2;
         float &score = x[e / 4][k];
         if (MIXED && mma_has<S>(g, FATTN_MASK)) {
-            score = ahead.keeps >> (8 * k + n) & 1 ? score : -fattn_f32_infinity();
+            score = ahead.mask_keeps >> (8 * k + n) & 1 ? score : -fattn_f32_infinity();
         }
         if (PARTIAL) {
             const bool sees = t.first[k / 2] <= r && r < t.past[k / 2];
@@ -430,8 +430,8 @@ GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_ahead<S>
         const int n = 2 * STEP + e / 2, k = e % 2 * 2;
         p[e] = S::type::pack(x[e / 2][k], x[e / 2][k + 1]);
         if (mma_has<S>(g, FATTN_DROPOUT)) {
-            p[e] = wgmma_keep_halves<typename S::type>(p[e],
-                                                       ahead.kept << (15 - wgmma_kept_bit(n, k)));
+            const uint32_t keeps = ahead.dropout_keeps << (15 - wgmma_dropout_bit(n, k));
+            p[e] = wgmma_keep_halves<typename S::type>(p[e], keeps);
         }
     }
     if (mma_has<S>(g, FATTN_SOFTCAP)) {
@@ -489,22 +489,22 @@ GPU_DEVICE void wgmma_weigh(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead
     }
 }
 
-/* dP becomes dS; factor: Z of a pair that dropout keeps. Others are multiplied by 0, not set to it,
- * so that NaN stays NaN. */
+/* dP becomes dS; keeps: wgmma_ahead.dropout_keeps; factor: Z of a pair that it keeps. Others are
+ * multiplied by 0, not set to it, so that NaN stays NaN. */
 template <class S>
-GPU_DEVICE void wgmma_differentiate_fully(const fattn_gpu_args &g, uint32_t kept, float factor,
+GPU_DEVICE void wgmma_differentiate_fully(const fattn_gpu_args &g, uint32_t keeps, float factor,
                                           const float delta[S::OWN_QUERIES / 8][2],
                                           const float p[S::OWN_QUERIES / 8][4],
                                           float dp[S::OWN_QUERIES / 8][4])
 {
     const bool dropout = mma_has<S>(g, FATTN_DROPOUT);
-    const uint32_t keeps = dropout ? wgmma_anew(kept) : 0;
+    const uint32_t bits = dropout ? wgmma_anew(keeps) : 0;
     GPU_UNROLL
     for (int e = 0; e < S::OWN_QUERIES / 2; e++) {
         const int n = e / 4, k = e % 4;
         float &element = dp[n][k];
         if (dropout) {
-            const float z = wgmma_keeps(keeps, n, k) ? factor : 0;
+            const float z = wgmma_dropout_keeps(bits, n, k) ? factor : 0;
             element = fmaf(element, z, -delta[n][k % 2]);
         } else {
             element -= delta[n][k % 2];

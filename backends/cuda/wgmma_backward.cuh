@@ -660,17 +660,8 @@ GPU_DEVICE void wgmma_store_row(uint16_t *to, int dim, bool chunks, bool exists,
         }
         wgmma_transpose_quad(x);
         const int c = 32 * n + gpu_thread() % 4 * 8, live = dim - c;
-        if (exists && chunks && live >= 8) {
-            gpu_u4 eight;
-            eight.x = x[0], eight.y = x[1], eight.z = x[2], eight.w = x[3];
-            *(gpu_u4 *)(to + c) = eight;
-        } else if (exists) {
-            GPU_UNROLL
-            for (int e = 0; e < 8; e++) {
-                if (e < live) {
-                    to[c + e] = (uint16_t)(x[e / 2] >> e % 2 * 16);
-                }
-            }
+        if (exists) {
+            gpu_store_eight(to + c, {x[0], x[1], x[2], x[3]}, live, chunks && live >= 8);
         }
     }
 }

@@ -150,4 +150,21 @@ GPU_DEVICE void gpu_store_quad(const gpu_tensor &t, int64_t at, int c, const flo
     }
 }
 
+/* Eight 16-bit elements as they lie in memory, of which the first `live` exist. whole: all do, and
+ * `to` is a multiple of 16 bytes. */
+GPU_DEVICE void gpu_store_eight(uint16_t *to, gpu_u4 eight, int live, bool whole)
+{
+    if (whole) {
+        *(gpu_u4 *)to = eight;
+        return;
+    }
+    const uint32_t word[4] = {eight.x, eight.y, eight.z, eight.w};
+    GPU_UNROLL
+    for (int e = 0; e < 8; e++) {
+        if (e < live) {
+            to[e] = (uint16_t)(word[e / 2] >> e % 2 * 16);
+        }
+    }
+}
+
 #endif

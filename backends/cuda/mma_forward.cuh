@@ -387,18 +387,6 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
     }
 }
 
-/* The first `live` of eight elements. */
-GPU_DEVICE void mma_store_some(uint16_t *to, gpu_u4 eight, int live)
-{
-    const uint32_t words[] = {eight.x, eight.y, eight.z, eight.w};
-    GPU_UNROLL
-    for (int e = 0; e < 8; e++) {
-        if (e < live) {
-            to[e] = (uint16_t)(words[e / 2] >> e % 2 * 16);
-        }
-    }
-}
-
 /* Rows of o of the input's type leave through the place of the warp's own queries, so that whole
  * lines are written. */
 template <class S>
@@ -421,7 +409,7 @@ GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     const mma_item w = s.item; /* read once: what is written might be it */
     const int c = lane % CHUNKS, live = dim - 8 * c;
     uint16_t *const o = (uint16_t *)g.buffers.o + 8 * c;
-    const bool lines = g.chunks & FATTN_GPU_QUADS_O && live >= 8;
+    const bool whole = g.chunks & FATTN_GPU_QUADS_O && live >= 8;
     GPU_ROLLED
     for (int n = 0; n < S::TILES * 16; n += BATCH * STEP) {
         gpu_u4 eight[BATCH];
@@ -435,10 +423,8 @@ GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         for (int k = 0; k < BATCH; k++) {
             const int r = r0 + k * STEP;
             uint16_t *const to = o + mma_row_at(w, g.problem.o, r);
-            if (r < w.rows && lines) {
-                *(gpu_u4 *)to = eight[k];
-            } else if (r < w.rows) {
-                mma_store_some(to, eight[k], live);
+            if (r < w.rows) {
+                gpu_store_eight(to, eight[k], live, whole);
             }
         }
     }

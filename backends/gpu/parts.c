@@ -31,7 +31,7 @@ void fattn_gpu_combine(const fattn_gpu_kernel *kernel, const fattn_problem *p,
         shape->blocks = blocks * fattn_ceil_div(rows, FATTN_GPU_COMBINE_ROWS);
     } else {
         snprintf(shape->entry, sizeof shape->entry, "combine");
-        const int64_t pieces = blocks * rows * fattn_max64(fattn_ceil_div(p->dim_v, 32), 1);
+        const int64_t pieces = blocks * rows * fattn_ceil_div(p->dim_v, 32);
         shape->blocks = fattn_ceil_div(pieces, FATTN_GPU_COMBINE_THREADS / 32);
     }
     shape->threads = FATTN_GPU_COMBINE_THREADS;
@@ -74,8 +74,7 @@ int64_t fattn_gpu_decode_workspace(const fattn_kernel *row, const fattn_problem 
 bool fattn_gpu_merges(const fattn_problem *p, const fattn_tiling *t, int threads)
 {
     enum { TURNS = 3 };
-    const int64_t pieces =
-        item_rows(p, t) * fattn_max64(fattn_ceil_div(p->dim_v, FATTN_GPU_MERGE_CHANNELS), 1);
+    const int64_t pieces = item_rows(p, t) * fattn_ceil_div(p->dim_v, FATTN_GPU_MERGE_CHANNELS);
     const int64_t turns = gpu_times(fattn_ceil_div(pieces, threads / 32),
                                     fattn_ceil_div(t->splits, FATTN_GPU_MERGE_PARTS));
     return t->splits > 1 && turns >= 0 && turns <= TURNS;

@@ -313,8 +313,7 @@ GPU_DEVICE void gpu_merge_rows(const fattn_gpu_args &g, const fattn_sequence &se
                                int64_t hk, int rows, int64_t parts)
 {
     enum { CHANNELS = FATTN_GPU_MERGE_CHANNELS / 32 };
-    const int64_t dim = fattn_max64(g.problem.dim_v, 1);
-    const int slabs = (int)((dim + 32 * CHANNELS - 1) / (32 * CHANNELS));
+    const int slabs = (int)((g.problem.dim_v + 32 * CHANNELS - 1) / (32 * CHANNELS));
     const int64_t item = (b * g.problem.heads_k + hk) * g.tiling.splits;
     for (int n = gpu_thread() / 32; n < rows * slabs; n += gpu_threads() / 32) {
         const int r = n / slabs;
@@ -339,7 +338,7 @@ typedef struct gpu_combined {
 /* Piece n: rows of items, items counted without parts, and channels by 32. */
 GPU_DEVICE gpu_combined gpu_combined_of(const fattn_gpu_args &g, int64_t n, int64_t rows)
 {
-    const int64_t pieces = fattn_max64((g.problem.dim_v + 31) / 32, 1);
+    const int64_t pieces = (g.problem.dim_v + 31) / 32;
     const int64_t row = fattn_quotient(n, pieces), item = fattn_quotient(row, rows);
     const int r = (int)(row - item * rows);
     gpu_combined piece;
@@ -399,7 +398,7 @@ GPU_DEVICE void gpu_combine_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     const int64_t rows = fattn_min64(g.tiling.br, g.group * p.seqlen_q);
-    const int64_t pieces = fattn_max64((p.dim_v + 31) / 32, 1);
+    const int64_t pieces = (p.dim_v + 31) / 32;
     const int64_t count = fattn_quotient(g.tiling.items, g.tiling.splits) * rows * pieces;
     const int teams = FATTN_GPU_COMBINE_THREADS / 32;
     gpu_admit_later();
@@ -437,7 +436,7 @@ GPU_DEVICE void gpu_combine_set(const fattn_gpu_args &g, int64_t n, int64_t of, 
     for (int r = (int)first + gpu_thread() / 32; r < past; r += FATTN_GPU_COMBINE_THREADS / 32) {
         const gpu_part part = gpu_part_of(g, item, r);
         const gpu_query q = gpu_query_of(before + r, g.group, work.head * g.group);
-        for (int64_t c0 = 0; c0 < fattn_max64(g.problem.dim_v, 1); c0 += 128) {
+        for (int64_t c0 = 0; c0 < g.problem.dim_v; c0 += 128) {
             const int64_t c = c0 + gpu_thread() % 32 * 4; /* which may be past the last */
             float sum[4];
             fattn_softmax all;

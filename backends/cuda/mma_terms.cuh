@@ -385,12 +385,20 @@ GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const Terms &s, int block, in
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
+/* P of mma_cap() for |y| < BELOW: C0 + C1 z + C2 z^2. Hopper's backward has it, too. */
+struct mma_cap_near {
+    static constexpr float BELOW = 0.3f;
+    static constexpr float C0 = -0.33333286129924045f;
+    static constexpr float C1 = 0.1332387352065708f;
+    static constexpr float C2 = -0.0511326762267774f;
+};
+
 /*
  * softcap tanh(x / softcap), of dot products, as core/score.h has it in fewer steps, to 2^-21 of
  * itself. With y = x / softcap, tanh(y) = y (1 + z P(z)), z = y^2, where P interpolates
- * (tanh(y) / y - 1) / z in Chebyshev's nodes: of degree 2 for |y| < 0.3, in powers of the dot
- * product itself, if all of the warp's are there; of degree 3 for |y| < 0.5. Hopper's kernels know
- * another of degree 1 for |y| < 0.16. All are good to 6e-8.
+ * (tanh(y) / y - 1) / z in Chebyshev's nodes: of degree 2 for |y| < 0.3 (mma_cap_near), in powers
+ * of the dot product itself, if all of the warp's are there; of degree 3 for |y| < 0.5. Hopper's
+ * kernels know another of degree 1 for |y| < 0.16. All are good to 6e-8.
  * Beyond, it is an exponential. bound: no score of a row, among the thread's own, is larger.
  */
 template <class S>
@@ -398,9 +406,9 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
                         float bound[S::TILES][2])
 {
     const float pace = rule.scale * rule.reciprocal, square = pace * pace;
-    const float c3 = -0.0511326762267774f * square * square * square * rule.scale;
-    const float c2 = 0.1332387352065708f * square * square * rule.scale;
-    const float c1 = -0.33333286129924045f * square * rule.scale;
+    const float c3 = mma_cap_near::C2 * square * square * square * rule.scale;
+    const float c2 = mma_cap_near::C1 * square * square * rule.scale;
+    const float c1 = mma_cap_near::C0 * square * rule.scale;
     bool near = fabsf(pace) > 0x1p-20f; /* the powers are there */
     bool nearer = S::IN_ORDER && near;
     mma_each_row<S>([&](int m, int h) {
@@ -410,7 +418,7 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
             largest = gpu_max(largest, fabsf(score));
         });
         bound[m][h] = gpu_max(even, odd);
-        near = near && bound[m][h] * fabsf(pace) < 0.3f;
+        near = near && bound[m][h] * fabsf(pace) < mma_cap_near::BELOW;
         nearer = nearer && bound[m][h] * fabsf(pace) < 0.16f;
         bound[m][h] *= fabsf(rule.scale);
     });

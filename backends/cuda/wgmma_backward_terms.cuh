@@ -323,11 +323,10 @@ GPU_DEVICE bool wgmma_cap_near(const fattn_score_rule &rule, const float x[S::OW
     for (int n = 0; n < S::OWN_QUERIES / 2; n++) {
         largest = gpu_max(largest, fabsf(x[n / 4][n % 4]));
     }
-    return largest * fabsf(rule.scale * rule.reciprocal) < 0.3f;
+    return largest * fabsf(rule.scale * rule.reciprocal) < mma_cap_near::BELOW;
 }
 
-/* Dot products become capped scores; derivative: of the cap. The polynomial for NEAR scores is that
- * of mma_terms.cuh. */
+/* Dot products become capped scores; derivative: of the cap. NEAR: wgmma_cap_near(). */
 template <bool NEAR>
 GPU_DEVICE void wgmma_cap(const fattn_score_rule &rule, float x[2][4], float derivative[2][4])
 {
@@ -337,8 +336,8 @@ GPU_DEVICE void wgmma_cap(const fattn_score_rule &rule, float x[2][4], float der
         float &score = x[n / 4][n % 4], &slope = derivative[n / 4][n % 4];
         if (NEAR) {
             const float y = score * pace, z = y * y;
-            float poly = fmaf(-0.0511326762267774f, z, 0.1332387352065708f);
-            poly = fmaf(poly, z, -0.33333286129904245f);
+            float poly = fmaf(mma_cap_near::C2, z, mma_cap_near::C1);
+            poly = fmaf(poly, z, mma_cap_near::C0);
             const float tanh = y * fmaf(poly, z, 1);
             slope = fmaf(-tanh, tanh, 1);
             score = tanh * rule.cap;

@@ -99,21 +99,27 @@ typedef struct SCORE_NAME(fattn_score_pair) {
  * x, as softcap grows without bound. Elsewhere tanh |y| = 1 - 2 w and 1 - tanh^2 = 4 w (1 - w), w =
  * 1 / (1 + exp(2 |y|)), where an exp that overflows gives w = 0. A NaN fails the comparison and
  * passes through exp.
+ *
+ * fattn_score_cap_factor() is 1 + z P(z).
  */
-FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *dscore)
+FATTN_HD fv SCORE_NAME(fattn_score_cap_factor)(fv z)
 {
-    const fv one = fv_set1(1.0f), two = fv_set1(2.0f), zero = fv_set1(0.0f);
-    const fv y = fv_mul(x, fv_set1(rule->reciprocal));
-    const fv size = fv_abs(y);
-
-    const fv z = fv_mul(y, y);
     fv poly = fv_set1(0.002292744715571307f);
     poly = fv_muladd(poly, z, fv_set1(-0.008343945405831792f));
     poly = fv_muladd(poly, z, fv_set1(0.0217689186069157f));
     poly = fv_muladd(poly, z, fv_set1(-0.05395925956936714f));
     poly = fv_muladd(poly, z, fv_set1(0.13333303556857562f));
     poly = fv_muladd(poly, z, fv_set1(-0.33333333172139035f));
-    const fv factor = fv_muladd(poly, z, one);
+    return fv_muladd(poly, z, fv_set1(1.0f));
+}
+
+FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *dscore)
+{
+    const fv one = fv_set1(1.0f), two = fv_set1(2.0f), zero = fv_set1(0.0f);
+    const fv y = fv_mul(x, fv_set1(rule->reciprocal));
+    const fv size = fv_abs(y);
+
+    const fv factor = SCORE_NAME(fattn_score_cap_factor)(fv_mul(y, y));
     const fv near = fv_mul(x, factor);
     const fv tanh_near = fv_mul(y, factor);
     const fv dscore_near = fv_sub(one, fv_mul(tanh_near, tanh_near));

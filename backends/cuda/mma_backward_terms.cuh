@@ -245,14 +245,8 @@ GPU_DEVICE void mma_add_bias(const void *room, float factor, float x[2][S::PART_
  * in the part that needs them. */
 template <bool FAR> GPU_DEVICE float mma_cap(const fattn_score_rule &rule, float x, float *dscore)
 {
-    const float y = x * rule.reciprocal, z = y * y;
-    float poly = 0.002292744715571307f;
-    poly = fmaf(poly, z, -0.008343945405831792f);
-    poly = fmaf(poly, z, 0.0217689186069157f);
-    poly = fmaf(poly, z, -0.05395925956936714f);
-    poly = fmaf(poly, z, 0.13333303556857562f);
-    poly = fmaf(poly, z, -0.33333333172139035f);
-    const float factor = fmaf(poly, z, 1), tanh = y * factor;
+    const float y = x * rule.reciprocal;
+    const float factor = fattn_score_cap_factor(y * y), tanh = y * factor;
     *dscore = fmaf(-tanh, tanh, 1);
     if (FAR) {
         const float size = fabsf(y);

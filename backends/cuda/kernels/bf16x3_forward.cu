@@ -19,7 +19,6 @@ BF16X3_SHAPES(BF16X3_ENTRY)
 MMA_SEEN_ENTRY(bf16x3, 64)
 MMA_SEEN_ENTRY(bf16x3, 32)
 
-GPU_KERNEL(128, 1) combine(const GPU_PARAM fattn_gpu_args g) { gpu_combine_all(g); }
-GPU_KERNEL(128, 1) combine_rows(const GPU_PARAM fattn_gpu_args g) { gpu_combine_rows(g); }
+GPU_COMBINE
 
 #endif

@@ -66,9 +66,9 @@ template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
 
 /* --- A bias or a mask ------------------------------------------------------------------------- */
 
-/* What a bias, or else a mask, does in each item's tiles of keys, in the workspace. Clears the
- * counter, too. */
-template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
+/* What a bias, or else a mask, does in each item's tiles of so many keys, in the workspace. Clears
+ * the counter, too. */
+template <int KEYS> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     const int queries = (int)g.tiling.br / wgmma_group_of(p);
@@ -79,7 +79,7 @@ template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
     if (gpu_block() == 0 && gpu_thread() == 0) {
         *(unsigned *)g.workspace = 0;
     }
-    seen_all<S::KEYS>(g, tiling, wgmma_bytes(g), [&](int64_t block) {
+    seen_all<KEYS>(g, tiling, wgmma_bytes(g), [&](int64_t block) {
         fattn_range rows;
         rows.first = block * queries;
         rows.past = fattn_min64(rows.first + queries, p.seqlen_q);

@@ -28,12 +28,9 @@ typedef struct wgmma_full_maps {
     WGMMA_FULL_ENTRY(wgmma_##run##_bf16_##width, mma_bf16, features, width, __VA_ARGS__)
 
 /* Of a run with a bias or a mask, in the place of clear. */
-#define WGMMA_SEEN_ENTRY(width, keys)                                                \
-    GPU_KERNEL(SEEN_THREADS, 1)                                                      \
-    wgmma_seen_##width##_##keys(const GPU_PARAM fattn_gpu_args g)                    \
-    {                                                                                \
-        wgmma_seen_all<wgmma_shape<mma_bf16, width, width, 2, keys, 2, MMA_ANY>>(g); \
-    }
+#define WGMMA_SEEN_ENTRY(width, keys) \
+    GPU_KERNEL(SEEN_THREADS, 1)       \
+    wgmma_seen_##width##_##keys(const GPU_PARAM fattn_gpu_args g) { wgmma_seen_all<keys>(g); }
 
 /* Of a run with a block mask. */
 #define WGMMA_BLOCKS_ENTRY(width, keys, stages)                                                   \

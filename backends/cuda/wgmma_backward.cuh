@@ -36,6 +36,9 @@
  *
  * Where dQ is deferred (DEFERS), dQ^T is that of the tile before. Then a warpgroup does not wait
  * for the other's dS of the same tile, and one multiplies while the other exponentiates.
+ *
+ * Items and the workspace are in wgmma_backward_items.cuh, and what runs before and after in
+ * wgmma_backward_rows.cuh.
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_CUH

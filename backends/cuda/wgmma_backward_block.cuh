@@ -6,8 +6,9 @@
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_BLOCK_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_BLOCK_CUH
 
-#include "backends/cuda/wgmma_backward_rows.cuh"
+#include "backends/cuda/wgmma_backward_items.cuh"
 #include "backends/cuda/wgmma_terms.cuh"
+#include "backends/cuda/wgmma_tile.cuh"
 
 /* A tile of queries, of one of the group's heads. */
 typedef struct wgmma_visit {

@@ -16,7 +16,8 @@
 
 #include "backends/cuda/mma_backward_terms.cuh"
 #include "backends/cuda/mma_terms.cuh"
-#include "backends/cuda/wgmma_backward_rows.cuh"
+#include "backends/cuda/wgmma_backward_items.cuh"
+#include "backends/cuda/wgmma_tile.cuh"
 
 /* Where the thread's pairs of a tile are. */
 typedef struct wgmma_patch {

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The shape of a kernel of backward on Hopper: what it is compiled for, and sizes that follow. */
+#ifndef FATTN_CUDA_WGMMA_BACKWARD_SHAPE_CUH
+#define FATTN_CUDA_WGMMA_BACKWARD_SHAPE_CUH
+
+#include "backends/cuda/wgmma.h"
+
+/* T: mma_f16 or mma_bf16. W: channels, padded. N, BN: queries and keys of a tile. RING: stages of
+ * queries. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY. DBIAS:
+ * the run may want dBias. TERM_STAGES: tiles of a bias or mask that is alone, in shared memory.
+ * ORDERED: where blocks share items, of deterministic runs. */
+template <class T, int W, int N, int BN, int RING, uint64_t FEATURES = 0, bool DBIAS = false,
+          int TERM_STAGES = 0, bool ORDERED = false>
+struct wgmma_backward_shape {
+    typedef T type;
+    static constexpr uint64_t KNOWN = FEATURES;
+    static constexpr bool IS_ORDERED = ORDERED;
+    enum {
+        BLOCKS = WGMMA_BACKWARD_BLOCKS(W), /* of an item */
+        ITEM_KEYS = BN,
+        KEYS = BN / BLOCKS,
+        IS_PAIR = BLOCKS > 1, /* then warpgroups share keys, and not channels */
+        WIDTH = W,
+        PANELS = W / 64,
+        QUERIES = N,
+        WARPGROUPS = 2,
+        WARPS = 4 * WARPGROUPS,
+        THREADS = WGMMA_THREADS(WARPGROUPS),
+        STAGES = RING,
+        DOUT_STAGES = IS_PAIR ? 1 : 2,
+        KEY_BYTES = 2 * W * KEYS,
+        QUERY_BYTES = 2 * W * N,
+        DS_BYTES = 2 * KEYS * N,
+        /* Of the other block of an item: its keys in this one's channels of dQ, and two of dS. */
+        PEER_KEY_BYTES = IS_PAIR ? KEY_BYTES / 2 : 0,
+        PEER_DS_BYTES = IS_PAIR ? 2 * DS_BYTES : 0,
+        /* Of S^T and dP^T a warpgroup has so many queries, and of dV and dK so many channels. */
+        OWN_QUERIES = IS_PAIR ? N / WARPGROUPS : N,
+        OWN_CHANNELS = IS_PAIR ? W / WARPGROUPS : W,
+        /* Of 8 queries each: whose lse and delta are read early, as registers allow. */
+        LSE_EARLY = OWN_QUERIES <= 64 ? OWN_QUERIES / 8 : 4,
+        DELTA_EARLY = OWN_QUERIES <= 64 ? 2 : 0,
+        /* Of dQ a warpgroup makes 64 channels of so many queries. */
+        PART = IS_PAIR ? N : N * PANELS / WARPGROUPS,
+        PART_BYTES = 4 * 64 * PART,
+        DQ_BYTES = IS_PAIR ? 0 : WARPGROUPS * PART_BYTES,
+        P_BYTES = IS_PAIR ? 2 * DS_BYTES : 0,
+        IS_LEAN = FEATURES == 0,
+        HAS_DBIAS = DBIAS,
+        /* Tiles may be left out of a head's (wgmma_skips). */
+        SKIPS = (FEATURES & WGMMA_HIDES) != 0 && (FEATURES == MMA_ANY || !DBIAS),
+        /* Of others a mask need not be read. (The same of a bias made random ones 7 to 11 % slower,
+         * and those of 0 and -inf 2 to 20 % faster.) */
+        KNOWS_PLAIN = SKIPS && FEATURES == FATTN_MASK,
+        /* A block mask may hide tiles of one of an item's blocks and not of the other. */
+        KNOWS_HALVES = IS_PAIR && FEATURES == FATTN_BLOCK_MASK,
+        /* The product that gives dQ of a tile needs dS of both warpgroups. It is issued while the
+         * next tile is computed, so that neither waits for the other. Where that was measured to
+         * be faster, the warpgroups also take turns in issuing their products. */
+        DEFERS =
+            !IS_PAIR &&
+            (FEATURES == 0 || FEATURES == FATTN_BLOCK_MASK ? W == 64 : FEATURES == FATTN_SOFTCAP),
+        TAKES_TURNS = DEFERS && IS_LEAN,
+        TERM_RING = TERM_STAGES,
+        TERM_PLACES = TERM_STAGES > 1 ? TERM_STAGES : 1,
+        IS_STAGED = TERM_STAGES > 0,
+        /* A bias or mask that is alone is read row by row from memory, a row a lane. */
+        READS_ROWS = IS_PAIR && (FEATURES == FATTN_BIAS || FEATURES == FATTN_MASK),
+        TERM_BYTES = WGMMA_TERM_TILE(FEATURES, N, BN),
+        BIAS_STEPS = FEATURES == FATTN_BIAS ? OWN_QUERIES / 16 : 1, /* read ahead */
+        MASK_WORDS = OWN_QUERIES / 8,
+        CALLS = OWN_QUERIES / 16, /* of dropout's generator, a tile */
+        /* Of wgmma_shift_apart(): tiles that have 16 MB of q, dO and dQ together, and the least
+         * distance. */
+        SPREAD = (16 << 20) / (QUERIES * WIDTH * (2 + 2 + 4)),
+        LEAST_APART = IS_PAIR ? 1 : 2,
+        EARLY_CALLS = W < 256 && FEATURES == FATTN_DROPOUT ? CALLS : CALLS / 2,
+        OWN_REGISTERS = 240,
+        COPY_REGISTERS = 24
+    };
+};
+
+#endif

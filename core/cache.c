@@ -9,10 +9,13 @@
 #include "core/memory.h"
 #include "core/status.h"
 
-/* Where the caller says nothing; and the most entries, for they are searched one by one. */
+/* Where the caller says nothing; and the most entries. */
 #define ENTRIES 32
 #define ENTRIES_MOST 4096
 #define BYTES INT64_MAX
+
+/* A full cache has one entry a bucket on average. */
+#define BUCKETS ENTRIES_MOST
 
 /* Workspaces that a plan's calls on different streams get before they take turns. Concurrent calls
  * of more threads have one each. */
@@ -31,7 +34,9 @@ struct fattn_workspace {
 };
 
 typedef struct entry {
-    struct entry *next;
+    struct entry *next;  /* of its bucket, or of the waste */
+    struct entry *newer; /* its neighbours in the order of last use, or NULL */
+    struct entry *older;
     fattn_plan *plan;      /* retained */
     fattn_problem problem; /* as the caller gave it, the alignment apart */
     uint64_t hash;
@@ -40,7 +45,8 @@ typedef struct entry {
 } entry;
 
 /* The mutex of all below is FATTN_FORK_CACHE. */
-static entry *entries;          /* the last used first */
+static entry *buckets[BUCKETS]; /* chains of entries, by hash */
+static entry *newest, *oldest;  /* ends of the list of all entries, in the order of last use */
 static fattn_workspace *graphs; /* workspaces that graphs own */
 static int64_t entries_most = ENTRIES, bytes_most = BYTES;
 static fattn_cache_info counts; /* all but what is counted when asked */
@@ -52,7 +58,8 @@ static void unlock(void) { fattn_fork_unlock(FATTN_FORK_CACHE); }
 /* Its address names the thread. */
 static _Thread_local char here;
 
-/* FNV-1a over the words of the problem. */
+/* FNV-1a over the words of the problem. Its lower bits, which choose the bucket, do not depend on
+ * the higher bits of words, so a last step mixes them. */
 static uint64_t hash_problem(const fattn_device *device, const fattn_problem *problem)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)(uintptr_t)device;
@@ -61,30 +68,51 @@ static uint64_t hash_problem(const fattn_device *device, const fattn_problem *pr
         memcpy(&word, (const char *)problem + at, sizeof word);
         hash = (hash ^ word) * UINT64_C(0x100000001b3);
     }
-    return hash;
+    hash = (hash ^ hash >> 32) * UINT64_C(0x9e3779b97f4a7c15);
+    return hash ^ hash >> 32;
 }
 
-/* Moves it to the front. Under mutex. */
+/* The five that follow run under the mutex. */
+
+/* Where the chain of entries with that hash begins. */
+static entry **bucket_of(uint64_t hash) { return &buckets[hash % BUCKETS]; }
+
+/* Makes it the newest. */
+static void attach(entry *e)
+{
+    e->newer = NULL;
+    e->older = newest;
+    *(newest ? &newest->newer : &oldest) = e;
+    newest = e;
+}
+
+/* Takes it out of the order. */
+static void detach(entry *e)
+{
+    *(e->newer ? &e->newer->older : &newest) = e->older;
+    *(e->older ? &e->older->newer : &oldest) = e->newer;
+}
+
+/* Makes the one that it finds the newest. */
 static entry *find(const fattn_device *device, const fattn_problem *problem, uint64_t hash)
 {
-    for (entry **link = &entries; *link; link = &(*link)->next) {
-        entry *const e = *link;
-        if (e->hash == hash && e->plan->device == device &&
-            memcmp(&e->problem, problem, sizeof *problem) == 0) {
-            *link = e->next;
-            e->next = entries;
-            entries = e;
-            return e;
-        }
+    entry *e = *bucket_of(hash);
+    while (e && !(e->hash == hash && e->plan->device == device &&
+                  memcmp(&e->problem, problem, sizeof *problem) == 0)) {
+        e = e->next;
     }
-    return NULL;
+    if (e) {
+        detach(e);
+        attach(e);
+    }
+    return e;
 }
 
-/* Under mutex. */
-static entry *entry_of(const fattn_plan *plan)
+/* The entry of the loan's plan, NULL: it has been given up. */
+static entry *entry_of(const fattn_loan *loan)
 {
-    entry *e = entries;
-    while (e && e->plan != plan) {
+    entry *e = *bucket_of(loan->hash);
+    while (e && e->plan != loan->plan) {
         e = e->next;
     }
     return e;
@@ -114,10 +142,14 @@ static void throw_workspace(waste *out, fattn_workspace *w)
 }
 
 /* Under mutex. The plan's lent workspaces find no entry when they return, and are freed then. */
-static void throw_entry(waste *out, entry **link)
+static void throw_entry(waste *out, entry *e)
 {
-    entry *const e = *link;
+    entry **link = bucket_of(e->hash);
+    while (*link != e) {
+        link = &(*link)->next;
+    }
     *link = e->next;
+    detach(e);
     while (e->idle) {
         throw_workspace(out, take(&e->idle));
     }
@@ -127,34 +159,25 @@ static void throw_entry(waste *out, entry **link)
     out->entries = e;
 }
 
-/* The entry before the end, which was not used for longest. Under mutex. */
+/* Under mutex. */
 static void trim_entries(waste *out)
 {
     while (counts.entries > entries_most) {
-        entry **link = &entries;
-        while ((*link)->next) {
-            link = &(*link)->next;
-        }
-        throw_entry(out, link);
+        throw_entry(out, oldest);
         counts.evictions++;
     }
 }
 
 /* Idle workspaces of the device, or of all, until at most so many bytes are left: those of the
- * entries at the end first. Under mutex. */
+ * oldest entries first. Under mutex. */
 static void trim_bytes(waste *out, const fattn_device *device, int64_t most)
 {
-    while (counts.bytes > most) {
-        entry *last = NULL;
-        for (entry *e = entries; e; e = e->next) {
-            last = e->idle && (!device || e->plan->device == device) ? e : last;
+    for (entry *e = oldest; e && counts.bytes > most; e = e->newer) {
+        while (e->idle && (!device || e->plan->device == device) && counts.bytes > most) {
+            counts.bytes -= e->plan->tiling.workspace;
+            e->made--;
+            throw_workspace(out, take(&e->idle));
         }
-        if (!last) {
-            return;
-        }
-        counts.bytes -= last->plan->tiling.workspace;
-        last->made--;
-        throw_workspace(out, take(&last->idle));
     }
 }
 
@@ -295,7 +318,7 @@ static fattn_status make_workspace(fattn_plan *plan, fattn_stream stream, uint64
     return FATTN_OK;
 }
 
-/* A plan, and an entry for it that is in no list yet. */
+/* A plan, and an entry for it that is in no bucket yet. */
 static fattn_status make_entry(fattn_device *device, const fattn_problem *problem, uint64_t hash,
                                entry **made)
 {
@@ -318,15 +341,17 @@ static fattn_status make_entry(fattn_device *device, const fattn_problem *proble
     return FATTN_OK;
 }
 
-/* Puts a new entry in front, or where another thread was faster or nothing is kept, to the waste.
+/* Makes a new entry the newest, or where another thread was faster or nothing is kept, waste.
  * Returns the plan's entry, which may be waste. Under mutex. */
 static entry *insert(entry *made, waste *out)
 {
     entry *const e = find(made->plan->device, &made->problem, made->hash);
-    entry **const list = e || entries_most == 0 ? &out->entries : &entries;
+    const bool kept = !e && entries_most > 0;
+    entry **const list = kept ? bucket_of(made->hash) : &out->entries;
     made->next = *list;
     *list = made;
-    if (list == &entries) {
+    if (kept) {
+        attach(made);
         counts.entries++;
         trim_entries(out);
     }
@@ -347,7 +372,7 @@ static void borrow_workspace(entry *e, fattn_stream stream, fattn_loan *loan, bo
         *make = !loan->owner;
     }
     counts.allocations += *make && bytes > 0;
-    if (*make && !loan->capture && entry_of(loan->plan)) {
+    if (*make && !loan->capture && entry_of(loan)) {
         e->made++;
         counts.bytes += bytes;
         trim_bytes(out, NULL, bytes_most);
@@ -359,6 +384,7 @@ static fattn_status borrow(fattn_device *device, const fattn_problem *problem, f
 {
     const uint64_t hash = hash_problem(device, problem);
     waste out = {NULL, NULL};
+    loan->hash = hash;
     lock();
     entry *e = find(device, problem, hash);
     counts.hits += e != NULL;
@@ -385,7 +411,7 @@ static bool put_back(const fattn_loan *loan, fattn_workspace *w)
 {
     lock();
     fattn_workspace **list = NULL;
-    entry *const e = loan->capture ? NULL : entry_of(loan->plan);
+    entry *const e = loan->capture ? NULL : entry_of(loan);
     if (loan->capture) {
         list = &graphs;
     } else if (e && w && counts.bytes <= bytes_most) {
@@ -480,11 +506,10 @@ static void forget(const fattn_device *device)
 {
     waste out = {NULL, NULL};
     lock();
-    for (entry **link = &entries; *link;) {
-        if (!device || (*link)->plan->device == device) {
-            throw_entry(&out, link);
-        } else {
-            link = &(*link)->next;
+    for (entry *e = oldest, *newer; e; e = newer) {
+        newer = e->newer;
+        if (!device || e->plan->device == device) {
+            throw_entry(&out, e);
         }
     }
     unlock();

@@ -23,6 +23,7 @@ typedef struct fattn_workspace fattn_workspace;
 /* What a call holds while it runs. */
 typedef struct fattn_loan {
     fattn_plan *plan;
+    uint64_t hash;          /* of device and problem */
     void *workspace;        /* memory, or NULL where the plan needs none */
     fattn_workspace *owner; /* of the memory and the event, or NULL */
     uint64_t capture;       /* that the stream is in, or 0 */

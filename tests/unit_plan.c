@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/backend.h"
 #include "core/env.h"
@@ -650,6 +651,51 @@ Test(one_shot, keeps_the_plans_used_last)
     ANSWERS(fattn_cache_get_info(&info), FATTN_INVALID_STRUCT);
     ANSWERS(fattn_cache_set_options(&(fattn_cache_options){.struct_size = 1}),
             FATTN_INVALID_STRUCT);
+}
+
+/* Processor time of a call that finds its plan among so many, used in turn; the least of a few. */
+static double seconds_among(int problems)
+{
+    double least = INFINITY;
+    for (int pass = 0; pass <= 5 + 256 / problems; pass++) {
+        struct timespec begin, end;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+        attend_scaled(0, problems);
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+        const double seconds =
+            (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+        least = fmin(least, seconds / problems);
+    }
+    return least;
+}
+
+Test(one_shot, finds_a_plan_among_thousands)
+{
+    set_environment("FATTN_BACKEND", "cpu");
+    enum { FEW = 16, ALL = 4096, LEFT = 100 };
+    fattn_cache_options options;
+    fattn_cache_info info = {.struct_size = sizeof info};
+    fattn_cache_options_init(&options);
+    options.entries = ALL;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    const double few = seconds_among(FEW), many = seconds_among(ALL);
+    cr_assert_lt(many, 10 * few, "%g us among %d plans, %g among %d", 1e6 * many, ALL, 1e6 * few,
+                 FEW);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.misses, ALL);
+    cr_assert_eq(info.entries, ALL);
+    const int64_t each = info.bytes / ALL;
+
+    options.entries = LEFT;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    attend_scaled(ALL - LEFT, ALL);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.misses, ALL);
+    cr_assert_eq(info.evictions, ALL - LEFT);
+    cr_assert_eq(info.entries, LEFT);
+    cr_assert_eq(info.bytes, LEFT * each);
+    fattn_cache_clear();
+    cr_assert_eq(fattn_memory_alive(), 0);
 }
 
 static void *attend_often(void *argument)

@@ -687,11 +687,20 @@ FATTN_API fattn_status fattn_attention(fattn_device *device, const fattn_problem
  * are not in use. Waits for what is queued with them. */
 FATTN_API void fattn_cache_clear(void);
 
-/* How much fattn_attention() keeps, in the whole process. Set it up with
- * fattn_cache_options_init(). */
+/*
+ * How much fattn_attention() keeps, in the whole process. Set it up with
+ * fattn_cache_options_init().
+ *
+ * Beside a plan stay its workspaces, of workspace_bytes each (fattn_plan_info): one on a CPU, up to
+ * four on a GPU, and more where more calls ran at once. They may be large: backward on Hopper keeps
+ * dq in f32 there, 4 bytes for each element of q. By default only the number of plans bounds their
+ * sum, so a program whose problems change from call to call had better set `bytes`. Where memory
+ * runs out for a workspace, the idle ones of the device are freed first.
+ */
 typedef struct fattn_cache_options {
     size_t struct_size; /* sizeof(fattn_cache_options); set by fattn_cache_options_init */
-    int64_t entries;    /* plans, 0..4096: those used last are kept; default 32 */
+    int64_t entries;    /* plans, 0..4096: those used last are kept; default 32. Finding one takes
+                         * the same time among few and among many */
     int64_t bytes;      /* of all their workspaces together; default INT64_MAX. A call that needs
                          * more gets it, and waits until it can be freed again */
 } fattn_cache_options;

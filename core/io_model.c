@@ -597,7 +597,7 @@ double fattn_io_plan_bytes(const fattn_problem *p, int64_t br, int64_t bc, bool 
 {
     const extent e = extent_of(p);
     const double heads_q = (double)p->heads_q, heads_k = (double)p->heads_k;
-    const double group = (double)fattn_problem_group(p);
+    const double group = (double)fattn_max64(fattn_problem_group(p), 1); /* 0: no query heads */
     fattn_io_counts of_queries = {0}, of_keys = {0};
     head a = mean_head(p, &e, FATTN_IO_FLASH2, &of_queries);
     if (p->op == FATTN_FORWARD) {

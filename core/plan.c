@@ -130,7 +130,7 @@ static fattn_status leave_few(fattn_plan *plan, const fattn_limits *limits)
     const fattn_problem *const p = &plan->problem;
     const int64_t group = fattn_problem_group(p);
     const bool differ = p->features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
-    if (!differ || p->heads_k == 0 || p->batch == 0) {
+    if (!differ || p->heads_q == 0 || p->batch == 0) {
         return FATTN_OK;
     }
     fattn_problem few = *p;

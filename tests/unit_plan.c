@@ -535,6 +535,38 @@ Test(plan, keeps_tensors_out_of_the_workspace)
     fattn_device_close(device);
 }
 
+/* Keys may have heads where queries have none. */
+Test(plan, without_query_heads)
+{
+    static const uint64_t features[] = {0, FATTN_CAUSAL, FATTN_CU_SEQLENS_Q, FATTN_SEQUSED_Q};
+    static const int32_t cu[] = {0, 3, 3}, used[] = {3, 0};
+    static float dk[64], dv[64];
+    static const char *const backends[] = {"cpu", "reference"};
+    for (int n = 0; n < 2 * 2 * 4; n++) {
+        fattn_device *const device = open_device(backends[n / 8]);
+        fattn_problem p = small();
+        fattn_buffers b = small_buffers();
+        p.op = n / 4 % 2 ? FATTN_BACKWARD : FATTN_FORWARD;
+        p.heads_q = 0, p.heads_k = 1;
+        p.features = features[n % 4];
+        p.total_q = p.features & FATTN_CU_SEQLENS_Q ? 3 : 0;
+        b.cu_seqlens_q = p.features & FATTN_CU_SEQLENS_Q ? cu : NULL;
+        b.seqused_q = p.features & FATTN_SEQUSED_Q ? used : NULL;
+        b.dk = p.op == FATTN_BACKWARD ? dk : NULL;
+        b.dv = p.op == FATTN_BACKWARD ? dv : NULL;
+        dk[63] = dv[63] = NAN;
+        fattn_plan *plan = NULL;
+        fattn_plan_info info = {.struct_size = sizeof info};
+        ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_OK);
+        ANSWERS(fattn_plan_get_info(plan, &info), FATTN_OK);
+        cr_assert(isfinite(info.predicted_bytes), "case %d: %g bytes", n, info.predicted_bytes);
+        ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+        cr_assert(p.op == FATTN_FORWARD || (dk[63] == 0 && dv[63] == 0));
+        fattn_plan_destroy(plan);
+        fattn_device_close(device);
+    }
+}
+
 /* --- The one-shot call ------------------------------------------------------------------------ */
 
 Test(one_shot, plans_once_and_runs)

@@ -125,6 +125,9 @@ struct fattn_backend {
 /* The i-th backend of this build in the order of backends/meson.build, NULL past the last. */
 const fattn_backend *fattn_backend_at(int i);
 
+/* The one that every build has and "auto" passes over; its verbs take NULL for a device. */
+const fattn_backend *fattn_backend_oracle(void);
+
 /* Parses a device spec ("cuda:1"; NULL: the environment's choice) and says which device it means.
  * *backend is NULL for "auto". */
 fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend, int *ordinal);

@@ -33,6 +33,23 @@ fattn_status fattn_buffers_read(fattn_buffers *to, const fattn_buffers *from)
     return fattn_abi_read_grown(to, &abi, from);
 }
 
+/* Pointers of tensors are multiples of what the problem promises, all others of their elements. */
+static fattn_status fail_misaligned(const fattn_operand *operand)
+{
+    const uintptr_t base = operand->region.base;
+    const int64_t given = (int64_t)(base & (~base + 1)); /* the power of two that it is of */
+    const int64_t bytes = operand->dtype ? fattn_dtype_size(operand->dtype) : operand->alignment;
+    if (given < bytes) {
+        return fattn_fail(FATTN_MISALIGNED,
+                          "%s is %p, not a multiple of %lld bytes, the size of its elements",
+                          operand->name, (void *)base, (long long)bytes);
+    }
+    return fattn_fail(FATTN_MISALIGNED,
+                      "%s is %p, not a multiple of %lld bytes, as the plan's pointer_alignment "
+                      "promises: this pointer takes a plan for %lld at most",
+                      operand->name, (void *)base, (long long)operand->alignment, (long long)given);
+}
+
 static fattn_status check_pointer(const fattn_operand *operand)
 {
     if (fattn_region_is_empty(&operand->region)) {
@@ -43,8 +60,7 @@ static fattn_status check_pointer(const fattn_operand *operand)
                                  : fattn_fail(FATTN_NULL_POINTER, "%s is NULL", operand->name);
     }
     if (operand->region.base % (uintptr_t)operand->alignment) {
-        return fattn_fail(FATTN_MISALIGNED, "%s is %p, not a multiple of %lld", operand->name,
-                          (void *)operand->region.base, (long long)operand->alignment);
+        return fail_misaligned(operand);
     }
     int64_t bytes = 0;
     (void)fattn_region_span(&operand->region, &bytes); /* fits: the problem was checked */

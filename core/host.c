@@ -190,9 +190,5 @@ fattn_status fattn_host_inspect(void *impl, const fattn_problem *problem,
                                 const fattn_buffers *buffers, const fattn_inspect_args *args)
 {
     (void)impl;
-    const fattn_backend *oracle = fattn_backend_at(0);
-    for (int i = 0; !oracle->by_name || !oracle->host_memory; i++) { /* every build has it */
-        oracle = fattn_backend_at(i);
-    }
-    return oracle->inspect(NULL, problem, buffers, args);
+    return fattn_backend_oracle()->inspect(NULL, problem, buffers, args);
 }

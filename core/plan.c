@@ -68,6 +68,41 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
     return NULL;
 }
 
+/* The row that a plan for the problem would have, or NULL. */
+static const fattn_kernel *first_row(const fattn_device *device, const fattn_problem *problem,
+                                     const fattn_limits *limits)
+{
+    const fattn_kernel *row = NULL;
+    const char *missing = NULL;
+    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
+        char text[256];
+        if (!declines(row, problem, missing, false, 0, limits, text, sizeof text)) {
+            return row;
+        }
+    }
+    return NULL;
+}
+
+/* "; row R takes it" for a problem that the named row declines, or all rows do: another row of the
+ * device, or the oracle's. Nothing is written where there is none. */
+static void name_taker(const fattn_plan *plan, bool named, const fattn_limits *limits, char *text,
+                       size_t size)
+{
+    const fattn_backend *const oracle = fattn_backend_oracle();
+    const fattn_kernel *row = named ? first_row(plan->device, &plan->problem, limits) : NULL;
+    if (row) {
+        snprintf(text, size, "; row %s takes it", row->name);
+    } else if (oracle != plan->device->backend) {
+        const char *missing = NULL;
+        char why[256];
+        row = oracle->kernel(NULL, 0, &missing);
+        if (!fattn_kernel_declines(row, &plan->problem, why, sizeof why)) {
+            snprintf(text, size, "; row %s of backend %s takes it, slowly", row->name,
+                     oracle->name);
+        }
+    }
+}
+
 /* Finds the row for plan->problem, or fails with the reason of the last one that was meant and can
  * run here: the last row takes everything the contract allows, so its reason is the one that
  * counts. */
@@ -102,23 +137,12 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
         return fattn_fail(FATTN_INVALID_ARGUMENT, "kernel is \"%.64s\": backend %s has no such row",
                           wanted ? wanted : "", backend->name);
     }
-    return fattn_fail(FATTN_UNSUPPORTED, "backend %s has no kernel for the problem: %s",
-                      backend->name, reason);
-}
-
-/* The row that a plan for the problem would have, or NULL. */
-static const fattn_kernel *first_row(const fattn_device *device, const fattn_problem *problem,
-                                     const fattn_limits *limits)
-{
-    const fattn_kernel *row = NULL;
-    const char *missing = NULL;
-    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
-        char text[256];
-        if (!declines(row, problem, missing, false, 0, limits, text, sizeof text)) {
-            return row;
-        }
+    char taker[128] = "";
+    if (splits <= 1) { /* else it may be splits that are declined */
+        name_taker(plan, wanted != NULL, limits, taker, sizeof taker);
     }
-    return NULL;
+    return fattn_fail(FATTN_UNSUPPORTED, "backend %s has no kernel for the problem: %s%s",
+                      backend->name, reason, taker);
 }
 
 /* Among sequences of different lengths, those of few queries have the row that a plan for them

@@ -22,6 +22,15 @@ const fattn_backend *fattn_backend_at(int i)
     return i >= 0 && i < BACKEND_COUNT ? backends[i] : NULL;
 }
 
+const fattn_backend *fattn_backend_oracle(void)
+{
+    int i = 0;
+    while (!backends[i]->by_name || !backends[i]->host_memory) {
+        i++;
+    }
+    return backends[i];
+}
+
 const char *fattn_backend_name(int i)
 {
     const fattn_backend *const backend = fattn_backend_at(i);

@@ -483,6 +483,32 @@ Test(plan, refusals)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
+Test(plan, a_refusal_names_who_takes_the_problem)
+{
+    set_environment("FATTN_CPU_ISA", "scalar");
+    fattn_device *const cpu = open_device("cpu"), *const reference = open_device("reference");
+    fattn_problem p = small();
+    fattn_plan *plan = NULL;
+    p.dim = p.dim_v = 300;
+    ANSWERS(fattn_support(cpu, &p), FATTN_UNSUPPORTED);
+    REASON_HAS("scalar_forward takes head dimensions to 256, not dim 300, dim_v 300; "
+               "row naive of backend reference takes it, slowly");
+    p = small();
+    p.op = FATTN_BACKWARD;
+    ANSWERS(fattn_plan_create_with(cpu, &p, "scalar_forward", NULL, &plan), FATTN_UNSUPPORTED);
+    REASON_HAS("scalar_forward computes no backward; row scalar_backward takes it");
+
+    p.dtype = FATTN_F64;
+    ANSWERS(fattn_plan_create_with(cpu, &p, "scalar_backward", NULL, &plan), FATTN_UNSUPPORTED);
+    REASON_HAS("takes no f64; row naive of backend reference takes it");
+    p = small();
+    const fattn_wish splits = {.splits = 4};
+    ANSWERS(fattn_plan_create_with(reference, &p, NULL, &splits, &plan), FATTN_UNSUPPORTED);
+    cr_assert_null(strstr(fattn_last_reason(), "takes it"), "%s", fattn_last_reason());
+    fattn_device_close(reference);
+    fattn_device_close(cpu);
+}
+
 Test(plan, verbose_says_what_and_why)
 {
     set_environment("FATTN_VERBOSE", "3");

@@ -437,7 +437,15 @@ Test(buffers, pointers)
     w.b.k = NULL;
     refused_buffers(&w, FATTN_NULL_POINTER, "k is NULL");
     w.b.k = memory + 1025;
-    refused_buffers(&w, FATTN_MISALIGNED, "k is");
+    refused_buffers(&w, FATTN_MISALIGNED,
+                    "not a multiple of 16 bytes, as the plan's pointer_alignment promises: this "
+                    "pointer takes a plan for 4 at most");
+    w.p.pointer_alignment = 4;
+    refused_buffers(&w, FATTN_OK, "");
+    w.b.k = (char *)memory + 4098;
+    refused_buffers(&w, FATTN_MISALIGNED, "not a multiple of 4 bytes, the size of its elements");
+    w.p.pointer_alignment = 16;
+    refused_buffers(&w, FATTN_MISALIGNED, "not a multiple of 4 bytes, the size of its elements");
     w.b.k = (const void *)(UINTPTR_MAX - 15);
     refused_buffers(&w, FATTN_OVERFLOW, "end of memory");
     w.b.k = memory + 1024;

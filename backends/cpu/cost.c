@@ -5,6 +5,7 @@
 
 #include "core/integer.h"
 #include "core/io_model.h"
+#include "core/problem.h"
 
 bool fattn_cpu_blocks_are_equal(const fattn_problem *p)
 {
@@ -12,10 +13,7 @@ bool fattn_cpu_blocks_are_equal(const fattn_problem *p)
 }
 
 /* Rows of a key/value head: those of its group together. */
-static int64_t rows_of(const fattn_problem *p)
-{
-    return p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
-}
+static int64_t rows_of(const fattn_problem *p) { return fattn_problem_group(p) * p->seqlen_q; }
 
 /*
  * When the last unit is done with its blocks, in times of a row. It is the sum of two estimates,

@@ -369,7 +369,7 @@ static void run_items(const fattn_plan *plan, const fattn_buffers *buffers,
 {
     const fattn_problem *const p = &plan->problem;
     const layout *const l = plan->impl;
-    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const int64_t group = fattn_problem_group(p);
     int64_t fewest, most;
     fattn_query_lengths(p, buffers, &fewest, &most);
     fattn_tiling tiling = plan->tiling, few_tiling;

@@ -786,7 +786,7 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
 static bool decode_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     (void)row, (void)limits;
-    const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
+    const int64_t rows = fattn_problem_group(p) * p->seqlen_q;
     const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
     const bool sparse = FV_LANES == 16 && rows <= 12 && p->seqlen_k > rows;
     return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied || sparse;

@@ -125,7 +125,7 @@ static bool occupies(const fattn_problem *p, const fattn_limits *limits)
 /* Whether decoding by floats (decode.h) is faster: for few rows, or to occupy all cores. */
 static bool decoding_pays(const fattn_problem *p, const fattn_limits *limits)
 {
-    const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
+    const int64_t rows = fattn_problem_group(p) * p->seqlen_q;
     return rows <= DECODE_ROWS / 2 || (rows <= DECODE_ROWS && !occupies(p, limits));
 }
 
@@ -135,7 +135,7 @@ static bool forward_pairs_pay(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_limits *limits)
 {
     (void)row;
-    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const int64_t group = fattn_problem_group(p);
     const bool keys_blocked = FV_LANES > 4 && p->dim % 8 == 0 && p->seqlen_q * group > FV_LANES;
     const int64_t few = PAIRS_COPIED ? 12 : keys_blocked ? 2 : 4;
     return p->features & FATTN_BATCH_INVARIANT || (p->seqlen_k > few && !decoding_pays(p, limits));

@@ -59,7 +59,7 @@ static int64_t gradients_layout(const fattn_problem *p, const fattn_tiling *tili
                                 gradients *shared)
 {
     const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
-    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const int64_t group = fattn_problem_group(p);
     const bool apart = adds_up_apart(p);
     const int64_t rows = apart ? fattn_cpu_bytes(key_rows(p), p->heads_k, sizeof(float)) : 0;
     const int64_t sizes[4] = {

@@ -11,6 +11,7 @@
 #include "backends/cuda/mma.h"
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
+#include "core/problem.h"
 
 /* --- Sizes ------------------------------------------------------------------------------------ */
 
@@ -19,7 +20,7 @@
 const char *fattn_cuda_too_large(const fattn_kernel *row, const fattn_problem *p)
 {
     const double heads = (double)p->batch * (double)p->heads_k;
-    const int64_t group = fattn_gpu_group(p);
+    const int64_t group = fattn_problem_group(p);
     const double rows = (double)group * (double)p->seqlen_q;
     (void)row;
     if (group >= 1 << 20) {

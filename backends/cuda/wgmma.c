@@ -12,6 +12,7 @@
 #include "backends/gpu/args.h"
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
+#include "core/problem.h"
 
 /* Not batch-invariant: which row takes a problem depends here on its lengths. */
 #define WGMMA_FEATURES ((FATTN_GPU_LEAN & ~FATTN_BATCH_INVARIANT) | FATTN_SINK)
@@ -36,20 +37,20 @@ enum {
 };
 
 /* Rows of a key/value head. */
-static int64_t rows_of(const fattn_problem *p) { return fattn_gpu_group(p) * p->seqlen_q; }
+static int64_t rows_of(const fattn_problem *p) { return fattn_problem_group(p) * p->seqlen_q; }
 
 static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
 {
     if (p->heads_q == 0) { /* tiles are divided among those of a group */
         return "takes no problem without query heads";
     }
-    if (fattn_gpu_group(p) > GROUP_MAX) {
+    if (fattn_problem_group(p) > GROUP_MAX) {
         return "takes 128 query heads of a key/value head at most";
     }
     if ((double)p->batch * (double)p->heads_k * (double)(rows_of(p) / 64 + 1) >= WGMMA_COUNT_MAX) {
         return "counts tiles below 2^31";
     }
-    if (p->q.head == 0 && fattn_gpu_group(p) > 1) {
+    if (p->q.head == 0 && fattn_problem_group(p) > 1) {
         return "copies no queries that the heads of a group share";
     }
     if (p->features & FATTN_PAGED &&
@@ -85,7 +86,7 @@ static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_li
 /* Of rows for short sequences: a group's heads are rows of one block. */
 static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
 {
-    return fattn_gpu_group(p) > row->tiles[0].br
+    return fattn_problem_group(p) > row->tiles[0].br
                ? "takes 64 query heads of a key/value head at most"
                : cannot(row, p);
 }
@@ -126,7 +127,7 @@ static bool short_pays(const fattn_kernel *row, const fattn_problem *p, const fa
 static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
 {
     const char *const why = cannot(row, p);
-    return !why && WGMMA_SPLIT_ROWS % fattn_gpu_group(p)
+    return !why && WGMMA_SPLIT_ROWS % fattn_problem_group(p)
                ? "takes groups of 1, 2, 4 .. 128 query heads"
                : why;
 }
@@ -204,7 +205,7 @@ static int maps_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const
                    fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
     (void)kernel;
-    const int64_t group = fattn_gpu_group(p);
+    const int64_t group = fattn_problem_group(p);
     maps[0] = fattn_wgmma_map(offsetof(fattn_buffers, q), p->dim);
     fattn_wgmma_axis_add(&maps[0], group, p->q.head, (int)group);
     fattn_wgmma_axis_add(&maps[0], p->total_q, p->q.seq, (int)(t->br / group));
@@ -327,7 +328,7 @@ static uint64_t known_features(const fattn_problem *p)
     const uint64_t features = p->features & MMA_OF_PAIRS;
     /* The product with log2 e stays normal. */
     const bool tame = p->scale > 0x1p-100 && p->scale < 0x1p100;
-    const int64_t group = fattn_gpu_group(p);
+    const int64_t group = fattn_problem_group(p);
     const bool is_known =
         features == FATTN_BIAS ? tame && p->dtype_bias == p->dtype &&
                                      fattn_wgmma_term_is_mapped(p->bias_stride, 2, group)
@@ -345,7 +346,7 @@ static const full_run *run_of(const fattn_gpu_kernel *kernel, const fattn_proble
     for (size_t n = 0; n < sizeof full_runs / sizeof *full_runs; n++) {
         const full_run *const run = full_runs + n;
         const bool fits =
-            run->width == kernel->width && run->rows == rows && fattn_gpu_group(p) <= rows;
+            run->width == kernel->width && run->rows == rows && fattn_problem_group(p) <= rows;
         const bool knows = run->features == features, any = run->features == MMA_ANY;
         found = fits && (knows || (any && !found)) ? run : found;
     }
@@ -355,7 +356,7 @@ static const full_run *run_of(const fattn_gpu_kernel *kernel, const fattn_proble
 /* Tiles of queries of all heads, as the kernel has them: of whole queries. */
 static int64_t full_items(const fattn_problem *p, int64_t rows)
 {
-    const int64_t queries = rows / fattn_gpu_group(p);
+    const int64_t queries = rows / fattn_problem_group(p);
     return gpu_times(gpu_times(p->batch, p->heads_k), fattn_ceil_div(p->seqlen_q, queries));
 }
 
@@ -436,7 +437,7 @@ static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fat
     }
     const bool suits =
         p->features & FATTN_BLOCK_MASK
-            ? p->block_m * fattn_gpu_group(p) % tile->br == 0 && p->block_n % tile->bc == 0
+            ? p->block_m * fattn_problem_group(p) % tile->br == 0 && p->block_n % tile->bc == 0
             : fattn_wgmma_needs_width(row, p);
     return suits && (full_blocks_pay(row, p, limits) || full_is_short(row, p, limits));
 }
@@ -459,7 +460,8 @@ static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem
 {
     if (p->features & (FATTN_BIAS | FATTN_MASK) && wgmma_looks(t->items, (int)t->br, p->seqlen_k)) {
         snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d_%d", kernel->width, (int)t->bc);
-        fattn_cuda_seen_shape(p, t, fattn_ceil_div(p->seqlen_q, t->br / fattn_gpu_group(p)), shape);
+        fattn_cuda_seen_shape(p, t, fattn_ceil_div(p->seqlen_q, t->br / fattn_problem_group(p)),
+                              shape);
     } else if (p->features & FATTN_BLOCK_MASK) {
         snprintf(shape->entry, sizeof shape->entry, "wgmma_blocks_%d", kernel->width);
         shape->blocks = fattn_ceil_div(full_tiles(p, t->br, t->bc), WGMMA_BLOCK_THREADS);
@@ -492,7 +494,7 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
         return count;
     }
     const int64_t *const stride = features == FATTN_BIAS ? p->bias_stride : p->mask_stride;
-    const int64_t group = fattn_gpu_group(p);
+    const int64_t group = fattn_problem_group(p);
     fattn_gpu_map *const map = &maps[count];
     *map = fattn_wgmma_term_map(p, features);
     fattn_wgmma_axis_add(map, group, stride[1], stride[1] ? (int)group : 1);

@@ -12,6 +12,7 @@
 #include "backends/gpu/args.h"
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
+#include "core/problem.h"
 
 #define WGMMA_GRADIENT_ROW(channels, cannot_)                                        \
     WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_BACKWARD), .cannot = cannot_, \
@@ -328,7 +329,7 @@ static const char *cannot_backward_full(const fattn_kernel *row, const fattn_pro
         p->block_n % (tile.bc / backward_blocks(fattn_gpu_kernel_of(row)))) {
         return "takes block masks of whole tiles";
     }
-    if (p->block_mask_stride[1] != 0 && fattn_gpu_group(p) > 1) {
+    if (p->block_mask_stride[1] != 0 && fattn_problem_group(p) > 1) {
         return "takes block masks that the heads of a group share";
     }
     const double tiles = (double)p->batch * (double)p->heads_k *

@@ -40,7 +40,7 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
     args->dtype_gradient = gradient;
     args->dropout_threshold =
         p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) : 0;
-    args->group = fattn_gpu_group(p);
+    args->group = fattn_problem_group(p);
     args->counters = -1;
     const int64_t sums = fattn_gpu_sums(p, args->sums_stride);
     args->sums = sums > 0 ? tiling->workspace - gpu_floats(sums) : -1;

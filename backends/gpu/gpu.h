@@ -65,12 +65,6 @@ static inline const fattn_gpu_kernel *fattn_gpu_kernel_of(const fattn_kernel *ro
     return (const fattn_gpu_kernel *)row;
 }
 
-/* Query heads of a key/value head; 0 where there are none. */
-static inline int64_t fattn_gpu_group(const fattn_problem *p)
-{
-    return p->heads_k ? p->heads_q / p->heads_k : 0;
-}
-
 /* fast_bytes of rows that say `shared`. */
 int64_t fattn_gpu_shared_bytes(const fattn_kernel *row, const fattn_problem *problem,
                                fattn_tile tile);

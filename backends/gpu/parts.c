@@ -8,11 +8,12 @@
 #include "backends/gpu/args.h"
 #include "backends/gpu/gpu.h"
 #include "backends/gpu/sizes.h"
+#include "core/problem.h"
 
 /* Rows of an item that can exist. */
 static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
 {
-    const int64_t rows = fattn_gpu_group(p) * p->seqlen_q;
+    const int64_t rows = fattn_problem_group(p) * p->seqlen_q;
     return rows < t->br ? rows : t->br;
 }
 

@@ -10,6 +10,7 @@
 
 #include "backends/reference/tiled_machine.h"
 #include "core/dtype.h"
+#include "core/problem.h"
 
 /* -------------------------------------------------------------------------------------------------
  * Memory
@@ -110,7 +111,7 @@ static machine machine_for(const fattn_problem *p, fattn_io_schedule schedule, f
     machine c = {.p = p, .schedule = schedule};
     c.br = machine_least(t.br, rows);
     c.bc = schedule == FATTN_IO_STANDARD ? keys : machine_least(t.bc, keys);
-    c.group = p->heads_k > 0 ? p->heads_q / p->heads_k : 1;
+    c.group = fattn_problem_group(p);
     return c;
 }
 

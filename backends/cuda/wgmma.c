@@ -60,7 +60,7 @@ static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
     return fattn_wgmma_cannot(row, p);
 }
 
-/* As gpu_sequences_differ() has it. */
+/* gpu_sequences_differ() of sequence.cuh for the host; a lint (features.py) holds them together. */
 static bool sequences_differ(const fattn_problem *p)
 {
     return p->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of features in docs/DESIGN.md is what the table in core/feature.c and the kernel rows say.
+"""The table of features in docs/DESIGN.md is what the table in core/feature.c and the kernel rows say, and sets of
+features that host and device code each have to write for themselves are the same.
 
 usage: features.py ROOT [--write]
 
@@ -20,6 +21,9 @@ HEADING = "| feature | option of `fattn run` | `reference` | `cpu` | GPUs: SIMT 
 SETS = ("core/kernel.h", "backends/gpu/gpu.h", "backends/cpu/cpu.h")
 COLUMNS = ("FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS", "FATTN_CPU_FEATURES", "FATTN_KERNEL_LAST",
            "FATTN_KERNEL_COMMON", "FATTN_GPU_LEAN | FATTN_GPU_BACKWARD_LEAN")
+
+# A question about a problem's features, in C for the host and in C++ for the device.
+TWINS = (("backends/cuda/wgmma.c", "sequences_differ"), ("backends/gpu/sequence.cuh", "gpu_sequences_differ"))
 
 
 def features(root):
@@ -68,6 +72,22 @@ def check(root):
             for n, line in enumerate(wanted) if lines[at + n:at + n + 1] != [line]]
 
 
+def asked(root, path, name):
+    """The features that a function asks for."""
+    body = re.search(r"\b" + name + r"\(const fattn_problem [*&]p\)\s*\{\s*return p(?:->|\.)features & \(([\w\s|]+)\);",
+                     rooms.without_comments(tap.read(root, path)))
+    return set(re.findall(r"\w+", body[1])) if body else set()
+
+
+def check_twins(root):
+    (path, name), (other, twin) = TWINS
+    ours, theirs = asked(root, path, name), asked(root, other, twin)
+    if not ours or not theirs:
+        yield f"{path}, {other}: {name}() and {twin}() are not found"
+    for word in sorted(ours ^ theirs):
+        yield f"{path if word in ours else other}: {word} is in {name if word in ours else twin}() alone"
+
+
 def write(root):
     text = tap.read(root, DOCUMENT)
     table = re.compile(re.escape(HEADING) + r"\n(\|.*\n)+")
@@ -78,4 +98,5 @@ def write(root):
 if __name__ == "__main__":
     if sys.argv[2:] == ["--write"]:
         write(sys.argv[1])
-    sys.exit(tap.report([("the table of features is true", check(sys.argv[1]))]))
+    sys.exit(tap.report([("the table of features is true", check(sys.argv[1])),
+                         ("host and device agree on which sequences differ", check_twins(sys.argv[1]))]))

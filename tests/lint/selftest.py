@@ -39,6 +39,8 @@ CompileFlags:
   Add: [--target=aarch64-linux-gnu, -isystem/usr/aarch64-linux-gnu/include]
 """
 
+TWIN = "bool {}_differ(const fattn_problem {}p)\n{{\n    return p{}features & ({});\n}}\n"
+
 # title, lint(root) -> findings, a tidy tree, a tree with the violation planted (path: text)
 TREES = [
     ("core includes a backend", rooms.doors,
@@ -76,6 +78,11 @@ TREES = [
     ("a reason for a file that is long no more", rooms.long_files,
      {"core/a.c": "\n" * 560, "docs/DESIGN.md": "| `core/a.c` | one act |\n"},
      {"core/a.c": "\n" * 530, "docs/DESIGN.md": "| `core/a.c` | one act |\n"}),
+    ("a feature that makes sequences differ for the device alone", features.check_twins,
+     {"backends/cuda/wgmma.c": TWIN.format("sequences", "*", "->", "FATTN_A | FATTN_B"),
+      "backends/gpu/sequence.cuh": TWIN.format("gpu_sequences", "&", ".", "FATTN_B |\n        FATTN_A")},
+     {"backends/cuda/wgmma.c": TWIN.format("sequences", "*", "->", "FATTN_A | FATTN_B"),
+      "backends/gpu/sequence.cuh": TWIN.format("gpu_sequences", "&", ".", "FATTN_B | FATTN_A | FATTN_C")}),
     ("a feature that a table of the documents does not show as it is", features.check,
      {"core/feature.c": '{NAMES(FATTN_CAUSAL, "causal"), .option = "causal"},\n{NAMES(FATTN_PAGED, "paged")},\n'
                         '{NAMES(FATTN_SEQSTART_K, "s")}, {NAMES(FATTN_ALIBI_BIAS, "a")},\n',

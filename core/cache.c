@@ -6,6 +6,7 @@
 
 #include "core/abi.h"
 #include "core/fork.h"
+#include "core/hash.h"
 #include "core/memory.h"
 #include "core/status.h"
 
@@ -58,15 +59,14 @@ static void unlock(void) { fattn_fork_unlock(FATTN_FORK_CACHE); }
 /* Its address names the thread. */
 static _Thread_local char here;
 
-/* FNV-1a over the words of the problem. Its lower bits, which choose the bucket, do not depend on
- * the higher bits of words, so a last step mixes them. */
+/* Over the words of the problem. A last step mixes the bits: the lower ones choose the bucket. */
 static uint64_t hash_problem(const fattn_device *device, const fattn_problem *problem)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)(uintptr_t)device;
+    uint64_t hash = FATTN_HASH_BEGIN ^ (uint64_t)(uintptr_t)device;
     for (size_t at = 0; at + sizeof hash <= sizeof *problem; at += sizeof hash) {
         uint64_t word = 0;
         memcpy(&word, (const char *)problem + at, sizeof word);
-        hash = (hash ^ word) * UINT64_C(0x100000001b3);
+        hash = fattn_hash_step(hash, word);
     }
     hash = (hash ^ hash >> 32) * UINT64_C(0x9e3779b97f4a7c15);
     return hash ^ hash >> 32;

@@ -3,10 +3,11 @@
 #include <math.h>
 
 #include "backends/cpu/cpu.h"
+#include "backends/cpu/vec_scalar.h" /* for score.h */
 #include "core/dtype.h"
 #include "core/integer.h"
+#include "core/score.h"
 
-#define LOG2E 1.44269504088896340736f
 #define LN2 0.693147180559945309417f
 #define ITEM_ROWS 64 /* least of an item, but at the end of a sequence */
 #define ITEM_POSITIONS 4
@@ -14,7 +15,7 @@
 /* Weight of a state relative to the larger lse: exactly 1 for the larger, 0 for an empty one. */
 static float weight(float lse, float max)
 {
-    return lse == -INFINITY ? 0 : exp2f((lse - max) * LOG2E);
+    return lse == -INFINITY ? 0 : exp2f((lse - max) * (float)FATTN_LOG2E);
 }
 
 static void store(void *o, fattn_dtype dtype, int64_t c, float x)

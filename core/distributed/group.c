@@ -7,6 +7,7 @@
 
 #include "core/backend.h"
 #include "core/dtype.h"
+#include "core/hash.h"
 #include "core/integer.h"
 #include "core/memory.h"
 #include "core/problem.h"
@@ -189,11 +190,11 @@ fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t
     return status;
 }
 
-static uint64_t hash(uint64_t seed, const void *data, size_t bytes) /* FNV-1a */
+static uint64_t hash(uint64_t seed, const void *data, size_t bytes)
 {
     const unsigned char *const byte = data;
     for (size_t n = 0; n < bytes; n++) {
-        seed = (seed ^ byte[n]) * UINT64_C(0x100000001b3);
+        seed = fattn_hash_step(seed, byte[n]);
     }
     return seed;
 }
@@ -207,7 +208,7 @@ static uint64_t hash_of(const fattn_group_plan *plan)
     const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme, plan->memory > 0,
                             plan->wanted};
     const size_t lengths = (size_t)(p.batch + 1) * sizeof(int32_t);
-    uint64_t h = hash(UINT64_C(0xcbf29ce484222325), &p, sizeof p);
+    uint64_t h = hash(FATTN_HASH_BEGIN, &p, sizeof p);
     h = hash(h, more, sizeof more);
     if (plan->ragged) {
         h = hash(h, plan->shares.cu_q, lengths);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "backends/cpu/team.h"
 #include "tools/commands.h"
 #include "tools/judge/trials.h"
 #include "tools/options/options.h"
@@ -27,7 +28,7 @@ static void list(uint64_t seed, int64_t first, int64_t count)
 /* Threads of a case gain nothing when cases run side by side; one suffices unless asked for. */
 static int64_t default_jobs(void)
 {
-    const int processors = tool_processors();
+    const int64_t processors = fattn_cpu_team_granted();
     return processors > 16 ? 16 : processors;
 }
 
@@ -47,7 +48,7 @@ int fattn_tool_check(int argc, char **argv)
          .max = INT64_C(1) << 40, .given = &one},
         {"kernel ROW", "only this row of the device's table; default: every row", OPTION_TEXT,
          .value = &kernel},
-        {"jobs N", "problems at a time; default: one a processor, at most 16", OPTION_INTEGER,
+        {"jobs N", "problems at a time; default: one a processor granted, up to 16", OPTION_INTEGER,
          .value = &jobs, .min = 1, .max = 256},
         {"insist", "gaps in what the cases cover are failures, not notes", OPTION_SWITCH,
          .value = &insist},

@@ -35,7 +35,7 @@ DOORS = {
     "tools/plot": ["include", "tools/terminal", "core/io_model.h"] + BASICS,
     "tools/ranks": ["include", "core/distributed", "tools/bench", "tools/options", "tools/terminal"] + BASICS + INSIDE,
     "tools/judge": ["include", "backends/reference"] + BASICS + INSIDE,
-    "tools/bench": ["include", "tools/options", "tools/terminal", "core/env.h"] + BASICS + INSIDE,
+    "tools/bench": ["include", "tools/options", "tools/terminal", "core/env.h", "backends/cpu/team.h"] + BASICS + INSIDE,
     "tools": ["include", "tools/terminal", "tools/npy", "tools/options", "tools/plot", "tools/judge",
               "tools/bench", "tools/ranks"] + BASICS,
     "python": ["include"],
@@ -47,7 +47,8 @@ DOORS = {
 
 # Subcommands with doors of their own besides their room's.
 KEYS = {
-    r"tools/(explain|info|check)\.c": INSIDE,
+    r"tools/(explain|info)\.c": INSIDE,
+    r"tools/check\.c": INSIDE + ["backends/cpu/team.h"],
     r"tools/bench\.c": INSIDE + ["core/env.h"],
     r"tools/io\.c": INSIDE + ["backends/reference"],
 }
@@ -73,6 +74,8 @@ WORDS = [
     (r"\b__(CUDA|HIP|NVCC|CUDACC|HIPCC)\w*|\b__(device|host|global)__\b|\b(cuda|hip)[A-Z]\w*",
      r"core/host_device\.h|backends/(gpu|cuda|hip)/.*|core/distributed/transports/nccl(\.c|_vendor\.h)|bench/ranks\.c|tests/.*",
      "CUDA and HIP words live in host_device.h and the GPU folders"),
+    (r"\b(sched_getaffinity|_SC_NPROCESSORS_\w+)\b", r"backends/cpu/grant\.c|tests/.*|bench/.*",
+     "processors are counted in backends/cpu/grant.c, which knows of a container's limit too"),
     (r"\bFATTN_FEATURES_ALL\b", r"core/.*|include/.*|tests/.*|tools/.*",
      "a row names the features that it honours: FATTN_KERNEL_COMMON, FATTN_KERNEL_LAST and single ones"),
     (r"\bgetenv\b", r"core/env\.c|tests/.*|tools/.*|bench/.*", "the environment is read in core/env.c"),

@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backends/cpu/team.h"
 #include "core/backend.h"
-#include "tools/terminal/terminal.h"
 
 static bool limits(const fattn_peak *peak, const sweep_case *c, const char *kernel)
 {
@@ -24,7 +24,7 @@ ceiling ceiling_of(fattn_device *device, const fattn_device_info *about, const s
     if (about->host_memory) {
         device->backend->limits(device->impl, &granted);
     }
-    const int64_t processors = granted.units ? granted.units : tool_processors();
+    const int64_t processors = granted.units ? granted.units : fattn_cpu_team_granted();
     const bool crowded = about->host_memory && about->units > processors;
     ceiling ceil = {.device = device,
                     .processors = processors,

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE /* isatty, sched_getaffinity */
+#define _POSIX_C_SOURCE 200809L /* isatty */
 #include "tools/terminal/terminal.h"
 
 #include <inttypes.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -32,18 +31,6 @@ int tool_failure(fattn_status status)
 {
     fprintf(stderr, "fattn: %s: %s\n", fattn_status_string(status), fattn_last_reason());
     return tool_exit_code(status);
-}
-
-int tool_processors(void)
-{
-#ifdef CPU_COUNT
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) {
-        return CPU_COUNT(&set);
-    }
-#endif
-    const long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 1 ? (int)online : 1;
 }
 
 void tool_progress(int64_t done, int64_t count)

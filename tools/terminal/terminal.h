@@ -26,9 +26,6 @@ int tool_exit_code(fattn_status status);
 /* Prints "fattn: <status>: <fattn_last_reason()>" as one line on stderr; returns its exit code. */
 int tool_failure(fattn_status status);
 
-/* Processors that this process may run on, by its affinity if the system has one. */
-int tool_processors(void);
-
 /* A progress bar on stderr if that is a terminal: done of count. A count of 0 clears it. Clear it
  * before printing anything else. */
 void tool_progress(int64_t done, int64_t count);

@@ -257,6 +257,8 @@ static void run_group(const fattn_problem *p, const fattn_buffers *buf, int64_t 
     emit(w->dv, p->seqlen_k * p->dim_v, 1, dtype_dv, r->dv + first * p->dim_v);
 }
 
+/* The frame of run() in naive.c around other work: one that took its steps from either file by
+ * pointers would have more lines than the two share. */
 fattn_status fattn_comparator_run(const fattn_problem *p, const fattn_buffers *buf,
                                   fattn_naive *result)
 {

@@ -10,40 +10,28 @@
 
 #include <pthread.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/attend.h"
+#include "tests/child.h"
 #include "tests/tap.h"
 
-enum { THREADS = 4, PATIENCE = 60 /* seconds */ };
+enum { THREADS = 4, SECONDS = 60 /* of a child; a nested one has half of them */ };
 
 static int children = 40;
 
 typedef int (*child_work)(attend *a, uint64_t expected);
 
-/* Whether a child finished in time with the right result. A child that hangs is killed. */
-static bool child_succeeds(child_work work, attend *a, uint64_t expected)
+/* Whether a child finished in time with the right result. */
+static bool works_in_child(child_work work, attend *a, uint64_t expected, unsigned seconds)
 {
-    fflush(stdout);
-    const pid_t child = fork();
+    const pid_t child = child_start(seconds);
     if (child == 0) {
-        alarm(2 * PATIENCE); /* where the one that waits is killed itself */
         _exit(work(a, expected));
     }
-    int status = 0;
-    for (int tenths = 0; child > 0 && tenths < PATIENCE * 10000; tenths++) {
-        if (waitpid(child, &status, WNOHANG) == child) {
-            return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-        }
-        usleep(100);
-    }
-    kill(child, SIGKILL);
-    waitpid(child, &status, 0);
-    return false;
+    return child_succeeds(child);
 }
 
 /* The result, of a child: this process has not used the library then. 0 on failure. */
@@ -54,7 +42,7 @@ static uint64_t expect(attend *a)
     if (pipe(ends)) {
         return 0;
     }
-    const pid_t child = fork();
+    const pid_t child = child_start(SECONDS);
     if (child == 0) {
         expected = attend_with(a, NULL);
         _exit(write(ends[1], &expected, sizeof expected) != sizeof expected);
@@ -62,8 +50,7 @@ static uint64_t expect(attend *a)
     close(ends[1]);
     const bool whole = read(ends[0], &expected, sizeof expected) == sizeof expected;
     close(ends[0]);
-    waitpid(child, NULL, 0);
-    return whole ? expected : 0;
+    return child_succeeds(child) && whole ? expected : 0;
 }
 
 static int attend_once(attend *a, uint64_t expected) { return attend_with(a, NULL) != expected; }
@@ -85,7 +72,8 @@ static int make_threads(attend *a, uint64_t expected)
 
 static int fork_again(attend *a, uint64_t expected)
 {
-    return attend_with(a, NULL) != expected || !child_succeeds(attend_once, a, expected);
+    return attend_with(a, NULL) != expected ||
+           !works_in_child(attend_once, a, expected, SECONDS / 2);
 }
 
 /* Allocations of the thread that opens the default device first take a while: the fork comes
@@ -132,7 +120,7 @@ static int fork_beside(void *(*first)(void *), attend *a, uint64_t expected)
         return 1;
     }
     sem_wait(&opening);
-    const bool right = child_succeeds(attend_once, a, expected);
+    const bool right = works_in_child(attend_once, a, expected, SECONDS / 2);
     void *result = NULL;
     pthread_join(opener, &result);
     return !right || !result;
@@ -165,7 +153,7 @@ static void *attend_on(void *user)
 static bool all_succeed(child_work work, attend *a, uint64_t expected)
 {
     for (int n = 0; n < children; n++) {
-        if (!child_succeeds(work, a, expected)) {
+        if (!works_in_child(work, a, expected, SECONDS)) {
             return false;
         }
     }
@@ -183,8 +171,8 @@ static void check_first_use(attend *a, uint64_t expected)
     tap_skip(attention, "the sanitizer's allocator does not survive it");
     tap_skip(opening_device, "the sanitizer's allocator does not survive it");
 #else
-    tap_check(child_succeeds(fork_beside_attention, a, expected), "%s", attention);
-    tap_check(child_succeeds(fork_beside_info, a, expected), "%s", opening_device);
+    tap_check(works_in_child(fork_beside_attention, a, expected, SECONDS), "%s", attention);
+    tap_check(works_in_child(fork_beside_info, a, expected, SECONDS), "%s", opening_device);
 #endif
 }
 
@@ -199,17 +187,19 @@ int main(int argc, char **argv)
 
     check_first_use(&a, expected);
     tap_check(expected && attend_with(&a, NULL) == expected, "the parent computes as a child did");
-    tap_check(child_succeeds(attend_once, &a, expected), "a child computes after its parent has");
-    tap_check(child_succeeds(attend_afresh, &a, expected), "a child gives devices back");
-    tap_check(child_succeeds(make_threads, &a, expected), "a child has %d threads of its own",
-              THREADS);
-    tap_check(child_succeeds(fork_again, &a, expected), "a child of a child computes");
+    tap_check(works_in_child(attend_once, &a, expected, SECONDS),
+              "a child computes after its parent has");
+    tap_check(works_in_child(attend_afresh, &a, expected, SECONDS), "a child gives devices back");
+    tap_check(works_in_child(make_threads, &a, expected, SECONDS),
+              "a child has %d threads of its own", THREADS);
+    tap_check(works_in_child(fork_again, &a, expected, SECONDS), "a child of a child computes");
 
     pthread_t other;
     const bool started = pthread_create(&other, NULL, attend_on, NULL) == 0;
     tap_check(started && all_succeed(attend_once, &a, expected),
               "%d children compute while another thread of their parent does", children);
-    tap_check(started && all_succeed(attend_afresh, &a, expected), "and give devices back");
+    tap_check(started && all_succeed(attend_afresh, &a, expected),
+              "%d children give devices back meanwhile", children);
     atomic_store(&stop, true);
     if (started) {
         pthread_join(other, NULL);

@@ -49,7 +49,7 @@ static void check(bool here, const char *what)
 static bool problem_is_right(const fattn_transport *transport, int64_t index)
 {
     divided d;
-    divided_share share;
+    divided_share share = {0};
     char text[256] = "", what[256];
     divided_draw(&d, 11, index, ranks);
     bool good = divided_solve(&d, 11, index) == FATTN_OK;

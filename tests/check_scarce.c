@@ -11,13 +11,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
 #include "tests/attend.h"
+#include "tests/child.h"
 #include "tests/tap.h"
 
 enum { THREADS = 8 };
@@ -94,15 +94,11 @@ static uint64_t *expected; /* shared with the children */
 
 static bool in_a_child(bool (*succeeds)(int n), int n)
 {
-    fflush(stdout);
-    const pid_t child = fork();
+    const pid_t child = child_start(60);
     if (child == 0) {
-        alarm(60);
         _exit(!succeeds(n));
     }
-    int status = 1;
-    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
-           WEXITSTATUS(status) == 0;
+    return child_succeeds(child);
 }
 
 static void make_problem(attend *a) { attend_make(a, FATTN_BACKWARD, 16, 150, 150, 32); }
@@ -194,6 +190,7 @@ int main(void)
     tap_check(in_a_child(creation_recovers, 3), "thread 3 cannot be made at first");
     tap_check(in_a_child(openmp_starves, 0), "OpenMP's runtime gets no memory");
     tap_check(in_a_child(everybody_starves, 0), "every allocation fails while a plan runs");
-    tap_check(in_a_child(everybody_starves, 1), "nor threads");
+    tap_check(in_a_child(everybody_starves, 1),
+              "every allocation fails while a plan runs, and no thread can be made");
     return tap_done();
 }

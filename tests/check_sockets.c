@@ -6,20 +6,20 @@
 #include "tests/page_engine.h" /* from the page */
 
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/child.h"
 #include "tests/divided.h"
 #include "tests/tap.h"
 
-enum { RANKS = 4, PROBLEMS = 40 };
+enum { RANKS = 4, PROBLEMS = 40, SECONDS = 100 /* of a rank; its messages have fewer */ };
 
 static int problems_right(const fattn_transport *t)
 {
     int right = 0;
     for (int64_t n = 0; n < PROBLEMS; n++) {
         divided d;
-        divided_share share;
+        divided_share share = {0};
         char text[256] = "";
         divided_draw(&d, 17, n, t->ranks);
         bool good = !divided_solve(&d, 17, n) && !divided_run(&d, t, 60, &share);
@@ -39,7 +39,7 @@ static int problems_right(const fattn_transport *t)
 static bool error_is_told(const fattn_transport *t)
 {
     divided d;
-    divided_share share;
+    divided_share share = {0};
     divided_draw(&d, 1, 1, 1);
     if (divided_solve(&d, 1, 1) || (t->rank == 1 && kill(getpid(), SIGKILL))) {
         return false;
@@ -65,9 +65,8 @@ static int run(int ranks, bool dies)
             ends[a][b] = pair[0], ends[b][a] = pair[1];
         }
     }
-    fflush(stdout);
     for (int r = 0; r < ranks; r++) {
-        pids[r] = fork();
+        pids[r] = child_start(SECONDS);
         if (pids[r] == 0) {
             sockets s = {.rank = r, .ranks = ranks};
             memcpy(s.fd, ends[r], (size_t)ranks * sizeof s.fd[0]);
@@ -89,9 +88,7 @@ static int run(int ranks, bool dies)
         }
     }
     for (int r = 0; r < ranks; r++) {
-        int status = 1;
-        waitpid(pids[r], &status, 0);
-        wrong += status != 0 && !(dies && r == 1);
+        wrong += !child_succeeds(pids[r]) && !(dies && r == 1);
     }
     return wrong;
 }

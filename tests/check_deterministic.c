@@ -42,6 +42,9 @@ static uint64_t fingerprint(void)
     const void *const from[] = {buffers.dq, buffers.dk, buffers.dv};
     uint64_t *const host = malloc(BYTES);
     uint64_t print = UINT64_C(14695981039346656037);
+    if (!host) {
+        tap_bail("out of memory");
+    }
     for (int n = 0; n < 3; n++) {
         device_copy(device, host, from[n], BYTES);
         for (size_t i = 0; i < BYTES / sizeof *host; i++) {
@@ -79,14 +82,12 @@ static void check(int dim, int tokens, bool causal)
     problem.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
     snprintf(running, sizeof running, "not ok - %d channels, %d x %d tokens%s: hangs\n", dim,
              (int)problem.batch, tokens, causal ? ", causal" : "");
-    alarm(SECONDS);
-    if (!run(&problem, FATTN_FORWARD, 1)) {
-        return;
-    }
-    problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
     uint64_t first = 0;
     int equal = 0;
-    for (int n = 0; n < RUNS && run(&problem, FATTN_BACKWARD, 5); n++) {
+    alarm(SECONDS);
+    const bool ready = run(&problem, FATTN_FORWARD, 1);
+    problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+    for (int n = 0; ready && n < RUNS && run(&problem, FATTN_BACKWARD, 5); n++) {
         const uint64_t print = fingerprint();
         first = n == 0 ? print : first;
         equal += print == first;
@@ -99,7 +100,7 @@ static void check(int dim, int tokens, bool causal)
 int main(void)
 {
     if (device_absent(device_named())) {
-        return tap_done();
+        return 0;
     }
     signal(SIGALRM, hangs);
     if (!device_good(fattn_device_open(device_named(), &device), "a device")) {

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "fattn/fattn.h"
+#include "tests/tap.h"
 
 typedef struct attend {
     fattn_problem problem;
@@ -35,7 +36,7 @@ static inline void attend_make(attend *a, fattn_op op, int64_t heads, int64_t ro
     a->inputs = malloc(inputs * sizeof(float));
     a->outputs = calloc(a->output_count, sizeof(float));
     if (!a->inputs || !a->outputs) {
-        exit(1);
+        tap_bail("out of memory");
     }
     for (size_t i = 0; i < inputs; i++) {
         state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);

@@ -49,7 +49,7 @@ static void check_callers(int turns)
     atomic_store(&calling, CALLERS);
     for (; started < CALLERS; started++) {
         if (pthread_create(&callers[started], NULL, call_often, &turns) != 0) {
-            exit(1);
+            tap_bail("no thread");
         }
     }
     while (atomic_load(&calling) > 0) {
@@ -87,7 +87,7 @@ static void check_visitors(void)
             tasks = process_tasks();
         }
         if (pthread_create(&visitor, NULL, call_once, &a) != 0) {
-            exit(1);
+            tap_bail("no thread");
         }
         pthread_join(visitor, NULL);
     }

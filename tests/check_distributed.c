@@ -22,7 +22,7 @@ static fattn_problem problem_of(int64_t rows, int64_t keys, int64_t left, int64_
     p.features = FATTN_WINDOW;
     p.window_left = left, p.window_right = right;
     if (fattn_problem_normalise(&p, &p)) {
-        exit(1);
+        tap_bail(fattn_last_reason());
     }
     return p;
 }
@@ -249,7 +249,7 @@ static void check_messages(void)
                 const fattn_whole whole = {.problem = &p, .split = split, .ranks = ranks};
                 fattn_ring ring;
                 if (fattn_ring_make(&whole, &ring)) {
-                    exit(1);
+                    tap_bail(fattn_last_reason());
                 }
                 for (int64_t step = 0; step <= ring.last_step + 1; step++, steps++) {
                     match = match && messages_match(&ring, FATTN_UP, step) &&
@@ -275,7 +275,7 @@ static void check_neighbours(void)
         const fattn_whole whole = {.problem = &p, .split = FATTN_SPLIT_CONTIGUOUS, .ranks = 8};
         fattn_ring ring;
         if (fattn_ring_make(&whole, &ring)) {
-            exit(1);
+            tap_bail(fattn_last_reason());
         }
         const int32_t up = ring.reach[FATTN_UP][4], down = ring.reach[FATTN_DOWN][4];
         tap_check(up == cases[n].up && down == cases[n].down,
@@ -292,7 +292,7 @@ static fattn_forecast forecast_of(const fattn_whole *whole, fattn_scheme scheme,
     const fattn_speed speed = {.flops = 1e12, .bandwidth = bandwidth, .latency = 1e-6};
     fattn_forecast f;
     if (fattn_forecast_make(whole, scheme, &speed, &f)) {
-        exit(1);
+        tap_bail(fattn_last_reason());
     }
     return f;
 }
@@ -321,7 +321,7 @@ static void check_exchange(const fattn_whole *eight)
         const fattn_speed speed = {.flops = 1e12, .bandwidth = bandwidth};
         fattn_forecast f;
         if (fattn_forecast_make(&whole, FATTN_SCHEME_HEADS, &speed, &f) || f.turns != 4) {
-            exit(1);
+            tap_bail(fattn_last_reason());
         }
         const double most = f.computing > f.transferring ? f.computing : f.transferring;
         const double over = (f.seconds - most) / (f.computing + f.transferring);
@@ -399,7 +399,7 @@ static void check_bytes(void)
         p.heads_q = p.heads_k = HEADS, p.dim = p.dim_v = DIM;
         p.seqlen_q = p.seqlen_k = 8 * RANK_ROWS;
         if (fattn_problem_normalise(&p, &p)) {
-            exit(1);
+            tap_bail(fattn_last_reason());
         }
         const fattn_whole whole = {.problem = &p, .split = FATTN_SPLIT_CONTIGUOUS, .ranks = 8};
         const double ring = forecast_of(&whole, FATTN_SCHEME_RING, 1e9).most_bytes;

@@ -95,8 +95,7 @@ static void format_tabulate(format *f)
     f->midpoint = malloc(f->overflow * sizeof *f->midpoint);
     f->edge = malloc(2 * f->overflow * sizeof *f->edge);
     if (!f->value || !f->midpoint || !f->edge) {
-        puts("Bail out! out of memory");
-        exit(1);
+        tap_bail("out of memory");
     }
     for (uint32_t code = 0; code <= f->overflow; code++) {
         const uint32_t exponent = code >> f->mant, fraction = code % normal;

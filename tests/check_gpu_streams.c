@@ -196,7 +196,9 @@ static void check_threads(void)
         poison(buffers[n].o);
     }
     for (int n = 0; n < THREADS; n++) {
-        pthread_create(&threads[n], NULL, attend_often, (void *)(intptr_t)n);
+        if (pthread_create(&threads[n], NULL, attend_often, (void *)(intptr_t)n)) {
+            tap_bail("no thread");
+        }
     }
     for (int n = 0; n < THREADS; n++) {
         void *failed = NULL;

@@ -53,7 +53,7 @@ static void run_ranks(const divided *problems[], threads *all, int ranks, double
                              .timeout = timeout,
                              .silent = r == silent};
         if (pthread_create(&runs[r].thread, NULL, run_rank, &runs[r])) {
-            exit(1);
+            tap_bail("no thread");
         }
     }
     for (int r = 0; r < ranks; r++) {
@@ -250,7 +250,7 @@ static void check_pieces(fattn_op op)
         all[r] =
             (planner){.transport = threads_transport(&engine, r), .op = op, .gap = 8 * (r == 3)};
         if (pthread_create(&all[r].thread, NULL, run_planner, &all[r])) {
-            exit(1);
+            tap_bail("no thread");
         }
     }
     for (int r = 0; r < PLANNERS; r++) {
@@ -556,7 +556,7 @@ static void check_memory(void)
     for (int r = 0; r < 2; r++) {
         all[r] = (saver){.transport = threads_transport(&engine, r)};
         if (pthread_create(&all[r].thread, NULL, run_saver, &all[r])) {
-            exit(1);
+            tap_bail("no thread");
         }
     }
     int64_t bytes = 0;
@@ -762,7 +762,7 @@ static outcome run_failure(const divided *d, int n, bool mute)
                                r == 1 ? n : -1,
                                mute && r == 1};
         if (pthread_create(&runs[r].run.thread, NULL, run_faulty, &runs[r])) {
-            exit(1);
+            tap_bail("no thread");
         }
     }
     bool through = true, failed = true, named = false;
@@ -878,7 +878,7 @@ static void check_overlap(fattn_scheme scheme, int groups, int tokens)
     for (int r = 0; r < 2; r++) {
         runs[r] = (timed_run){.run = {.problem = &d, .all = &all, .rank = r, .timeout = 60}};
         if (pthread_create(&runs[r].run.thread, NULL, run_timed, &runs[r])) {
-            exit(1);
+            tap_bail("no thread");
         }
     }
     bool good = solved;

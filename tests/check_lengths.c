@@ -28,8 +28,7 @@ static const void *put(fattn_device *device, const void *from, size_t bytes, voi
     void *memory = NULL;
     if (fattn_device_malloc(device, bytes, &memory) ||
         fattn_device_copy(device, memory, from, bytes, NULL)) {
-        printf("Bail out! %s\n", fattn_last_reason());
-        exit(1);
+        tap_bail(fattn_last_reason());
     }
     list[(*count)++] = memory;
     return memory;

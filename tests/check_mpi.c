@@ -255,6 +255,9 @@ static void check_progress(void)
         {(rank + 1) % ranks, 3, 0, 0, data, BYTES},
         {(rank + ranks - 1) % ranks, 3, 1, 0, data + BYTES, BYTES},
     };
+    if (!data) {
+        tap_bail("out of memory");
+    }
     memset(data, rank + 1, BYTES);
     bool moves = false;
     if (all(fattn_mpi_open(MPI_COMM_WORLD, &t) == FATTN_OK)) {

@@ -50,8 +50,7 @@ static float draw(float low, float high)
 static void must(bool good)
 {
     if (!good) {
-        fprintf(stderr, "check_onto: %s\n", fattn_last_reason());
-        exit(1);
+        tap_bail(fattn_last_reason());
     }
 }
 

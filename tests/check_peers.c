@@ -62,8 +62,7 @@ typedef struct two {
 static void must(fattn_status status)
 {
     if (status) {
-        printf("Bail out! %s\n", fattn_last_reason());
-        exit(1);
+        tap_bail(fattn_last_reason());
     }
 }
 
@@ -158,7 +157,7 @@ static void check_giving_up(bool waits)
         t.transport[0]->abort(t.transport[0]->user, "no more paper");
     }
     if (pthread_create(&thread, NULL, wait_for_ever, &w)) {
-        exit(1);
+        tap_bail("no thread");
     }
     if (waits) {
         nanosleep(&nap, NULL);

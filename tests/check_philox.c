@@ -360,8 +360,7 @@ static unsigned char *pattern_of(double p, uint64_t seed, uint64_t offset, pair 
     unsigned char *const kept = malloc(SIDE * SIDE);
 
     if (!kept) {
-        puts("Bail out! out of memory");
-        exit(1);
+        tap_bail("out of memory");
     }
     for (uint32_t i = 0; i < SIDE; i++) {
         const fattn_dropout_rows rows =

@@ -154,7 +154,8 @@ int main(int argc, char **argv)
     const int count = argc > 1 ? atoi(argv[1]) : 200;
     draw_case *const cases = calloc((size_t)count, sizeof *cases);
     for (int n = 0; n < count; n++) {
-        if (draw_problem(&cases[n], 64, n) || draw_build(&cases[n]) || draw_save(&cases[n])) {
+        if (!cases || draw_problem(&cases[n], 64, n) || draw_build(&cases[n]) ||
+            draw_save(&cases[n])) {
             printf("Bail out! no case %d\n", n);
             return 1;
         }

@@ -103,7 +103,7 @@ static void run_on_threads(int64_t count, loop_body body, void *context)
     for (int64_t i = 0; i < count; i++) {
         shares[i] = (share){body, context, i};
         if (pthread_create(&threads[i], NULL, run_share, &shares[i]) != 0) {
-            exit(1);
+            tap_bail("no thread");
         }
     }
     for (int64_t i = 0; i < count; i++) {
@@ -619,7 +619,7 @@ static void check_joining(void)
     fattn_device *device = NULL;
     options.threads = MANY;
     if (fattn_device_open_with("cpu", &options, &device)) {
-        exit(1);
+        tap_bail(fattn_last_reason());
     }
     int workers = 1;
     for (int64_t keys = 1; workers == 1 && keys < 100000; keys += 1 + keys / 16) {
@@ -637,7 +637,7 @@ static void check_small(void)
     attend a;
     options.threads = THREADS;
     if (fattn_device_open_with("cpu", &options, &device)) {
-        exit(1);
+        tap_bail(fattn_last_reason());
     }
     tap_check(planned(device, 8, 1, 16) == 1, "decoding 16 keys is for one thread");
     tap_check(planned(device, 8, 512, 512) == THREADS, "512 rows of 512 keys are for all");
@@ -792,7 +792,7 @@ static void write_file(const char *root, const char *path, const char *text)
     }
     FILE *const file = fopen(name, "w");
     if (!file || fputs(text, file) < 0 || fclose(file)) {
-        exit(1);
+        tap_bail(name);
     }
 }
 
@@ -802,7 +802,7 @@ static void check_quota(const char *title, const char *groups, const char *const
 {
     char root[] = "/tmp/fattn-grant-XXXXXX", command[64];
     if (!mkdtemp(root)) {
-        exit(1);
+        tap_bail(root);
     }
     write_file(root, "/proc/self/cgroup", groups);
     for (int i = 0; files[i][0]; i++) {
@@ -812,7 +812,7 @@ static void check_quota(const char *title, const char *groups, const char *const
     tap_check(found == cpus, "%s: %d processors, %d found", title, (int)cpus, (int)found);
     snprintf(command, sizeof command, "rm -r '%s'", root);
     if (system(command) != 0) {
-        exit(1);
+        tap_bail(command);
     }
 }
 

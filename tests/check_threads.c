@@ -36,7 +36,7 @@ static void world_make(world *w, const draw_case *c)
         const size_t size = (size_t)c->images[n].size;
         w->images[n] = fattn_memory_alloc_aligned(size);
         if (!w->images[n]) {
-            exit(1);
+            tap_bail("out of memory");
         }
         memcpy(w->images[n], c->images[n].bytes, size);
     }
@@ -100,7 +100,7 @@ static void check_row(const fattn_kernel *row, int64_t cases)
     for (int64_t index = 0; index < cases; index++) {
         draw_case c;
         if (draw_problem(&c, SEED, index) || draw_build(&c) || draw_save(&c)) {
-            exit(1);
+            tap_bail("out of memory");
         }
         for (const fattn_tile *tile = row->tiles; tile->br; tile++) {
             const fattn_wish wish = {.tile = *tile, .splits = c.splits};

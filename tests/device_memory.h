@@ -38,6 +38,9 @@ static inline void device_copy(fattn_device *device, void *to, const void *from,
 static inline void device_fill(fattn_device *device, void *to, size_t count, uint32_t seed)
 {
     uint16_t *const host = malloc(2 * count);
+    if (!host) {
+        tap_bail("out of memory");
+    }
     for (size_t n = 0; n < count; n++) {
         seed = seed * 1664525u + 1013904223u;
         host[n] = (uint16_t)(0x3000 + (seed >> 22) + (seed >> 8 & 1 ? 0x8000 : 0));

@@ -25,6 +25,10 @@ static void replay_file(const char *path)
         exit(2);
     }
     const size_t size = fread(bytes, 1, sizeof bytes, file);
+    if (ferror(file) || fgetc(file) != EOF) {
+        printf("Bail out! %s cannot be read, or has more than %zu bytes\n", path, sizeof bytes);
+        exit(2);
+    }
     fclose(file);
     LLVMFuzzerTestOneInput(bytes, size);
     printf("ok %d - %s\n", ++replayed, path);

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 static int tap_count, tap_failures;
 
@@ -41,6 +42,13 @@ static inline void tap_skip_all(const char *why)
 {
     printf("1..0 # SKIP %s\n", why);
     fflush(stdout);
+}
+
+/* Ends the program where it cannot go on: there is no memory, no thread, no problem to test with. */
+static inline _Noreturn void tap_bail(const char *why)
+{
+    printf("Bail out! %s\n", why);
+    exit(1);
 }
 
 /* The result of main: 0 if every check passed. A program without checks fails. */

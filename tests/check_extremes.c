@@ -11,6 +11,7 @@
 #include "core/backend.h"
 #include "core/plan.h"
 #include "tests/tap.h"
+#include "tests/worst.h"
 
 enum { ROWS = 40, KEYS = 300, MOST = 2 * KEYS, DIM = 20 };
 
@@ -124,7 +125,7 @@ static void check_small_weights(fattn_device *device, const fattn_kernel *row)
         const double exact = (double)(keys - 1) * exp((double)t.k[DIM]) * 0x1p120;
         for (int64_t i = 0; i < sq; i++) {
             const double error = fabs(t.o[i * DIM] / exact - 1);
-            worst = error <= worst ? worst : error;
+            worst = worst_of(worst, error);
         }
     }
     tap_check(ran > 0 && worst <= 1e-4, "%s: weights of 2^-130 count: error %.2g", row->name,

@@ -11,6 +11,7 @@
 #include "core/memory.h"
 #include "core/problem.h"
 #include "tests/tap.h"
+#include "tests/worst.h"
 #include "tools/judge/random_case.h"
 
 enum { CASES = 400, STRIDE = 2 }; /* of keys */
@@ -74,10 +75,11 @@ static double row_error(const draw_case *c, const fattn_problem *p, const fattn_
         }
         const double expected = empty ? 0 : exp(x[j] - r->lse[row]);
         const double error = fabs(prob[j] - expected) / (unit * (2 + fabs(x[j])) + 1e-44);
-        worst = x[j] == -(double)INFINITY ? (prob[j] == 0 ? worst : INFINITY) : fmax(worst, error);
+        worst =
+            x[j] == -(double)INFINITY ? (prob[j] == 0 ? worst : INFINITY) : worst_of(worst, error);
         total += prob[j];
     }
-    return empty ? worst : fmax(worst, fabs(total - 1) / (unit * (double)(4 + r->sk)));
+    return empty ? worst : worst_of(worst, fabs(total - 1) / (unit * (double)(4 + r->sk)));
 }
 
 /* o of a row, only from probabilities and the dropout pattern. */
@@ -96,7 +98,7 @@ static double output_error(const draw_case *c, const fattn_problem *p, const fat
             most = fmax(most, fabs(v));
         }
         const double error = fabs(sum - r->o[row * r->dim_v + channel]);
-        worst = fmax(worst, error / (unit * most * (double)(4 + r->sk) + 1e-300));
+        worst = worst_of(worst, error / (unit * most * (double)(4 + r->sk) + 1e-300));
     }
     return worst;
 }
@@ -115,9 +117,9 @@ static double case_error(const draw_case *c, const looks *all)
     for (int64_t b = 0; b < r.batch; b++) {
         for (int64_t h = 0; h < r.heads_q; h++) {
             for (int64_t i = 0; i < r.sequences[b].rows; i++) {
-                worst = fmax(worst, row_error(c, &p, &r, all, b, h, i));
+                worst = worst_of(worst, row_error(c, &p, &r, all, b, h, i));
                 if (!(p.features & FATTN_DROPOUT)) {
-                    worst = fmax(worst, output_error(c, &p, &r, all, b, h, i));
+                    worst = worst_of(worst, output_error(c, &p, &r, all, b, h, i));
                 }
             }
         }
@@ -147,8 +149,9 @@ static void check_drawn(const char *backend)
             const double error = done ? case_error(&c, &all) : 0;
             compared++;
             refused += !done;
-            wrong += error > 1;
-            if (!done || error > 1) {
+            const bool right = error <= 1; /* false for NaN */
+            wrong += !right;
+            if (!done || !right) {
                 draw_describe(&c, text, sizeof text);
                 printf("# %s: %s\n", text, done ? "wrong" : fattn_last_reason());
                 printf("# error %g\n", error);

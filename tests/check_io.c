@@ -14,6 +14,7 @@
 #include "backends/reference/tiled.h"
 #include "core/problem.h"
 #include "tests/tap.h"
+#include "tests/worst.h"
 #include "tools/judge/random_case.h"
 
 static const char *op_name(const fattn_problem *p)
@@ -62,8 +63,7 @@ static fattn_problem square(fattn_op op, int64_t n, int64_t d, uint64_t features
 static void normalise(fattn_problem *p)
 {
     if (fattn_problem_normalise(p, p) != FATTN_OK) {
-        printf("Bail out! %s\n", fattn_last_reason());
-        exit(1);
+        tap_bail(fattn_last_reason());
     }
 }
 
@@ -160,7 +160,7 @@ static fit fit_of(const sample *samples, int count)
     fit f = {(x1 * yy - y1 * xy) / determinant, (y1 * xx - x1 * xy) / determinant, 0, count};
     for (int n = 0; n < count; n++) {
         const double model = f.a * samples[n].quadratic + f.b * samples[n].linear;
-        f.error = fmax(f.error, fabs(model / samples[n].count - 1));
+        f.error = worst_of(f.error, fabs(model / samples[n].count - 1));
     }
     return f;
 }
@@ -280,7 +280,7 @@ static void check_plans(fattn_op op)
         const fattn_tile rough = forward ? (fattn_tile){24, 64} : (fattn_tile){64, 24};
         const double want = predicted_bytes(&p, FATTN_IO_FLASH2, exact);
         const double got = fattn_io_plan_bytes(&p, exact.br, exact.bc, false);
-        worst = fmax(worst, fabs(got / want - 1));
+        worst = worst_of(worst, fabs(got / want - 1));
         sum += fattn_io_plan_bytes(&p, rough.br, rough.bc, false) /
                predicted_bytes(&p, FATTN_IO_FLASH2, rough);
     }

@@ -12,6 +12,7 @@
 #include "core/online_softmax.h"
 #include "core/score.h"
 #include "tests/tap.h"
+#include "tests/worst.h"
 
 enum { KEYS = 96, TRIALS = 2000 };
 static const float log2e = (float)FATTN_LOG2E;
@@ -133,7 +134,7 @@ static void check_tiles(void)
 
 static void check_order(void)
 {
-    float worst = 0;
+    double worst = 0;
     for (int t = 0; t < TRIALS; t++) {
         float x[KEYS], v[KEYS];
         draw_row(x, v, 20);
@@ -143,7 +144,7 @@ static void check_order(void)
             row_meet(&down, x, v, KEYS - 8 - j, KEYS - j);
         }
         const float error = fabsf(row_result(&up) - row_result(&down));
-        worst = !(error <= worst) ? error : worst;
+        worst = worst_of(worst, error);
     }
     tap_check(worst <= 1e-6f, "tiles in any order give one answer: %.2g apart", worst);
 }
@@ -151,7 +152,7 @@ static void check_order(void)
 static void check_merge(void)
 {
     int commutes = 0, neutral = 0;
-    float worst = 0;
+    double worst = 0;
     for (int t = 0; t < TRIALS; t++) {
         float x[KEYS], v[KEYS];
         draw_row(x, v, 20);
@@ -168,7 +169,7 @@ static void check_merge(void)
                    same_bits(before.state.m, a.state.m) && same_bits(after.state.m, a.state.m);
         const float error = fmaxf(fabsf(row_result(&left) - row_result(&right)),
                                   fabsf(row_result(&left) - row_result(&whole)));
-        worst = !(error <= worst) ? error : worst;
+        worst = worst_of(worst, error);
     }
     tap_check(commutes == TRIALS, "merging commutes, bit for bit: %d of %d", commutes, TRIALS);
     tap_check(neutral == TRIALS, "the empty state is the identity, bit for bit: %d of %d", neutral,
@@ -182,7 +183,7 @@ static void check_merge(void)
 
 static void check_shift(void)
 {
-    float worst = 0;
+    double worst = 0;
     int shifted = 0;
     for (int t = 0; t < TRIALS; t++) {
         float x[KEYS], y[KEYS], v[KEYS];
@@ -271,12 +272,12 @@ static void check_sink(void)
     tap_check(isnan(fattn_softmax_lse(fattn_softmax_sink(NAN), 1)), "a sink of NaN is NaN");
     tap_check(isnan(fattn_softmax_lse(fattn_softmax_sink(INFINITY), 1)),
               "a sink of inf is inf - inf");
-    float worst = 0;
+    double worst = 0;
     for (int t = 0; t < TRIALS; t++) {
         const float sink = random_float(t % 2 ? 1 : 1e4f);
         const float lse = fattn_softmax_lse(fattn_softmax_sink(sink), 1);
         const float error = fabsf(lse - sink) / fmaxf(1, fabsf(sink));
-        worst = !(error <= worst) ? error : worst;
+        worst = worst_of(worst, error);
     }
     tap_check(worst <= 0x1p-23f, "alone it is its own lse: %.2g", worst);
 }
@@ -294,7 +295,7 @@ static void check_lse(void)
         const double ulp = ldexp(1, ilogb(exact) - 23);
         const double share = fabs(fattn_softmax_lse(state, natural) - exact) / (ulp / 2 + 0x1p-23);
         double *const kept = size < 0x1p14f ? &worst : &worst_large;
-        *kept = !(share <= *kept) ? share : *kept;
+        *kept = worst_of(*kept, share);
     }
     tap_check(worst <= 1, "lse of {m, l} is within half an ulp and 2^-23: %.4f of it", worst);
     tap_check(worst_large <= 3, "and within 3/2 ulp where it is large: %.4f halves", worst_large);
@@ -319,8 +320,8 @@ static void check_cap(void)
         const double tanh_x = tanh((double)x / cap), cosh_x = cosh((double)x / cap);
         const double error = fabs(capped - cap * tanh_x) / fabs(cap * tanh_x);
         const double error_dscore = fabs(dscore * cosh_x * cosh_x - 1) / fmax(1, fabs(x / cap));
-        worst = x != 0 && !(error <= worst) ? error : worst;
-        worst_dscore = !(error_dscore <= worst_dscore) ? error_dscore : worst_dscore;
+        worst = x != 0 ? worst_of(worst, error) : worst;
+        worst_dscore = worst_of(worst_dscore, error_dscore);
     }
     tap_check(worst <= 4e-7, "softcap is softcap tanh(x / softcap): relative error %.2g", worst);
     tap_check(worst_dscore <= 1e-6, "and its derivative 1 / cosh^2, to its last digits: %.2g",

@@ -15,6 +15,7 @@
 #include "core/backend.h"
 #include "core/plan.h"
 #include "tests/tap.h"
+#include "tests/worst.h"
 
 enum { MOST = 200, DIM = 8, BATCH = 3, HEADS = 2 };
 static const float third = 1.0f / 3;
@@ -99,9 +100,7 @@ static double distance(fattn_device *device, const char *kernel, tensors *t, sum
     const double ulp = (double)(nextafterf((float)exact, INFINITY) - (float)exact);
     for (int64_t i = 0; i < sums; i++) {
         const double off = fabs((double)got[i] - exact) / ulp;
-        if (!(off <= worst)) { /* NaN too */
-            worst = off;
-        }
+        worst = worst_of(worst, off);
     }
     return worst;
 }
@@ -117,7 +116,7 @@ static void check_row(fattn_device *device, const char *kernel, tensors *t)
             const double off = distance(device, kernel, t, what, counts[n], &blocks);
             /* Each block's sum is rounded, and so is its addition if it is made in float. */
             fine = fine && off <= 0.5 * (double)(blocks + 1);
-            most = fmax(most, off);
+            most = worst_of(most, off);
         }
         tap_check(fine, "%s: %s is off by %.2f units", kernel, sum_names[what], most);
     }

@@ -17,6 +17,7 @@
 #include "core/dtype.h"
 #include "fattn/distributed.h"
 #include "tests/device.h"
+#include "tests/worst.h"
 #include "tools/judge/random.h"
 
 enum { DIVIDED_BATCH = 3, DIVIDED_HEADS = 24 };
@@ -103,7 +104,7 @@ static inline void *divided_memory(size_t bytes)
 {
     void *const memory = aligned_alloc(64, (bytes + 64) / 64 * 64);
     if (!memory) {
-        exit(1);
+        tap_bail("out of memory");
     }
     memset(memory, 0xff, (bytes + 64) / 64 * 64); /* NaN */
     return memory;
@@ -422,8 +423,8 @@ static inline void divided_compare(const divided *d, divided_id id, int64_t whol
     for (int64_t c = 0; c < divided_channels(d, id); c++) {
         const double a = fattn_dtype_load(divided_dtype(d, id), d->whole[id], whole + c);
         const double b = fattn_dtype_load(divided_dtype(d, id), e->share, share + c);
-        const double error = a == b ? 0 : fabs(a - b);   /* -inf in rows without keys */
-        e->error = error <= e->error ? e->error : error; /* keeps NaN */
+        const double error = a == b ? 0 : fabs(a - b); /* -inf in rows without keys */
+        e->error = worst_of(e->error, error);
         e->most = fabs(a) > e->most && !isinf(a) ? fabs(a) : e->most;
     }
 }
@@ -470,7 +471,7 @@ static inline double divided_each_score(const divided *d, int ranks, int rank,
                     share->dbias[divided_score(local->dbias_stride, b, h, at + i, j)];
                 const float whole = d->dbias[divided_score(p->dbias_stride, b, h, row, j)];
                 const double off = fabs((double)mine - (double)whole);
-                error = off <= error ? error : off; /* keeps NaN */
+                error = worst_of(error, off);
                 continue;
             }
             share->bias[divided_score(local->bias_stride, b, h, at + i, j)] =
@@ -733,7 +734,7 @@ static inline bool divided_case_is_right(const divided_engine *engine, uint64_t 
     for (int r = 0; r < begun; r++) {
         all[r] = (divided_rank){.problem = &d, .engine = engine, .rank = r};
         if (pthread_create(&all[r].thread, NULL, divided_run_rank, &all[r])) {
-            exit(1);
+            tap_bail("no thread");
         }
     }
     for (int r = 0; r < begun; r++) {

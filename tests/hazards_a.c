@@ -7,6 +7,7 @@
 
 #include "tests/hazard.h"
 #include "tests/strip.h"
+#include "tests/worst.h"
 
 static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
 static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
@@ -371,7 +372,7 @@ static bool same_class(const draw_case *a, const draw_case *b)
             }
             if (isfinite(x)) {
                 largest = fmax(largest, fabs(x));
-                difference = fmax(difference, fabs(x - y));
+                difference = worst_of(difference, fabs(x - y));
             }
         }
         if (!(difference <= 0x1p-6 * largest)) {

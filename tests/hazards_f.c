@@ -8,6 +8,7 @@
 #include "core/problem.h"
 #include "core/tiling.h"
 #include "tests/hazard.h"
+#include "tests/worst.h"
 
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
@@ -343,8 +344,8 @@ static void check_shards(fattn_dtype dtype, uint64_t features, int64_t parts)
             for (int64_t d = 0; d < CHANNELS; d++) {
                 const double x = exact.o[i * CHANNELS + d];
                 const double o = draw_get(&c, DRAW_O, draw_at(&c, DRAW_O, 0, i, 0, d));
-                single = fmax(single, fabs(o - x));
-                shards = fmax(shards, fabs((double)sum.o[i][d] - x));
+                single = worst_of(single, fabs(o - x));
+                shards = worst_of(shards, fabs((double)sum.o[i][d] - x));
                 largest = fmax(largest, fabs(x));
             }
         }

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "tests/hazard.h"
+#include "tests/worst.h"
 
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
@@ -29,7 +30,7 @@ static void j3(void)
             hazard_check(hazard_run(&hazard_places[n], &c, NULL) == FATTN_OK, "%s",
                          fattn_last_reason());
             for (int64_t at = 0; at < LENGTH * dims[d]; at++) {
-                error = fmax(error, fabs(draw_get(&c, DRAW_O, at) - truth.exact.o[at]));
+                error = worst_of(error, fabs(draw_get(&c, DRAW_O, at) - truth.exact.o[at]));
                 largest = fmax(largest, fabs(truth.exact.o[at]));
             }
             hazard_check(error <= 0x1p-19 * largest, "%s, D %lld: error %g of %g",
@@ -75,7 +76,7 @@ static void check_steps(fattn_device *device, const char *backend, fattn_dtype d
             double difference = 0, largest = 0;
             for (int64_t n = 0; n < DIM; n++) {
                 const double o = draw_get(&c, DRAW_O, row * DIM + n);
-                difference = fmax(difference, fabs(o - draw_get(&step, DRAW_O, n)));
+                difference = worst_of(difference, fabs(o - draw_get(&step, DRAW_O, n)));
                 largest = fmax(largest, fabs(o));
             }
             hazard_check(difference <= 2 * ulp * largest, "%s: row %lld differs by %g of %g",

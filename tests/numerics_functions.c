@@ -27,7 +27,7 @@ typedef struct worst {
 
 static void grow(worst *w, double error, float at)
 {
-    if (!(error <= w->error)) {
+    if (!isnan(w->error) && !(error <= w->error)) { /* NaN is the worst, and stays */
         w->error = error;
         w->at = at;
     }

@@ -9,6 +9,7 @@
 
 #include "fattn/fattn.h"
 #include "tests/tap.h"
+#include "tests/worst.h"
 
 enum { ROWS = 32 };
 
@@ -99,7 +100,8 @@ static double measure(int64_t keys, int64_t dim, double size)
         worst = 0;
         for (int i = 0; i < ROWS; i++) {
             const double error = fabs((double)lse[i] - lse_exact[i]);
-            worst = fmax(worst, error / 0x1p-24 / scale_of(q.wide + i * dim, k.wide, keys, dim));
+            worst =
+                worst_of(worst, error / 0x1p-24 / scale_of(q.wide + i * dim, k.wide, keys, dim));
         }
     }
     numbers_free(q);
@@ -136,7 +138,7 @@ static double measure_backward(void)
     }
     for (int j = 0; j < KEYS; j++) {
         const double p = exp(0.75 * (double)k[j * DIM] - (double)lse);
-        worst = fmax(worst, fabs(dv[j * DIM] - p) / p);
+        worst = worst_of(worst, fabs(dv[j * DIM] - p) / p);
     }
     return worst;
 }

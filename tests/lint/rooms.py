@@ -83,6 +83,8 @@ WORDS = [
      r"core/memory\.c|core/distributed/transports/.*|tests/.*|bench/.*|examples/.*|tools/.*", "core/memory.c is the only door to the heap"),
     (r"(?<![\w.>])(abort|exit|_Exit|quick_exit)\s*\(", r"tests/.*|tools/.*|bench/.*|examples/.*",
      "the library never ends the program"),
+    (r"\bfmaxf?\(\s*\w*(error|worst|differ|\boff)\w*\b", r"(?!tests/).*",
+     "fmax() loses an error that is NaN: worst_of() of tests/worst.h keeps it"),
     (r"\b(printf|puts|putchar|perror)\s*\(|\bstdout\b|\bstderr\b",
      r"core/log\.c|tests/.*|tools/.*|bench/.*|examples/.*", "the library prints through core/log.c only"),
 ]

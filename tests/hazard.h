@@ -26,10 +26,19 @@ typedef struct hazard {
     const char *skip;   /* why */
 } hazard;
 
-/* The body of main. Runs all hazards of the table, those named in argv, or all but those named
- * there, each with a '-' before it. Each has a watchdog. The table ends with a row whose id is
- * NULL. */
+/*
+ * The body of main. The table ends with a row whose id is NULL. Each hazard has a watchdog.
+ *
+ *     PROGRAM                  runs all hazards of the table
+ *     PROGRAM hazard_X ...     these
+ *     PROGRAM -hazard_X ...    all but these
+ *
+ * A hazard passes if checks were made, none failed, and a row took one of its cases. The row that
+ * HAZARD_ROW names may take none: then the hazard is skipped.
+ */
 int hazard_main(const hazard *table, int argc, char **argv);
+
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
 /* Counts a check of the running hazard and prints the sentence if it fails. Returns holds. */
 bool hazard_check(bool holds, const char *format, ...) FATTN_PRINTF(2, 3);
@@ -46,7 +55,7 @@ typedef struct place {
 extern place hazard_places[];
 extern int hazard_place_count;
 
-/* Whether the row takes the case; other places are skipped. */
+/* Whether the row takes the case; other places are skipped. Not a check, unless planning fails. */
 bool hazard_takes(const place *at, const draw_case *c);
 
 /* Whether to skip a place because the case is large and a sanitizer makes it slow, while another
@@ -57,7 +66,7 @@ bool hazard_spares(const place *at, const draw_case *c);
 draw_case hazard_case(fattn_op op, fattn_dtype dtype, int64_t batch, int64_t heads_q,
                       int64_t heads_k, int64_t rows, int64_t keys, int64_t dim);
 
-/* draw_build; reports a failure. */
+/* draw_build. Not a check, unless it fails. */
 bool hazard_build(draw_case *c);
 
 /* Saves o and lse of a backward, judges the built case at every place, with every tile and with up

@@ -12,8 +12,6 @@
 static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
 static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
 
-#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
-
 /* Writes value to the pairs (i, j) of bias or mask that `where` selects, in every batch and
  * head. */
 static void paint(draw_case *c, draw_id id, double value,

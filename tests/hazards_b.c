@@ -13,7 +13,6 @@
 #include "core/dtype.h"
 #include "tests/hazard.h"
 
-#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 #define FAR (INT64_C(1) << 31)
 
 __extension__ typedef __int128 wide;

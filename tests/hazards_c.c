@@ -7,8 +7,6 @@
 
 static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
 
-#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
-
 static draw_case strided(fattn_op op, fattn_dtype dtype, int64_t rows, int64_t keys, int64_t dim,
                          uint64_t seed)
 {

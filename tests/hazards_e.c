@@ -12,7 +12,6 @@
 
 static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
 
-#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 #define PACKED (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K)
 
 /* A packed case of these lengths; keys NULL: as many as rows. */

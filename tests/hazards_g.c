@@ -6,8 +6,6 @@
 
 #include "tests/hazard.h"
 
-#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
-
 static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
 static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 

@@ -10,8 +10,6 @@
 #include "tests/driver.h"
 #include "tests/hazard.h"
 
-#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
-
 /* -------------------------------------------------------------------------------------------------
  * I3: threads
  * ---------------------------------------------------------------------------------------------- */
@@ -86,8 +84,9 @@ static void check_threads(const place *at, fattn_op op)
                      fattn_last_reason());
     }
     const bool taken = !hazard_spares(at, &workers[0].c) && hazard_takes(at, &workers[0].c);
-    if (taken && fattn_plan_create_with(at->device, &workers[0].c.problem, at->kernel->name, NULL,
-                                        &plan) == FATTN_OK) {
+    if (taken && hazard_check(!fattn_plan_create_with(at->device, &workers[0].c.problem,
+                                                      at->kernel->name, NULL, &plan),
+                              "%s: %s", at->kernel->name, fattn_last_reason())) {
         for (int n = 0; n < THREADS; n++) {
             worker *const w = &workers[n];
             w->plan = plan;

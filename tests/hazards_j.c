@@ -5,8 +5,6 @@
 #include "tests/hazard.h"
 #include "tests/worst.h"
 
-#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
-
 /* Products of f32 are exact to f32: with ten bits of mantissa they would be a thousand times less
  * accurate than demanded here. */
 static void j3(void)

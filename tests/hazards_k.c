@@ -2,8 +2,6 @@
 /* Hazards of group K: processors and compilers. */
 #include "tests/hazard.h"
 
-#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
-
 /* Waves of 32 and of 64 lanes, and dimensions that are multiples of neither: lengths around a wave,
  * D = 192 with Dv = 128. */
 static void k4(void)

@@ -7,8 +7,6 @@
 
 #include "tests/hazard.h"
 
-#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
-
 enum { LENGTH_MAX = 6 };
 
 /* Which keys each row attends to: q is 0 and v the identity, so o[i][j] is not 0 if i attends to

@@ -12,8 +12,6 @@
 #include "tests/hazard.h"
 #include "tests/strip.h"
 
-#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
-
 /* -------------------------------------------------------------------------------------------------
  * A backend that can be told to err
  * ---------------------------------------------------------------------------------------------- */

@@ -93,7 +93,7 @@ static void a1_case(fattn_op op, fattn_dtype dtype, int way)
         paint(&c, DRAW_BIAS, 0, everywhere, 0);
         paint(&c, DRAW_BIAS, -(double)INFINITY, third_rows, 1);
     }
-    draw_save(&c);
+    hazard_check(draw_save(&c) == FATTN_OK, "%s", fattn_last_reason());
     for (int n = 0; n < hazard_place_count; n++) {
         if (hazard_takes(&hazard_places[n], &c)) {
             hazard_clear_outputs(&c);
@@ -181,7 +181,8 @@ static void a4(void)
             }
             const char *const name = hazard_places[n].kernel->name;
             paint(&c, DRAW_BIAS, 0, everywhere, 0);
-            hazard_run(&hazard_places[n], &c, NULL);
+            hazard_check(hazard_run(&hazard_places[n], &c, NULL) == FATTN_OK, "%s: %s", name,
+                         fattn_last_reason());
             double o[5][8], lse[5];
             for (int64_t i = 0; i < 5; i++) {
                 lse[i] = draw_get(&c, DRAW_LSE, draw_at(&c, DRAW_LSE, 0, i, 0, 0));
@@ -190,7 +191,9 @@ static void a4(void)
                 }
             }
             paint(&c, DRAW_BIAS, moves[m], everywhere, 0);
-            hazard_run(&hazard_places[n], &c, NULL);
+            hazard_clear_outputs(&c);
+            hazard_check(hazard_run(&hazard_places[n], &c, NULL) == FATTN_OK, "%s: %s", name,
+                         fattn_last_reason());
             const double lost = 4 * 0x1p-24 * fabs(moves[m]);
             for (int64_t i = 0; i < 5; i++) {
                 const double l = draw_get(&c, DRAW_LSE, draw_at(&c, DRAW_LSE, 0, i, 0, 0));
@@ -267,8 +270,9 @@ static void a8(void)
 {
     for (int64_t index = 0; index < 120; index++) {
         draw_case c;
-        if (draw_problem(&c, 8, index) != 0 || c.problem.op != FATTN_FORWARD || !hazard_build(&c) ||
-            !c.tensors[DRAW_LSE].present) {
+        if (!hazard_check(draw_problem(&c, 8, index) == 0, "case %lld: no memory",
+                          (long long)index) ||
+            c.problem.op != FATTN_FORWARD || !hazard_build(&c) || !c.tensors[DRAW_LSE].present) {
             draw_free(&c);
             continue;
         }
@@ -385,12 +389,14 @@ static void a10(void)
 {
     for (int64_t index = 0; index < 250; index++) {
         draw_case poisoned, clean;
-        if (draw_problem(&poisoned, 10, index) != 0 || draw_problem(&clean, 10, index) != 0) {
+        if (!hazard_check(!draw_problem(&poisoned, 10, index) && !draw_problem(&clean, 10, index),
+                          "case %lld: no memory", (long long)index)) {
             continue;
         }
         clean.clean = true;
-        if (hazard_build(&poisoned) && hazard_build(&clean) && draw_save(&poisoned) == FATTN_OK &&
-            draw_save(&clean) == FATTN_OK) {
+        if (hazard_build(&poisoned) && hazard_build(&clean) &&
+            hazard_check(!draw_save(&poisoned) && !draw_save(&clean), "case %lld: %s",
+                         (long long)index, fattn_last_reason())) {
             for (int n = 0; n < hazard_place_count; n++) {
                 if (!hazard_takes(&hazard_places[n], &poisoned)) {
                     continue;
@@ -522,15 +528,22 @@ static void a16(void)
     }
     for (int n = 0; n < hazard_place_count; n++) {
         draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, 9, 50, 16);
-        if (hazard_build(&c) && hazard_takes(&hazard_places[n], &c)) {
+        if (!hazard_build(&c)) {
+            continue;
+        }
+        c.problem.features = FATTN_SOFTCAP, c.problem.softcap = 1e5;
+        if (hazard_takes(&hazard_places[n], &c)) {
             double o[16];
-            hazard_run(&hazard_places[n], &c, NULL);
+            c.problem.features = 0, c.problem.softcap = 0;
+            hazard_check(hazard_run(&hazard_places[n], &c, NULL) == FATTN_OK, "%s: %s",
+                         hazard_places[n].kernel->name, fattn_last_reason());
             for (int64_t d = 0; d < 16; d++) {
                 o[d] = draw_get(&c, DRAW_O, draw_at(&c, DRAW_O, 0, 5, 0, d));
             }
-            c.problem.features = FATTN_SOFTCAP;
-            c.problem.softcap = 1e5;
-            hazard_run(&hazard_places[n], &c, NULL);
+            c.problem.features = FATTN_SOFTCAP, c.problem.softcap = 1e5;
+            hazard_clear_outputs(&c);
+            hazard_check(hazard_run(&hazard_places[n], &c, NULL) == FATTN_OK, "%s: %s",
+                         hazard_places[n].kernel->name, fattn_last_reason());
             for (int64_t d = 0; d < 16; d++) {
                 const double x = draw_get(&c, DRAW_O, draw_at(&c, DRAW_O, 0, 5, 0, d));
                 hazard_check(fabs(x - o[d]) <= 1e-5, "%s: o %g with a huge cap, %g without",

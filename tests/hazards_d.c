@@ -62,7 +62,9 @@ static void d3(void)
         draw_case c = hazard_case(ops[o], FATTN_F16, 2, 3, 3, 50, 90, 72);
         c.problem.features = ops[o] == FATTN_BACKWARD ? FATTN_DETERMINISTIC : 0;
         const draw_id out = ops[o] == FATTN_FORWARD ? DRAW_O : DRAW_DK;
-        if (!hazard_build(&c) || draw_save(&c) != FATTN_OK) {
+        if (!hazard_build(&c) ||
+            !hazard_check(draw_save(&c) == FATTN_OK, "%s", fattn_last_reason())) {
+            draw_free(&c);
             continue;
         }
         for (int n = 0; n < hazard_place_count; n++) {

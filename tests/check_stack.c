@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "core/backend.h"
-#include "core/env.h"
 #include "fattn/fattn.h"
+#include "tests/environment.h"
 #include "tests/tap.h"
 #include "tools/judge/random_case.h"
 
@@ -31,7 +31,22 @@ typedef struct work {
 
 static void swallow(void *user, const char *line) { (void)user, (void)line; }
 
-/* Every public function with a substantial implementation. */
+/* Scores of a small case. */
+static fattn_status look(fattn_device *device, const draw_case *c)
+{
+    static double room[1 << 14]; /* or floats */
+    const fattn_problem *const p = &c->problem;
+    fattn_inspect_args args;
+    fattn_inspect_args_init(&args);
+    args.what = FATTN_SCORES;
+    args.to = room;
+    const int64_t pairs = p->batch * p->heads_q * p->seqlen_q * p->seqlen_k;
+    const bool small = pairs <= (int64_t)(sizeof room / sizeof *room);
+    return p->op == FATTN_FORWARD && small ? fattn_inspect(device, p, &c->buffers, &args)
+                                           : FATTN_OK;
+}
+
+/* Public functions that compute, plan or describe, but for those of groups. */
 static void *work_through(void *argument)
 {
     work *const w = argument;
@@ -51,6 +66,7 @@ static void *work_through(void *argument)
         done = done ? done : fattn_execute(plan, b, NULL, NULL);
         done = done ? done : fattn_attention(device, p, b, NULL);
         done = done ? done : fattn_operand_find(p, "k", &operand);
+        done = done ? done : look(device, &w->cases[n]);
         (void)fattn_plan_describe(plan, text, sizeof text);
         fattn_plan_destroy(plan);
         fattn_cache_clear();
@@ -101,12 +117,6 @@ static int64_t used_by(work *w)
     return good ? STACK - untouched : -1;
 }
 
-static void set(const char *name, const char *value)
-{
-    setenv(name, value, 1);
-    fattn_env_reload();
-}
-
 static void check(const char *backend, const char *name, draw_case *cases, int count)
 {
     work w = {.backend = backend, .cases = cases, .count = count};
@@ -146,8 +156,7 @@ static int list_isas(char names[ISAS][NAME])
 int main(int argc, char **argv)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
-    (void)argc, (void)argv, (void)work_through, (void)check, (void)swallow, (void)set,
-        (void)list_isas;
+    (void)argc, (void)argv, (void)work_through, (void)check, (void)swallow, (void)list_isas;
     printf("1..0 # SKIP frames are larger under a sanitizer and without optimisation\n");
     return 0;
 #else
@@ -161,12 +170,12 @@ int main(int argc, char **argv)
         }
     }
     fattn_set_log_callback(swallow, NULL);
-    set("FATTN_NUM_THREADS", "1"); /* otherwise other stacks would do the work */
-    set("FATTN_VERBOSE", "3");
+    set_environment("FATTN_NUM_THREADS", "1"); /* otherwise other stacks would do the work */
+    set_environment("FATTN_VERBOSE", "3");
     char isas[ISAS][NAME];
     const int isa_count = list_isas(isas);
     for (int n = 0; n < isa_count; n++) {
-        set("FATTN_CPU_ISA", isas[n]);
+        set_environment("FATTN_CPU_ISA", isas[n]);
         check("cpu", isas[n], cases, count);
     }
     check("reference", "reference", cases, count);

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/env.h"
 #include "tests/driver.h"
+#include "tests/environment.h"
 #include "tests/hazard.h"
 
 /* -------------------------------------------------------------------------------------------------
@@ -150,16 +150,6 @@ static void i3(void)
  * I5: nothing falls back in silence
  * ---------------------------------------------------------------------------------------------- */
 
-static void set(const char *name, const char *value)
-{
-    if (value) {
-        setenv(name, value, 1);
-    } else {
-        unsetenv(name);
-    }
-    fattn_env_reload();
-}
-
 /* Unknown names are errors whose message contains the name. */
 static void check_names(void)
 {
@@ -173,7 +163,8 @@ static void check_names(void)
     };
     EACH (w, wrong) {
         fattn_device *device = NULL;
-        set(wrong[w].variable, wrong[w].spec);
+        char *const before = getenv(wrong[w].variable) ? strdup(getenv(wrong[w].variable)) : NULL;
+        set_environment(wrong[w].variable, wrong[w].spec);
         const fattn_status status = fattn_device_open(
             strcmp(wrong[w].variable, "FATTN_CPU_ISA") == 0 ? "cpu" : NULL, &device);
         hazard_check(status == wrong[w].status && device == NULL, "%s=%s: %s", wrong[w].variable,
@@ -181,7 +172,8 @@ static void check_names(void)
         hazard_check(strstr(fattn_last_reason(), wrong[w].spec) != NULL, "\"%s\" does not say %s",
                      fattn_last_reason(), wrong[w].spec);
         fattn_device_close(device);
-        set(wrong[w].variable, NULL);
+        set_environment(wrong[w].variable, before);
+        free(before);
     }
 }
 
@@ -189,12 +181,12 @@ static void check_kernel_names(void)
 {
     draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, 4, 4, 8);
     fattn_plan *plan = NULL;
-    set("FATTN_KERNEL", "nonsense");
+    set_environment("FATTN_KERNEL", "nonsense");
     const fattn_status status = fattn_plan_create(hazard_places[0].device, &c.problem, &plan);
     hazard_check(status == FATTN_INVALID_ARGUMENT && plan == NULL, "FATTN_KERNEL=nonsense: %s",
                  fattn_status_string(status));
     hazard_check(strstr(fattn_last_reason(), "nonsense") != NULL, "%s", fattn_last_reason());
-    set("FATTN_KERNEL", NULL);
+    set_environment("FATTN_KERNEL", NULL);
     draw_free(&c);
 }
 

@@ -13,15 +13,9 @@
 #include <unistd.h>
 
 #include "core/backend.h"
-#include "core/env.h"
 #include "core/plan.h"
+#include "tests/environment.h"
 #include "tests/unit_answers.h"
-
-static void set_environment(const char *name, const char *value)
-{
-    setenv(name, value, 1);
-    fattn_env_reload();
-}
 
 static fattn_device *open_device(const char *spec)
 {

@@ -147,6 +147,8 @@ static void check_row(fattn_device *device, fattn_device *reference, const fattn
         tap_check(false, "%s: %s", row->name, fattn_last_reason());
         return;
     }
+    /* |o| is below 1: the rounding of o, of P, and of f32's products of 16-bit parts on a GPU. */
+    const double bound = dtype == FATTN_F32 ? 0x1p-16 : dtype == FATTN_F16 ? 0x1p-9 : 0x1p-6;
     draw_inputs(p.dtype);
     tap_check(fattn_plan_create(reference, &p, &oracle) == FATTN_OK && plan->tiling.splits > 1,
               "%s in %s cuts %d keys into parts", row->name, type, (int)SK);
@@ -162,7 +164,7 @@ static void check_row(fattn_device *device, fattn_device *reference, const fattn
         for (int64_t at = 0; at < elements; at++) {
             const double error =
                 fattn_dtype_load(p.dtype, room[3], at) - fattn_dtype_load(p.dtype, truth, at);
-            wrong += !(fabs(error) < 0.02);
+            wrong += !(fabs(error) <= bound);
         }
         int64_t here = 0;
         for (int64_t item = 0; item < parts_room(plan, lengths[n]); item++) {

@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "core/plan.h"
@@ -145,6 +146,7 @@ int main(int argc, char **argv)
 {
     const int turns = argc > 1 ? atoi(argv[1]) : 100000;
     attend a;
+    prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0); /* two huge pages would be as much as SLACK */
     extra = process_extra();
     setenv("FATTN_BACKEND", "cpu", 1);
     setenv("FATTN_NUM_THREADS", "8", 1);

@@ -5,9 +5,9 @@
  *
  *     check_onto [STEP] [ROW]...
  *
- * STEP: only every so manieth run of a row, such as every fifth; it has no factor of 84. ROW: only
- * these rows. Some of their runs, and of a CPU's, must merge where they finish rows.
- * FATTN_BACKEND names another device than the CPU.
+ * STEP: only every STEP-th run of a row; without a common factor with 84, so that all types and
+ * dimensions still occur. ROW: only these rows. Some of their runs, and of a CPU's, must merge
+ * where they finish rows. FATTN_BACKEND names another device than the CPU.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -269,8 +269,9 @@ int main(int argc, char **argv)
     const fattn_kernel *row;
     fattn_device *device;
     tally all = {0, 0, 0};
-    const int step = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
-    argc -= step > 1, argv += step > 1;
+    const bool sparse = argc > 1 && atoi(argv[1]) > 0;
+    const int step = sparse ? atoi(argv[1]) : 1;
+    argc -= sparse, argv += sparse;
     if (device_absent(device_named())) {
         return 0;
     }

@@ -132,6 +132,7 @@ static void check_count(int n, bool by_environment)
     attend a;
     char text[16];
     int busy = 0;
+    bool told = true;
     fattn_device_options_init(&options);
     options.threads = by_environment ? n + 1 : n; /* which the environment overrides */
     snprintf(text, sizeof text, "%d", n);
@@ -145,17 +146,18 @@ static void check_count(int n, bool by_environment)
     fattn_env_reload();
     fattn_device_info info = {.struct_size = sizeof info};
     right = right && fattn_device_get_info(device, &info) == FATTN_OK && info.units == n;
-    for (int runs = 0; right && busy < n && runs < PATIENCE; runs++) {
+    for (int runs = 0; right && busy < n && told && runs < PATIENCE; runs++) {
         right = attend_with(&a, device) != 0;
         busy = process_busy(WORK);
+        told = process_busy(0) > 0;
     }
     const char *const by = by_environment ? "FATTN_NUM_THREADS" : "an option";
     tap_check(right && info.units == n, "%d threads by %s", n, by);
     tap_check(process_threads_are(n + extra), "%d threads by %s in the process", n, by);
-    if (process_status("Threads") > 0) {
+    if (told) {
         tap_check(busy == n, "%d threads by %s: %d at work", n, by, busy);
     } else {
-        tap_skip("threads at work", "no /proc");
+        tap_skip("threads at work", "the system does not say how long a thread has run");
     }
     fattn_cache_clear();
     fattn_device_close(device);

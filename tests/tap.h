@@ -44,7 +44,7 @@ static inline void tap_skip_all(const char *why)
     fflush(stdout);
 }
 
-/* Ends the program where it cannot go on: there is no memory, no thread, no problem to test with. */
+/* Ends a program that cannot go on: it has no memory, no thread, no problem to test with. */
 static inline _Noreturn void tap_bail(const char *why)
 {
     printf("Bail out! %s\n", why);

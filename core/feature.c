@@ -23,7 +23,7 @@
 /* In the order of the bits. */
 static const fattn_feature rows[] = {
     {NAMES(FATTN_CAUSAL, "causal"), .on_diagonal = true, .option = "causal",
-     .help = "query i attends to keys up to i + off"},
+     .help = "query i attends to keys up to i + off (see --anchor)"},
     {NAMES(FATTN_WINDOW, "window"), .on_diagonal = true, .option = "window L,R",
      .help = "keys attended left and right of the diagonal;\n-1: all", .values = 2,
      .fields = {INTEGER(window_left, -1, 0, 0), INTEGER(window_right, -1, 0, 0)}},

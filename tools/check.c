@@ -25,7 +25,6 @@ static void list(uint64_t seed, int64_t first, int64_t count)
     }
 }
 
-/* Threads of a case gain nothing when cases run side by side; one suffices unless asked for. */
 static int64_t default_jobs(void)
 {
     const int64_t processors = fattn_cpu_team_granted();
@@ -48,8 +47,8 @@ int fattn_tool_check(int argc, char **argv)
          .max = INT64_C(1) << 40, .given = &one},
         {"kernel ROW", "only this row of the device's table; default: every row", OPTION_TEXT,
          .value = &kernel},
-        {"jobs N", "problems at a time; default: one a processor granted, up to 16", OPTION_INTEGER,
-         .value = &jobs, .min = 1, .max = 256},
+        {"jobs N", "cases judged in parallel; default: one per processor granted, at most 16",
+         OPTION_INTEGER, .value = &jobs, .min = 1, .max = 256},
         {"insist", "gaps in what the cases cover are failures, not notes", OPTION_SWITCH,
          .value = &insist},
         {"list", "print the problems and run nothing", OPTION_SWITCH, .value = &listing},
@@ -64,7 +63,6 @@ int fattn_tool_check(int argc, char **argv)
             "reference in double precision. The last line is `N passed, N failed, N skipped`;\n"
             "a failure prints the command that shows it again.",
         .table = table,
-        .notes = "Exit status: 0 all passed, 1 something failed, 2 wrong options, 3 no such device",
     };
     const int parsed = options_parse(&set, argc, argv);
     if (parsed) {
@@ -89,7 +87,7 @@ int fattn_tool_check(int argc, char **argv)
     if (jobs == 0) {
         jobs = one ? 1 : default_jobs();
     }
-    if (jobs > 1) {
+    if (jobs > 1) { /* cases run in parallel, so a thread for each is enough */
         setenv("FATTN_NUM_THREADS", "1", 0);
     }
 

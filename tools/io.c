@@ -569,8 +569,7 @@ int fattn_tool_io(int argc, char **argv)
         .notes = "Columns: reads, writes and their total are counted; predicted is the total by\n"
                  "formula; law is the leading term of the schedule, c N^2 d^2 / M, or lower_bound\n"
                  "where that is larger; standard and lower_bound are for the same problem.\n"
-                 "Tiles are those of FlashAttention's Algorithm 1 for M; flash2 has br = bc.\n\n"
-                 "Exit status: 0 counts match, 1 they do not, 2 wrong options, 3 out of memory",
+                 "Tiles are those of FlashAttention's Algorithm 1 for M; flash2 has br = bc.",
     };
     const int parsed = options_parse(&set, argc, argv);
     if (parsed != 0) {

@@ -177,10 +177,11 @@ static bool read_value(const option_set *set, const option *o, const char *text)
  * Help
  * ---------------------------------------------------------------------------------------------- */
 
-/* "--dir fwd|bwd,..." */
+/* "--dir fwd|bwd,..." A name such as "link B[,S]" says itself how many values there are. */
 static void print_usage_of(const option *o, char *text, size_t size)
 {
-    const char *const more = o->kind >= OPTION_INTEGERS && !o->length ? ",..." : "";
+    const bool more_fit = o->kind >= OPTION_INTEGERS && !o->length && !strchr(o->name, '[');
+    const char *const more = more_fit ? ",..." : "";
     size_t used = (size_t)snprintf(text, size, "--%s", o->name);
     for (int i = 0; o->words && o->words[i] && used < size; i++) {
         used += (size_t)snprintf(text + used, size - used, "%c%s", i ? '|' : ' ', o->words[i]);
@@ -204,9 +205,10 @@ static void print_help(const option_set *set)
         }
         char usage[128];
         print_usage_of(o, usage, sizeof usage);
-        printf("  %-*s", COLUMN - 2, usage);
         if (strlen(usage) > COLUMN - 4) {
-            printf("\n%*s", COLUMN, "");
+            printf("  %s\n%*s", usage, COLUMN, "");
+        } else {
+            printf("  %-*s", COLUMN - 2, usage);
         }
         for (const char *c = o->help; *c; c++) {
             if (*c == '\n') {
@@ -221,6 +223,8 @@ static void print_help(const option_set *set)
     if (set->notes) {
         printf("\n%s\n", set->notes);
     }
+    puts("\nExit status: 0 success, 1 a check or a benchmark found a failure, 2 wrong options,\n"
+         "variables or files, 3 the device or the library failed, or lacks what was asked");
 }
 
 /* -------------------------------------------------------------------------------------------------

@@ -49,9 +49,10 @@ static const problem_option table[PROBLEM_OPTIONS] = {
                             .without_arrays = "of the bias; default f32"},
     [PROBLEM_LAYOUT] = {"layout", "order of the axes of all tensors; default bshd", OPTION_CHOICES,
                         .words = layout_words},
-    [PROBLEM_ANCHOR] = {"anchor",
-                        "corner at which the diagonal starts (off);\ndefault bottom-right",
-                        OPTION_CHOICES, .words = anchor_words, .diagonal = true},
+    [PROBLEM_ANCHOR] =
+        {"anchor",
+         "where the diagonal starts: off is Sk - Sq with\nbottom-right, the default, or else 0",
+         OPTION_CHOICES, .words = anchor_words, .diagonal = true},
     [PROBLEM_Q_OFFSET] = {"q-offset N", "position of the first query in a longer sequence",
                           OPTION_INTEGERS, .feature = FATTN_POSITIONS, .diagonal = true,
                           .needs = FATTN_DROPOUT, SCALAR(q_offset)},

@@ -26,7 +26,7 @@ void ranks_rows(ranks_options *values, option *rows)
          OPTION_REALS, .value = &values->link, .given = any},
         {"rate F", "floating-point operations a second of one rank, as bench measures them",
          OPTION_REAL, .value = &values->rate, .given = any},
-        {"row S", "seconds that a row takes besides, in each step after the first (default 0)",
+        {"row S", "extra seconds per row for merging, in each step after the first (default 0)",
          OPTION_REAL, .value = &values->row, .given = any},
         {"scheme", "how ranks share the work (default auto: the fastest)", OPTION_CHOICE,
          .value = &values->scheme, .given = any, .words = engine_schemes},

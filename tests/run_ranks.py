@@ -109,7 +109,7 @@ def check_refusals(runs, rng):
     refused("Fortran order", "Fortran order", ("q", "k", "v"))
     os.remove(runs.path("sink"))
     refused("a missing file", "cannot be opened", ("q", "k", "v", "sink"))
-    refused("scores", "--ranks needs no", ("q", "k", "v"), "--scores", runs.path("s"))
+    refused("scores", "--ranks cannot be combined with", ("q", "k", "v"), "--scores", runs.path("s"))
     status, said, _ = runs.run(0, ("q", "k", "v"), ("o",), "--split", "zigzag")
     ok(status == 2 and "needs --ranks" in said, "--split alone")
     ok(not [f for f in os.listdir(runs.folder) if f.startswith(".fattn")], "no temporary file is left")

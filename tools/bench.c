@@ -571,8 +571,8 @@ static const char notes[] =
     "            busy, and time and ratio understate the kernel; a note at the end says so\n"
     "  features  the other features of the problem\n"
     "\n"
-    "--scores and --probabilities add rows of their own, for what looks at heads and is not part\n"
-    "of attention.\n"
+    "--scores and --probabilities add rows that time fattn_inspect(), which is not part of\n"
+    "attention.\n"
     "\n"
     "--dir plan measures creating a plan, and what a cached fattn_attention() adds to\n"
     "fattn_execute(); ceiling is then the time budget in ms.\n"
@@ -675,12 +675,13 @@ int fattn_tool_bench(int argc, char **argv)
     }
     b.people = isatty(STDOUT_FILENO);
     if (ranks.wanted ? b.peer || b.json : ranks.any) {
-        return tool_usage("bench", ranks.wanted ? "--ranks has neither --peer nor --json"
+        return tool_usage("bench", ranks.wanted ? "--ranks cannot be combined with --peer or --json"
                                                 : "--scheme, --split and --timeout need --ranks");
     }
     if (ranks.wanted && (s.kernel.count || sweep_inspects(&s) || sweep_has(&s, SWEEP_PLAN))) {
         return tool_usage("bench",
-                          "--ranks has no --kernel, --scores, --probabilities or --dir plan");
+                          "--ranks cannot be combined with --kernel, --scores, --probabilities or "
+                          "--dir plan");
     }
     if (ranks.wanted) {
         return sweep_check(&s, "bench") ? bench_ranks_run(&ranks, &s, b.reps) : TOOL_USAGE;

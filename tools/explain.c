@@ -131,8 +131,9 @@ int fattn_tool_explain(int argc, char **argv)
     }
     if (ranks.ranks &&
         (s.device.count || s.kernel.count || s.threads.count || sweep_inspects(&s))) {
-        return tool_usage("explain", "--ranks has no --device, --kernel, --threads, --scores or "
-                                     "--probabilities: --rate says how fast a rank is");
+        return tool_usage("explain",
+                          "--ranks cannot be combined with --device, --kernel, --threads, --scores "
+                          "or --probabilities: --rate says how fast a rank is");
     }
     int code = TOOL_OK;
     const int64_t count = sweep_count(&s);

@@ -177,7 +177,7 @@ static int parse(int argc, char **argv, job *j)
         {"sink FILE.npy", "(Hq): logits of an extra key whose value is 0", OPTION_TEXT,
          .value = &in[IN_SINK]},
         {"alibi FILE.npy", "slopes (Hq) or (B, Hq)", OPTION_TEXT, .value = &in[IN_ALIBI]},
-        {"alibi-bias", "slopes multiply --bias instead of distances", OPTION_SWITCH,
+        {"alibi-bias", "--alibi's slopes multiply the bias, not the distance", OPTION_SWITCH,
          .value = &j->alibi_bias},
         {"cu-seqlens-q FILE.npy",
          "(B + 1): q and o are packed as (total, Hq, ...),\nlse as (Hq, total)", OPTION_TEXT,
@@ -225,8 +225,8 @@ static int parse(int argc, char **argv, job *j)
          OPTION_SWITCH, .value = &d->wanted},
         {"split", "which rows a rank has; default auto: by the masks", OPTION_CHOICE,
          .value = &d->split, .given = &d->any, .words = engine_splits},
-        {"scheme", "how ranks share the work; default ring", OPTION_CHOICE, .value = &d->scheme,
-         .given = &d->any, .words = engine_schemes + 1},
+        {"scheme", "how ranks share the work; default ring. explain\n--ranks names the fastest",
+         OPTION_CHOICE, .value = &d->scheme, .given = &d->any, .words = engine_schemes + 1},
         {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
          .value = &d->timeout, .given = &d->any},
     };
@@ -244,6 +244,50 @@ static int parse(int argc, char **argv, job *j)
 }
 
 static bool given(const job *j, int which) { return problem_options_count(&j->options, which); }
+
+/* Refuses options that exclude each other. */
+static bool go_together(const job *j)
+{
+    const bool ranks = j->divided.wanted, ragged = j->in_path[IN_CU_Q] || j->in_path[IN_CU_K];
+    const struct {
+        bool given;
+        const char *name;
+        bool beside;
+        const char *other;
+    } clashes[] = {
+        {ranks, "--ranks",
+         j->in_path[IN_BLOCK_MASK] || j->in_path[IN_USED_Q] || j->in_path[IN_USED_K] ||
+             j->in_path[IN_START_K] || j->in_path[IN_TABLE] || j->out_path[OUT_SCORES] ||
+             j->out_path[OUT_PROBABILITIES] || given(j, PROBLEM_OF(FATTN_ACCUMULATE)),
+         "a block mask, seqused, seqstart, pages, scores, probabilities or accumulation"},
+        {ranks && ragged, "--ranks and --cu-seqlens-q", j->in_path[IN_BIAS] || j->in_path[IN_MASK],
+         "a bias or a mask"},
+        {j->in_path[IN_Q_OFFSETS], "--q-offsets", given(j, PROBLEM_Q_OFFSET), "--q-offset"},
+        {j->in_path[IN_K_OFFSETS], "--k-offsets", given(j, PROBLEM_K_OFFSET), "--k-offset"},
+        {j->in_path[IN_WHOLES_Q], "--wholes-q", given(j, PROBLEM_WHOLE_Q), "--whole-q"},
+        {j->in_path[IN_WHOLES_K], "--wholes-k", given(j, PROBLEM_WHOLE_K), "--whole-k"},
+    };
+    for (size_t i = 0; i < sizeof clashes / sizeof clashes[0]; i++) {
+        if (clashes[i].given && clashes[i].beside) {
+            tool_usage("run", "%s cannot be combined with %s", clashes[i].name, clashes[i].other);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool have_names_of_their_own(const job *j)
+{
+    for (int a = 0; a < OUTPUTS; a++) {
+        for (int b = 0; b < a; b++) {
+            if (j->out_path[a] && j->out_path[b] && strcmp(j->out_path[a], j->out_path[b]) == 0) {
+                tool_usage("run", "two outputs are named %s", j->out_path[a]);
+                return false;
+            }
+        }
+    }
+    return true;
+}
 
 /* Refuses options that would have no effect. */
 static bool consistent(const job *j)
@@ -286,19 +330,8 @@ static bool consistent(const job *j)
          "--alibi and --bias"},
         {j->in_path[IN_BLOCK_MASK], "--block-mask", given(j, PROBLEM_BLOCK_SIZE), "--block-size"},
         {j->has_seed, "--seed", given(j, PROBLEM_OF(FATTN_DROPOUT)), "--dropout"},
-        {j->divided.wanted, "--ranks",
-         !(j->in_path[IN_BLOCK_MASK] || j->in_path[IN_USED_Q] || j->in_path[IN_USED_K] ||
-           j->in_path[IN_START_K] || j->in_path[IN_TABLE] || j->out_path[OUT_SCORES] ||
-           j->out_path[OUT_PROBABILITIES] || given(j, PROBLEM_OF(FATTN_ACCUMULATE))),
-         "no block mask, seqused, seqstart, pages, scores, probabilities or accumulation"},
-        {j->divided.wanted && (j->in_path[IN_CU_Q] || j->in_path[IN_CU_K]), "--ranks",
-         !j->in_path[IN_BIAS] && !j->in_path[IN_MASK], "no bias or mask beside --cu-seqlens-q"},
         {j->divided.any, "--split, --scheme or --timeout", j->divided.wanted, "--ranks"},
         {j->has_offset, "--offset", given(j, PROBLEM_OF(FATTN_DROPOUT)), "--dropout"},
-        {j->in_path[IN_Q_OFFSETS], "--q-offsets", !given(j, PROBLEM_Q_OFFSET), "no --q-offset"},
-        {j->in_path[IN_K_OFFSETS], "--k-offsets", !given(j, PROBLEM_K_OFFSET), "no --k-offset"},
-        {j->in_path[IN_WHOLES_Q], "--wholes-q", !given(j, PROBLEM_WHOLE_Q), "no --whole-q"},
-        {j->in_path[IN_WHOLES_K], "--wholes-k", !given(j, PROBLEM_WHOLE_K), "no --whole-k"},
         {j->in_path[IN_Q_OFFSETS] || j->in_path[IN_K_OFFSETS], "--q-offsets or --k-offsets",
          diagonal || given(j, PROBLEM_OF(FATTN_DROPOUT)), offsets_need},
         {j->in_path[IN_WHOLES_Q] || j->in_path[IN_WHOLES_K], "--wholes-q or --wholes-k", diagonal,
@@ -310,18 +343,11 @@ static bool consistent(const job *j)
             return false;
         }
     }
-    for (int a = 0; a < OUTPUTS; a++) {
-        for (int b = 0; b < a; b++) {
-            if (j->out_path[a] && j->out_path[b] && strcmp(j->out_path[a], j->out_path[b]) == 0) {
-                tool_usage("run", "two outputs are named %s", j->out_path[a]);
-                return false;
-            }
-        }
-    }
     const uint64_t present = (j->in_path[IN_ALIBI] ? FATTN_ALIBI : 0) |
                              (j->in_path[IN_BIAS] ? FATTN_BIAS : 0) |
                              (j->in_path[IN_BLOCK_MASK] ? FATTN_BLOCK_MASK : 0);
-    return problem_options_check(&j->options, "run", present, !j->backward, j->backward);
+    return go_together(j) && have_names_of_their_own(j) &&
+           problem_options_check(&j->options, "run", present, !j->backward, j->backward);
 }
 
 /* -------------------------------------------------------------------------------------------------

@@ -90,9 +90,10 @@ static void *train(void *context)
     group.transport = &r->transport;
     group.device = device;
     group.split = FATTN_SPLIT_ZIGZAG; /* equal work under a causal mask */
-    const fattn_problem there = problem_of(FATTN_FORWARD), back = problem_of(FATTN_BACKWARD);
-    must(fattn_group_plan_create(&group, &there, NULL, NULL, &forward));
-    must(fattn_group_plan_create(&group, &back, NULL, NULL, &backward));
+    const fattn_problem of_forward = problem_of(FATTN_FORWARD);
+    const fattn_problem of_backward = problem_of(FATTN_BACKWARD);
+    must(fattn_group_plan_create(&group, &of_forward, NULL, NULL, &forward));
+    must(fattn_group_plan_create(&group, &of_backward, NULL, NULL, &backward));
 
     fattn_buffers buffers;
     fattn_buffers_init(&buffers);

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { THREADS_MAX = 8, THREADS_TAGS = 16 };
+enum { THREADS_MAX = 8, THREADS_TAGS = 16 /* all that fattn/distributed.h allows */ };
 
 typedef struct threads {
     pthread_mutex_t mutex;
@@ -72,8 +72,10 @@ static inline fattn_status threads_wait(void *user, const fattn_message *message
     end.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
     end.tv_sec += end.tv_nsec / 1000000000, end.tv_nsec %= 1000000000;
     int late = 0, done[FATTN_MESSAGES_MAX] = {0}, left = count;
+    fattn_status copied = FATTN_OK;
+    char text[640] = "";
     pthread_mutex_lock(&all->mutex);
-    while (left > 0 && all->failed < 0 && !late) {
+    while (left > 0 && all->failed < 0 && !late && !copied) {
         const int before = left;
         for (int n = 0; n < count; n++) {
             const fattn_message *const m = &messages[n];
@@ -84,28 +86,34 @@ static inline fattn_status threads_wait(void *user, const fattn_message *message
             }
             if (m->receive) {
                 /* From and to memory of the default device, be that the host's or not. */
-                fattn_device_copy(NULL, m->data, (*slot)->data, (size_t)m->bytes, NULL);
-                fattn_stream_synchronize(NULL, NULL);
+                copied = fattn_device_copy(NULL, m->data, (*slot)->data, (size_t)m->bytes, NULL);
+                copied = copied ? copied : fattn_stream_synchronize(NULL, NULL);
+                if (copied) {
+                    snprintf(text, sizeof text, "what rank %d sent cannot be copied: %s", m->peer,
+                             fattn_last_reason());
+                    break;
+                }
                 *slot = NULL;
             }
             done[n] = 1, left--;
         }
         if (left < before) {
             pthread_cond_broadcast(&all->changed);
-        } else {
+        } else if (!copied) {
             late = pthread_cond_timedwait(&all->changed, &all->mutex, &end) != 0;
         }
     }
-    char text[320] = "";
-    const fattn_status status = all->failed >= 0 ? FATTN_RANK_LOST : FATTN_RANK_TIMEOUT;
+    const fattn_status status = copied             ? copied
+                                : all->failed >= 0 ? FATTN_RANK_LOST
+                                                   : FATTN_RANK_TIMEOUT;
     for (int n = 0; left > 0 && n < count; n++) {
         const fattn_message *const m = &messages[n];
         if (!done[n] && !m->receive) { /* nobody reads what the caller may free */
             all->slots[own->rank][m->peer][m->tag] = NULL;
         }
-        if (!done[n] && all->failed >= 0) {
+        if (!done[n] && !copied && all->failed >= 0) {
             snprintf(text, sizeof text, "rank %d gave up: %s", all->failed, all->reason);
-        } else if (!done[n]) {
+        } else if (!done[n] && !copied) {
             snprintf(text, sizeof text, "rank %d did not answer in %g s", m->peer, seconds);
         }
     }

@@ -35,6 +35,9 @@ static fattn_status look(fattn_device *device, const draw_case *c, fattn_inspect
     const fattn_dtype dtype = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     const int64_t n = pair_count(p), item = dtype == FATTN_F64 ? 8 : 4;
     char *const room = fattn_memory_alloc((size_t)(n * item * STRIDE + item));
+    if (!room) {
+        return FATTN_OUT_OF_MEMORY;
+    }
     fattn_inspect_args args;
     fattn_inspect_args_init(&args);
     args.what = what;
@@ -82,6 +85,22 @@ static double row_error(const draw_case *c, const fattn_problem *p, const fattn_
     return empty ? worst : worst_of(worst, fabs(total - 1) / (unit * (double)(4 + r->sk)));
 }
 
+/* The dropout pattern's factor of a pair; 1 without dropout. */
+static double kept(const draw_case *c, const fattn_problem *p, const fattn_naive_sequence *s,
+                   int64_t b, int64_t h, int64_t i, int64_t j)
+{
+    const fattn_buffers *const buffers = &c->buffers;
+    uint32_t key[2];
+    if (!(p->features & FATTN_DROPOUT)) {
+        return 1;
+    }
+    fattn_naive_dropout_key(buffers->seed_ptr ? *buffers->seed_ptr : buffers->seed,
+                            buffers->offset_ptr ? *buffers->offset_ptr : buffers->offset, key);
+    return fattn_naive_dropout(key, fattn_naive_dropout_threshold(p->dropout_p),
+                               b + p->batch_offset, h + p->head_offset, i + s->q_offset,
+                               j + s->k_offset);
+}
+
 /* o of a row, only from probabilities and the dropout pattern. */
 static double output_error(const draw_case *c, const fattn_problem *p, const fattn_naive *r,
                            const looks *all, int64_t b, int64_t h, int64_t i)
@@ -94,8 +113,9 @@ static double output_error(const draw_case *c, const fattn_problem *p, const fat
         double sum = 0, most = 0;
         for (int64_t j = s->start; j < s->keys; j++) {
             const double v = draw_get(c, DRAW_V, draw_at(c, DRAW_V, b, j, hk, channel));
-            sum += all->p[row * r->sk + j] * v;
-            most = fmax(most, fabs(v));
+            const double z = kept(c, p, s, b, h, i, j);
+            sum += z * all->p[row * r->sk + j] * v;
+            most = fmax(most, z * fabs(v));
         }
         const double error = fabs(sum - r->o[row * r->dim_v + channel]);
         worst = worst_of(worst, error / (unit * most * (double)(4 + r->sk) + 1e-300));
@@ -103,7 +123,7 @@ static double output_error(const draw_case *c, const fattn_problem *p, const fat
     return worst;
 }
 
-/* The worst row; negative if nothing could be compared. */
+/* The error of the worst row. */
 static double case_error(const draw_case *c, const looks *all)
 {
     const fattn_problem spelled = draw_spelled(c);
@@ -118,9 +138,7 @@ static double case_error(const draw_case *c, const looks *all)
         for (int64_t h = 0; h < r.heads_q; h++) {
             for (int64_t i = 0; i < r.sequences[b].rows; i++) {
                 worst = worst_of(worst, row_error(c, &p, &r, all, b, h, i));
-                if (!(p.features & FATTN_DROPOUT)) {
-                    worst = worst_of(worst, output_error(c, &p, &r, all, b, h, i));
-                }
+                worst = worst_of(worst, output_error(c, &p, &r, all, b, h, i));
             }
         }
     }
@@ -136,15 +154,14 @@ static void check_drawn(const char *backend)
     for (int64_t index = 0; index < CASES; index++) {
         draw_case c;
         if (draw_problem(&c, 11, index) != 0 || draw_build(&c) != 0) {
-            printf("Bail out! No memory for case %lld\n", (long long)index);
-            return;
+            tap_bail("out of memory");
         }
         const int64_t n = pair_count(&c.problem);
         if (c.problem.op == FATTN_FORWARD && c.family != DRAW_WILD && n <= 1 << 20) {
             char text[512];
             looks all = {.x = fattn_memory_alloc((size_t)n * 8 + 8),
                          .p = fattn_memory_alloc((size_t)n * 8 + 8)};
-            const bool done = look(device, &c, FATTN_SCORES, all.x) == FATTN_OK &&
+            const bool done = all.x && all.p && look(device, &c, FATTN_SCORES, all.x) == FATTN_OK &&
                               look(device, &c, FATTN_PROBABILITIES, all.p) == FATTN_OK;
             const double error = done ? case_error(&c, &all) : 0;
             compared++;

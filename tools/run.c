@@ -360,6 +360,18 @@ static bool complain(const char *why)
     return false;
 }
 
+static bool memory_is_short; /* which is no fault of the user's */
+
+/* What a function of npy.h returned: success, or a complaint. */
+static bool succeeded(int failed, const char *why)
+{
+    memory_is_short = memory_is_short || failed == COMPLAINT_NO_MEMORY;
+    return failed == 0 || complain(why);
+}
+
+/* Of files and options that cannot be used, or of memory. */
+static int exit_status(void) { return memory_is_short ? TOOL_LIBRARY : TOOL_USAGE; }
+
 /* The floating-point dtype of a kind, 0 for integers. */
 static fattn_dtype dtype_of(npy_kind kind)
 {
@@ -473,11 +485,12 @@ static bool read_inputs(job *j)
         if (!j->in_path[i]) {
             continue;
         }
-        if (j->divided.wanted && npy_read_shape(j->in_path[i], bf16, a, why, sizeof why) != 0) {
-            return complain(why);
+        if (j->divided.wanted &&
+            !succeeded(npy_read_shape(j->in_path[i], bf16, a, why, sizeof why), why)) {
+            return false;
         }
-        if (!has_rows(j, i) && npy_read(j->in_path[i], bf16, a, why, sizeof why) != 0) {
-            return complain(why);
+        if (!has_rows(j, i) && !succeeded(npy_read(j->in_path[i], bf16, a, why, sizeof why), why)) {
+            return false;
         }
     }
     return true;
@@ -497,8 +510,9 @@ static bool convert_real(const char *path, npy_array *a, fattn_dtype to)
     }
     npy_array converted;
     char why[LINE];
-    if (npy_create(path, kind_of(to), a->rank, a->shape, &converted, why, sizeof why) != 0) {
-        return complain(why);
+    if (!succeeded(npy_create(path, kind_of(to), a->rank, a->shape, &converted, why, sizeof why),
+                   why)) {
+        return false;
     }
     for (int64_t i = 0; i < a->count; i++) {
         fattn_dtype_store(to, converted.data, i, fattn_dtype_load(from, a->data, i));
@@ -538,8 +552,8 @@ static bool convert_counts(const char *path, npy_array *a, npy_kind to)
         return true;
     }
     npy_array converted;
-    if (npy_create(path, to, a->rank, a->shape, &converted, why, sizeof why) != 0) {
-        return complain(why);
+    if (!succeeded(npy_create(path, to, a->rank, a->shape, &converted, why, sizeof why), why)) {
+        return false;
     }
     for (int64_t i = 0; i < a->count; i++) {
         const int64_t x = integer_at(a, i);
@@ -870,8 +884,8 @@ static bool read_sum(job *j, int i)
     npy_array *const out = &j->out[i], sum;
     const char *const path = j->out_path[i];
     char why[LINE], has[128], wants[128];
-    if (npy_read(path, false, &sum, why, sizeof why) != 0) {
-        return complain(why);
+    if (!succeeded(npy_read(path, false, &sum, why, sizeof why), why)) {
+        return false;
     }
     if (sum.kind != out->kind || sum.rank != out->rank ||
         memcmp(sum.shape, out->shape, sizeof sum.shape) != 0) {
@@ -936,9 +950,10 @@ static bool create_outputs(job *j)
         if (!computed(j, i)) {
             continue;
         }
-        if (npy_create(names[i], forms[i].kind, forms[i].rank, forms[i].shape, &j->out[i], why,
-                       sizeof why) != 0) {
-            return complain(why);
+        if (!succeeded(npy_create(names[i], forms[i].kind, forms[i].rank, forms[i].shape,
+                                  &j->out[i], why, sizeof why),
+                       why)) {
+            return false;
         }
         if (j->out[i].count) {
             memset(j->out[i].data, 0, (size_t)j->out[i].count * j->out[i].item);
@@ -1075,7 +1090,7 @@ static bool take_side(job *j, int side)
     share *const s = &j->divided.share[side];
     s->runs = fattn_memory_alloc((size_t)(sequences * runs + 1) * sizeof *s->runs);
     if (!s->runs) {
-        return complain("no memory for the rows of a rank");
+        return succeeded(COMPLAINT_NO_MEMORY, "no memory for the rows of a rank");
     }
     for (int64_t b = 0; b < sequences; b++) {
         const int64_t first = cu ? cu[b] : 0, rows = (cu ? cu[b + 1] : length) - first;
@@ -1116,8 +1131,9 @@ static bool read_rows(job *j)
         fattn_run all;
         const int side = i == IN_K || i == IN_V ? KEYS : QUERIES;
         const npy_rows rows = rows_of(j, a, input_axis(j, i), side, &all);
-        if (npy_read_rows(j->in_path[i], reads_bf16(j, i), &rows, a, why, sizeof why) != 0) {
-            return complain(why);
+        if (!succeeded(npy_read_rows(j->in_path[i], reads_bf16(j, i), &rows, a, why, sizeof why),
+                       why)) {
+            return false;
         }
         if (!convert_input(j, i)) {
             return false;
@@ -1285,14 +1301,16 @@ static bool write_outputs(const job *j)
 
     for (int i = 0; fine && i < OUTPUTS; i++) {
         if (j->out_path[i]) {
-            fine = npy_stage(j->out_path[i], &j->out[i], &staged[count++], why, sizeof why) == 0;
+            const int failed =
+                npy_stage(j->out_path[i], &j->out[i], &staged[count++], why, sizeof why);
+            fine = succeeded(failed, why);
         }
     }
-    fine = fine && replacement_commit(staged, count, why, sizeof why) == 0;
+    fine = fine && succeeded(replacement_commit(staged, count, why, sizeof why), why);
     if (!fine) {
         replacement_abandon(staged, count);
     }
-    return fine || complain(why);
+    return fine;
 }
 
 /* Which rows of an output a rank writes: all on the first where all ranks have the same. */
@@ -1324,7 +1342,7 @@ static bool stage_whole(const job *j, int i, replacement *staged)
     for (int axis = 0; axis < whole.rank; axis++) {
         whole.count *= whole.shape[axis];
     }
-    return npy_stage_zeros(j->out_path[i], &whole, staged, why, sizeof why) == 0 || complain(why);
+    return succeeded(npy_stage_zeros(j->out_path[i], &whole, staged, why, sizeof why), why);
 }
 
 typedef struct names {
@@ -1341,7 +1359,7 @@ static bool write_divided(const job *j)
     int count = 0;
     char why[LINE];
     names *const all = fattn_memory_alloc((size_t)e->transport->ranks * sizeof *all);
-    bool fine = all || complain("no memory for the names of files");
+    bool fine = all || succeeded(COMPLAINT_NO_MEMORY, "no memory for the names of files");
     if (all) {
         memset(all, 0, (size_t)e->transport->ranks * sizeof *all);
     }
@@ -1359,13 +1377,12 @@ static bool write_divided(const job *j)
         fattn_run whole;
         if (j->out_path[i]) {
             const npy_rows rows = output_rows(j, i, &whole);
-            fine = npy_write_rows(all->of[i], &rows, &j->out[i], why, sizeof why) == 0 ||
-                   complain(why);
+            fine = succeeded(npy_write_rows(all->of[i], &rows, &j->out[i], why, sizeof why), why);
         }
     }
     fine = engine_agree(e, fine);
     if (fine && first) {
-        fine = replacement_commit(staged, count, why, sizeof why) == 0 || complain(why);
+        fine = succeeded(replacement_commit(staged, count, why, sizeof why), why);
     }
     if (!fine) {
         replacement_abandon(staged, count);
@@ -1404,10 +1421,10 @@ static int run_alone(job *j)
 {
     recover(j);
     if (!prepare(j)) {
-        return TOOL_USAGE;
+        return exit_status();
     }
     const fattn_status status = compute(j);
-    return status ? report(j, status) : write_outputs(j) ? TOOL_OK : TOOL_USAGE;
+    return status ? report(j, status) : write_outputs(j) ? TOOL_OK : exit_status();
 }
 
 static int run_divided(job *j)
@@ -1417,21 +1434,24 @@ static int run_divided(job *j)
     if (status) {
         return tool_failure(status);
     }
-    int code = TOOL_USAGE;
+    int code = TOOL_OK;
     if (e->transport->rank == 0) {
         recover(j);
     }
-    if (engine_agree(e, true) && engine_agree(e, prepare(j))) {
+    bool fine = engine_agree(e, true) && engine_agree(e, prepare(j));
+    if (fine) {
         status = compute(j);
-        code = status ? report(j, status) : write_divided(j) ? TOOL_OK : TOOL_USAGE;
+        code = status ? report(j, status) : TOOL_OK;
+        fine = status || write_divided(j);
     }
     engine_close(e);
-    return code;
+    return fine ? code : exit_status();
 }
 
 int fattn_tool_run(int argc, char **argv)
 {
     job j = {.divided = {.timeout = 60}};
+    memory_is_short = false;
     fattn_problem_init(&j.problem);
     fattn_buffers_init(&j.buffers);
     const int parsed = parse(argc, argv, &j);

@@ -25,3 +25,9 @@ int complaint_write(const complaint *to, const char *format, ...)
     }
     return -1;
 }
+
+int complaint_no_memory(const complaint *to, const char *what)
+{
+    complaint_write(to, "out of memory for %s", what);
+    return COMPLAINT_NO_MEMORY;
+}

@@ -15,4 +15,10 @@ typedef struct complaint {
 /* Writes "<path>: <sentence>", cut to size and always terminated. Returns -1. */
 int complaint_write(const complaint *to, const char *format, ...) FATTN_PRINTF(2, 3);
 
+/* What functions return instead where the file is good, and memory is short. */
+#define COMPLAINT_NO_MEMORY (-2)
+
+/* Writes that there is no memory for `what`. Returns COMPLAINT_NO_MEMORY. */
+int complaint_no_memory(const complaint *to, const char *what);
+
 #endif

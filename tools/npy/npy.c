@@ -113,7 +113,9 @@ static int data_alloc(npy_array *array, const complaint *to)
     if (array->data) {
         return 0;
     }
-    return complaint_write(to, "out of memory for %lld bytes", (long long)bytes_of(array));
+    char bytes[32];
+    snprintf(bytes, sizeof bytes, "%lld bytes", (long long)bytes_of(array));
+    return complaint_no_memory(to, bytes);
 }
 
 static int host_is_little(void)
@@ -520,11 +522,10 @@ static int check_size(const source *s, const npy_array *array)
 static int read_data(source *s, const header *h, npy_array *array)
 {
     const int64_t bytes = bytes_of(array);
-    if (check_size(s, array)) {
-        return -1;
-    }
-    if (data_alloc(array, s->to)) {
-        return -1;
+    int failed = check_size(s, array);
+    failed = failed ? failed : data_alloc(array, s->to);
+    if (failed) {
+        return failed;
     }
     if (h->fortran ? read_fortran(s, array) : source_read(s, array->data, bytes)) {
         npy_free(array);
@@ -545,15 +546,14 @@ static int read_file(const complaint *to, int as_bf16, int whole, npy_array *out
     if (source_open(&s, to)) {
         return -1;
     }
-    const int failed = read_header(&s, as_bf16, &h) ||
-                       shape_set(&array, h.kind, h.rank, h.shape, to) ||
-                       (whole ? read_data(&s, &h, &array) : check_size(&s, &array));
+    int failed = read_header(&s, as_bf16, &h);
+    failed = failed ? failed : shape_set(&array, h.kind, h.rank, h.shape, to);
+    failed = failed ? failed : whole ? read_data(&s, &h, &array) : check_size(&s, &array);
     close(s.file);
-    if (failed) {
-        return -1;
+    if (!failed) {
+        *out = array;
     }
-    *out = array;
-    return 0;
+    return failed;
 }
 
 int npy_read(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size)
@@ -641,7 +641,8 @@ int npy_read_rows(const char *path, int as_bf16, const npy_rows *rows, npy_array
     if (!failed && h.fortran) {
         failed = complaint_write(&to, "rows of an array in Fortran order are not read");
     }
-    failed = failed || part_of(&whole, rows, &part, &to) || data_alloc(&part, &to);
+    failed = failed ? failed : part_of(&whole, rows, &part, &to);
+    failed = failed ? failed : data_alloc(&part, &to);
     if (!failed) {
         p.begin = p.source.at;
         failed = each_stretch(&whole, rows, part.data, read_stretch, &p);
@@ -651,7 +652,7 @@ int npy_read_rows(const char *path, int as_bf16, const npy_rows *rows, npy_array
     }
     close(p.source.file);
     if (failed) {
-        return -1;
+        return failed;
     }
     if (h.little != host_is_little()) {
         swap_bytes(part.data, part.count, part.item);
@@ -665,11 +666,12 @@ int npy_create(const char *name, npy_kind kind, int rank, const int64_t *shape, 
 {
     const complaint to = {name, why, why_size};
     npy_array array;
-    if (shape_set(&array, kind, rank, shape, &to) || data_alloc(&array, &to)) {
-        return -1;
+    int failed = shape_set(&array, kind, rank, shape, &to);
+    failed = failed ? failed : data_alloc(&array, &to);
+    if (!failed) {
+        *out = array;
     }
-    *out = array;
-    return 0;
+    return failed;
 }
 
 void npy_free(npy_array *array)
@@ -745,8 +747,9 @@ int npy_stage(const char *path, const npy_array *array, replacement *staged, cha
     }
     assert(shape.count == array->count && shape.item == array->item);
     assert(array->data || array->count == 0);
-    if (replacement_open(&one, &to)) {
-        return -1;
+    const int failed = replacement_open(&one, &to);
+    if (failed) {
+        return failed;
     }
     if (emit_header(one.file, array, &to) || emit_data(one.file, array, &to)) {
         replacement_abandon(&one, 1);
@@ -761,10 +764,11 @@ int npy_stage_zeros(const char *path, const npy_array *array, replacement *stage
 {
     const complaint to = {path, why, why_size};
     replacement one;
-    if (replacement_open(&one, &to)) {
-        return -1;
+    int failed = replacement_open(&one, &to);
+    if (failed) {
+        return failed;
     }
-    int failed = emit_header(one.file, array, &to);
+    failed = emit_header(one.file, array, &to);
     const off_t begin = failed ? 0 : lseek(one.file, 0, SEEK_CUR);
     if (!failed && (begin < 0 || ftruncate(one.file, begin + (off_t)bytes_of(array)))) {
         failed = complaint_write(&to, "cannot be written: %s", strerror(errno));

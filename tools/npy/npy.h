@@ -7,8 +7,8 @@
  * appear whole or not at all; several outputs of one run appear together
  * (tools/npy/replacement.h).
  *
- * Functions that can fail return 0 or -1. On failure results are untouched, and `why` holds one
- * line that begins with the path, cut to why_size bytes and always terminated.
+ * Functions that can fail return 0 or -1, or COMPLAINT_NO_MEMORY. On failure results are untouched,
+ * and `why` holds one line that begins with the path, cut to why_size bytes and always terminated.
  */
 #ifndef FATTN_TOOLS_NPY_H
 #define FATTN_TOOLS_NPY_H
@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "fattn/distributed.h"
+#include "tools/npy/complaint.h"
 #include "tools/npy/replacement.h"
 
 enum { NPY_RANK_MAX = 8 };

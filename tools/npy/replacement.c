@@ -343,7 +343,7 @@ static int take_names(replacement *one, const char *target, const complaint *to)
     const size_t other = folder + NAME;
     char *const memory = fattn_memory_alloc(target_size + 3 * other);
     if (!memory) {
-        return complaint_write(to, "out of memory for its name");
+        return complaint_no_memory(to, "its name");
     }
     *one = (replacement){.target = memory,
                          .temporary = memory + target_size,
@@ -431,8 +431,10 @@ int replacement_open(replacement *one, const complaint *to)
 {
     char target[PATH_MAX];
     replacement_recover(to->path);
-    if (resolve(to, target) != 0 || take_names(one, target, to) != 0) {
-        return -1;
+    int failed = resolve(to, target);
+    failed = failed ? failed : take_names(one, target, to);
+    if (failed) {
+        return failed;
     }
     if (open_temporary(one, to) != 0) {
         drop(one);

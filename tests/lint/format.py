@@ -45,8 +45,17 @@ def top_files(root):
     return [n for n in os.listdir(root) if n.endswith(TEXT) and os.path.isfile(os.path.join(root, n))]
 
 
+def scripts(root):
+    """Files whose names have no ending, and which begin with the name of an interpreter."""
+    for path in tap.files(root, ("",)):
+        if "." not in os.path.basename(path):
+            with open(os.path.join(root, path), "rb") as file:
+                if file.read(2) == b"#!":
+                    yield path
+
+
 def plain_text(root):
-    for path in sorted(top_files(root) + tap.files(root, TEXT, tap.ROOMS + ("docs",))):
+    for path in sorted(top_files(root) + tap.files(root, TEXT, tap.ROOMS + ("docs",)) + list(scripts(root))):
         try:
             text = tap.read(root, path)
         except UnicodeDecodeError:

@@ -207,6 +207,8 @@ TREES = [
      {"a.md": "```\n| a |\n| b |\n```\n"}, {"a.md": "| a |\n| b |\n"}),
     ("a table that a line divides", links.broken_tables,
      {"a.md": "| a |\n|---|\n| b |\n"}, {"a.md": "| a |\n|---|\ntext\n| b |\n\n"}),
+    ("a space at the end of a script's line", formatting.plain_text,
+     {"tools/a": "#!/bin/sh\nls\n", "tests/corpus/b": "data \n"}, {"tools/a": "#!/bin/sh\nls \n"}),
     ("a space at the end of a line", formatting.plain_text,
      {"docs/a.md": "a\n"}, {"docs/a.md": "a \n"}),
     ("a tab", formatting.plain_text, {"core/a.c": "int x;\n"}, {"core/a.c": "\tint x;\n"}),

@@ -108,23 +108,28 @@ static void check(fattn_device *device, fattn_dtype dtype, fattn_op op, draw_id 
     draw_free(&c);
 }
 
+/* A case to be judged, with a value that is wild. */
+static void tiny_case(draw_case *c, uint64_t seed, int64_t keys, double wild)
+{
+    draw_blank(c, seed);
+    c->problem.heads_q = c->problem.heads_k = 2;
+    c->problem.seqlen_q = 8;
+    c->problem.seqlen_k = keys;
+    c->problem.dim = c->problem.dim_v = 16;
+    c->clean = c->aligned_rows = true;
+    if (draw_sequences(c) != 0 || draw_build(c) != 0) {
+        tap_bail("out of memory");
+    }
+    judged = c;
+    draw_set(c, DRAW_V, draw_at(c, DRAW_V, 0, 0, HEAD, CHANNEL), wild);
+}
+
 /* An infinity with the wrong sign fails. */
 static void check_signs(fattn_device *device)
 {
     draw_case c;
     judge_truth truth = {.known = false};
-    draw_blank(&c, 6);
-    c.problem.heads_q = c.problem.heads_k = 2;
-    c.problem.seqlen_q = 8;
-    c.problem.seqlen_k = 1;
-    c.problem.dim = c.problem.dim_v = 16;
-    c.clean = c.aligned_rows = true;
-    if (draw_sequences(&c) != 0 || draw_build(&c) != 0) {
-        tap_check(false, "a case: %s", fattn_last_reason());
-        return;
-    }
-    judged = &c;
-    draw_set(&c, DRAW_V, draw_at(&c, DRAW_V, 0, 0, HEAD, CHANNEL), INFINITY);
+    tiny_case(&c, 6, 1, INFINITY);
     tap_check(passes(device, &truth, REPLACED, DRAW_O, INFINITY) &&
                   !passes(device, &truth, REPLACED, DRAW_O, -INFINITY),
               "an infinity passes with its sign alone");
@@ -137,18 +142,7 @@ static void check_written(fattn_device *device)
 {
     draw_case c;
     judge_truth truth = {.known = false};
-    draw_blank(&c, 7);
-    c.problem.heads_q = c.problem.heads_k = 2;
-    c.problem.seqlen_q = 8;
-    c.problem.seqlen_k = 4;
-    c.problem.dim = c.problem.dim_v = 16;
-    c.clean = c.aligned_rows = true;
-    if (draw_sequences(&c) != 0 || draw_build(&c) != 0) {
-        tap_check(false, "a case: %s", fattn_last_reason());
-        return;
-    }
-    judged = &c;
-    draw_set(&c, DRAW_V, draw_at(&c, DRAW_V, 0, 0, HEAD, CHANNEL), NAN);
+    tiny_case(&c, 7, 4, NAN);
     tap_check(passes(device, &truth, REPLACED, DRAW_O, NAN) &&
                   !passes(device, &truth, LEFT, DRAW_O, 0),
               "a NaN passes where one belongs, but not one that was there before");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What unit tests say of answers. */
+/* Assertions about a status and about fattn_last_reason(). */
 #ifndef FATTN_TESTS_UNIT_ANSWERS_H
 #define FATTN_TESTS_UNIT_ANSWERS_H
 

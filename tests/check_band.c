@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compares band.h with a loop over pairs, for every small window, diagonal, length, tile and
- * some chunks; and
- * checks that the work list of schedule.h holds every block of every part exactly once.
+ * Compares band.h with a loop over pairs, for every small window, diagonal, length, tile and some
+ * chunks; and checks that the work list of schedule.h holds every block of every part exactly once.
  */
 #include <stdlib.h>
 #include <string.h>

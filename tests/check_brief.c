@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Decoding few keys (brief.h), which random problems seldom are: most have features that it leaves
- * to decode.h. Small problems of all layouts, types, groups and lengths are judged like those of
- * check_kernels, where lengths are the problem's, so that a plan's runs have no items, and where
- * each run brings them. Runs on all instruction sets; FATTN_CPU_ISA selects one.
+ * to decode.h. Small problems of all layouts, types, groups and lengths are judged as in
+ * check_kernels: once with lengths from the problem, so that a run has no work items, and once with
+ * lengths given at run time. Runs on all instruction sets; FATTN_CPU_ISA selects one.
  */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the formula says where numbers are extreme, on each kernel row of the CPU in f32: rows that
- * see no key while others multiply infinities, rows that lse says are empty, and weights below the
+ * What the formula says where numbers are extreme, on each kernel row of the CPU in f32: rows
+ * without keys beside rows with infinite values, rows whose lse is -inf, and weights below the
  * normal range. Random problems combine these too seldom. FATTN_CPU_ISA selects an instruction set.
  */
 #include <math.h>

@@ -5,6 +5,7 @@
  *
  *     check_group [PROBLEMS [SEED]]
  *
+ * PROBLEMS: for each number of ranks, a sixth of them are drawn; for one rank, a tenth.
  * FATTN_BACKEND names a device with memory of its own, which ranks share.
  */
 #include "core/distributed/group.h"

@@ -16,9 +16,8 @@
 #include "tests/tap.h"
 #include "tests/worst.h"
 
-/* Some tiles, with more rows than fit a strip, of which no strip has so few that its scores are
- * summed over lanes, which changes bits; and the score of a key in powers of two, of which noise is
- * of that size. */
+/* ROWS is more than one strip, and no strip is so short that the kernel sums scores across lanes,
+ * which would change bits. */
 enum { ROWS = 88, KEYS = 2048, DIM = 32, TILE = 128, TILES = KEYS / TILE };
 
 typedef struct profile {

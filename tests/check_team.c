@@ -727,7 +727,7 @@ static void check_items(void)
     tap_check(takes(3, 8, FATTN_CPU_SEVERAL, 7, 1, 2) && takes(1, 8, FATTN_CPU_ONE, 0, 0, 0) &&
                   takes(0, 8, FATTN_CPU_SEVERAL, 5, 0, 0),
               "fewer items than workers");
-    tap_check(takes(60, 64, FATTN_CPU_SEVERAL, 63, 31, 0), "more workers than hands");
+    tap_check(takes(60, 64, FATTN_CPU_SEVERAL, 63, 31, 0), "more workers than there are shares");
     bool right = true;
     for (int n = 0; n < 50; n++) {
         right = right && are_taken_once(1000, 200, 6) && are_taken_once(17, 6, 6) &&

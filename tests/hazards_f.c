@@ -57,7 +57,7 @@ typedef struct state {
     float lse[ROWS];
 } state;
 
-/* Every fifth row is empty: its contents must not be read. */
+/* About a third of the rows are empty: their contents must not be read. */
 static state random_state(uint64_t seed, bool with_empty)
 {
     draw_rng rng = draw_stream(seed, 3, 0);

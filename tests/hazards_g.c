@@ -299,8 +299,8 @@ static void g6(void)
     }
 }
 
-/* Where keys are one tile, sums of dQ may be stored, not added; but not those of queries that see
- * no key, which nobody stores, nor where there is a second tile. */
+/* With one key tile, dQ may be stored instead of accumulated. Queries without keys must still
+ * become 0, and a second key tile must add. */
 static void g6_one_tile(void)
 {
     static const int64_t dims[] = {64, 128}, keys[] = {70, 128, 200};

@@ -436,8 +436,8 @@ static void check_skipped(const place *at, draw_case *c, draw_id out)
     }
 }
 
-/* Rows of wgmma_full_* are computed by 64. Items have up to 192, but those of the first NEAR pass a
- * tile that begins there, if the rows of an item behind them see it. */
+/* wgmma_full_* computes rows by 64, in items of up to 192. The first NEAR rows of an item skip a
+ * key tile that only later rows of the item attend to. */
 #define NEAR 128
 static bool passes(const place *at) { return strncmp(at->kernel->name, "wgmma_full", 10) == 0; }
 
@@ -471,7 +471,7 @@ static void check_causal_bias(const place *at, fattn_op op, fattn_dtype dtype, b
         const int64_t row = n / DIM + (forward ? 0 : KEYS - far);
         const draw_id id = forward ? DRAW_O : DRAW_DV;
         good = hazard_check(isfinite(draw_get(&c, id, draw_at(&c, id, 0, row, 0, n % DIM))),
-                            "%s, dtype %d: row %lld has met a hidden tile", at->kernel->name,
+                            "%s, dtype %d: row %lld is reached by a hidden tile", at->kernel->name,
                             (int)dtype, (long long)row);
     }
     draw_free(&c);
@@ -517,9 +517,9 @@ static bool is_left(pattern kind, int64_t head, int64_t queries, int64_t keys)
                                              : keys == 0);
 }
 
-/* Backward of masks, biases and block masks that leave a few tiles, of which some may be left out
- * and none met twice. One pair is seen in a tile that is hidden otherwise. Rows begin at multiples
- * of 16 bytes, so that kernels for one feature take them. */
+/* Backward of masks, biases and block masks that leave a few tiles: the others may be skipped, and
+ * none may be visited twice. In a tile that is hidden otherwise one pair is kept. Rows begin at
+ * multiples of 16 bytes, so that kernels for one feature take them. */
 static void l5_backward(void)
 {
     enum { ROWS = 260, KEYS = 464, HEADS = 2 };
@@ -859,11 +859,11 @@ static const hazard table[] = {
     {"hazard_L4_plain", "what one row has where others see all was lost", l4_plain, NULL},
     {"hazard_L4_ends", "a key behind a multiple of 64 was taken for hidden", l4_ends, NULL},
     {"hazard_L5", "tiles that a bias or a mask hides were computed", l5, NULL},
-    {"hazard_L5_backward", "a tile of queries was left out, or met twice", l5_backward, NULL},
+    {"hazard_L5_backward", "a tile of queries was skipped, or visited twice", l5_backward, NULL},
     {"hazard_L6", "a row of one key had a probability of almost 1", l6, NULL},
     {"hazard_L7", "dBias of pairs that a bias hides was NaN", l7, NULL},
     {"hazard_L8", "dropout hid a NaN from the gradient of values", l8, NULL},
-    {"hazard_L9", "rows without a query changed the bits of others", l9, NULL},
+    {"hazard_L9", "padding rows of a tile changed the bits of real rows", l9, NULL},
     {"hazard_L10", "a row of NaN reached keys that it does not see", l10, NULL},
     {"hazard_L11", "a key with nearly all the weight lost a part of it", l11, NULL},
     {NULL, NULL, NULL, NULL},

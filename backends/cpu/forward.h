@@ -218,12 +218,13 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
     }
 }
 
-/* Strips are laid out once, and each item begins with a copy of them. */
+/* Strips are laid out once, in scratch, and each item begins with a copy of them. */
 INLINE void attend(const fattn_cpu_run *run, void *scratch, const forward_kind *kind)
 {
-    forward laid[STRIPS], strips[STRIPS];
+    forward strips[STRIPS];
     cached_head cache = {0};
     arena from = {.base = scratch};
+    forward *const laid = carve(&from, STRIPS, sizeof *laid);
     const int64_t room = kind->layout(laid, run->problem, run->tiling, &from);
     known_layout(laid, &from);
     laid->cache = &cache;
@@ -254,6 +255,7 @@ INLINE int64_t attend_scratch(const fattn_problem *p, const fattn_tiling *tiling
 {
     forward strips[STRIPS];
     arena from = {0};
+    (void)carve(&from, STRIPS, sizeof *strips);
     (void)kind->layout(strips, p, tiling, &from);
     known_layout(strips, &from);
     return from.used;

@@ -99,9 +99,11 @@ GPU_DEVICE void gpu_sync(void)
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
+/* Each thread releases to the whole device: of a release to the block, GFX9 makes no wait for what
+ * the thread stored, and a wave may then count the block's stores as done that are on their way. */
 GPU_DEVICE void gpu_sync_memory(void)
 {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }

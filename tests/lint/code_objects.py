@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernels for AMD's processors need, read from the code objects that the library holds: nothing in
-memory of a thread's own, registers and local memory below ceilings, and loops of products that do
-products, those on matrix units exactly a tile's.
+memory of a thread's own, registers and local memory below ceilings, loops of products that do
+products, those on matrix units exactly a tile's, and waits for what a block stored before it is counted.
 
 usage: code_objects.py OBJDUMP [CODE_OBJECT]...
 
@@ -47,6 +47,13 @@ PRODUCT = [(r"v_pk_fma\w*_f32", 2), (r"v_(dual_)?fm(a|ac|aak|amk)_f32", 1)]
 MOVE = r"v_(read|write)lane|v_accvgpr_(read|write)"
 MOVES = 11  # at most one of so many instructions
 NARROW = ("ds_read_i16", "ds_read_u16", "ds_load_i16", "ds_load_u16")
+
+# Kernels that count in memory how many blocks are done, the instruction that does, and, by what a processor is
+# called, the wait for all that a wave stored.
+COUNTED = r"simt_decode"
+COUNT = r"\w+_atomic_add_(x2|u64) "
+STORED = [("gfx9", r"s_waitcnt .*vmcnt\(0\)"), ("gfx12", r"s_wait_storecnt(_dscnt)? 0x0"),
+          ("gfx1", r"s_waitcnt_vscnt null, 0x0")]
 
 # Images that have no kernels: those on matrix units, for processors without the units that they are for.
 EMPTY = r"/matrix_\w+\.(gfx906|gfx908|gfx1030)\.co$"
@@ -243,9 +250,26 @@ def narrow(path, functions):
             yield f"{path}: {name}: {len(reads)} reads of 2 bytes of local memory, such as {reads[0]}"
 
 
+def counts(path, functions):
+    """Blocks that may be counted before what they stored is there: before the barrier that the counting thread
+    has come from, each wave is to wait for its stores."""
+    wait = next(wait for name, wait in STORED if f".{name}" in path)
+    for name, code in functions.items():
+        texts = [text for _, text, _ in code]
+        counting = [n for n, text in enumerate(texts) if re.match(COUNT, text)]
+        if re.match(COUNTED, name) and not counting:
+            yield f"{path}: {name}: counts no blocks"
+        for n in counting:
+            before = iter(texts[n::-1])
+            next((text for text in before if text.startswith("s_barrier")), None)
+            last = next((text for text in before if re.match(wait, text) or re.match(r"(global|flat)_store", text)), "")
+            if not re.match(wait, last):
+                yield f"{path}: {name}: does not wait for {last or 'stores'} before blocks are counted"
+
+
 def results(objdump, *paths):
     titles = ("no kernel spills", "registers and local memory", "loops of products", "local memory is read in words",
-              "loops on matrix units")
+              "loops on matrix units", "blocks are counted when they are done")
     if not paths:
         return [(title, tap.Skip("this build has no backend hip")) for title in titles]
     kernels = {path: metadata(path) for path in paths}
@@ -261,6 +285,7 @@ def results(objdump, *paths):
         (titles[2], each(busy, code)),
         (titles[3], each(narrow, code)),
         (titles[4], each(lambda path, both: matrices(path, *both), {p: (kernels[p], code[p]) for p in code})),
+        (titles[5], each(counts, code)),
     ]
 
 

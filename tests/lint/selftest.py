@@ -429,6 +429,11 @@ def code_object_case(folder):
     yield "a loop that makes a product too few", judge(tiles(*products), tiles(*products[1:]))
     yield "a loop on matrix units that moves values", judge(tiles(*products, *moves),
                                                            tiles(*products, *moves, *moves))
+
+    def counting(*body):
+        texts = ["global_store_dword v[0:1], v2, off", *body, "s_barrier", "global_atomic_add_x2 v[0:1], v[2:3], off"]
+        return list(code_objects.counts("a.gfx942.co", {"a": [(4 * n, text, None) for n, text in enumerate(texts)]}))
+    yield "a count before what is counted is there", judge(counting("s_waitcnt vmcnt(0)"), counting("s_nop 0"))
     yield "reads of 2 bytes", judge(list(code_objects.narrow("a.co", loop("ds_read_b128 v[0:3], v4"))),
                                     list(code_objects.narrow("a.co", loop("ds_read_u16 v0, v4"))))
 

@@ -849,6 +849,139 @@ static void l11(void)
     }
 }
 
+/* --- ALiBi where its numbers are large -------------------------------------------------------- */
+
+enum { SLOPED_ROWS = 24, SLOPED_KEYS = 64, SLOPED_DIM = 64 };
+
+/* Scores of the next two hazards are what ALiBi and a bias make of them: q and k are 0, v and dout
+ * are 1. */
+static struct sloped {
+    uint16_t q[SLOPED_ROWS * SLOPED_DIM], k[SLOPED_KEYS * SLOPED_DIM], v[SLOPED_KEYS * SLOPED_DIM];
+    uint16_t dq[SLOPED_ROWS * SLOPED_DIM], dk[SLOPED_KEYS * SLOPED_DIM];
+    uint16_t dv[SLOPED_KEYS * SLOPED_DIM];
+    float o[SLOPED_ROWS * SLOPED_DIM], dout[SLOPED_ROWS * SLOPED_DIM], lse[SLOPED_ROWS];
+    float bias[SLOPED_ROWS * SLOPED_KEYS], slope;
+} sloped;
+
+static fattn_problem sloped_problem(fattn_op op, fattn_dtype dtype, int64_t rows, int64_t keys)
+{
+    fattn_problem p;
+    fattn_problem_init(&p);
+    p.op = op;
+    p.dtype = dtype;
+    p.dtype_o = FATTN_F32;
+    p.seqlen_q = rows, p.seqlen_k = keys;
+    p.dim = p.dim_v = SLOPED_DIM;
+    p.features = FATTN_ALIBI;
+    p.outputs = op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE : 0;
+    for (int n = 0; n < SLOPED_KEYS * SLOPED_DIM; n++) {
+        sloped.v[n] = dtype == FATTN_F16 ? 0x3c00 : 0x3f80;
+    }
+    for (int n = 0; n < SLOPED_ROWS * SLOPED_DIM; n++) {
+        sloped.dout[n] = 1;
+    }
+    return p;
+}
+
+/* Whether the place takes the problem and has run it. */
+static bool sloped_runs(const place *at, const fattn_problem *p)
+{
+    fattn_plan *plan = NULL;
+    fattn_buffers b;
+    fattn_buffers_init(&b);
+    b.q = sloped.q, b.k = sloped.k, b.v = sloped.v, b.o = sloped.o, b.lse = sloped.lse;
+    b.alibi_slopes = &sloped.slope;
+    b.bias = p->features & FATTN_BIAS ? sloped.bias : NULL;
+    if (p->op == FATTN_BACKWARD) {
+        b.dout = sloped.dout, b.dq = sloped.dq, b.dk = sloped.dk, b.dv = sloped.dv;
+    }
+    const fattn_status made = fattn_plan_create_with(at->device, p, at->kernel->name, NULL, &plan);
+    const bool ran =
+        made == FATTN_OK && hazard_check(hazard_execute(plan, &b) == FATTN_OK, "%s: %s",
+                                         at->kernel->name, fattn_last_reason());
+    fattn_plan_destroy(plan);
+    return ran;
+}
+
+static const fattn_dtype sloped_dtypes[] = {FATTN_F16, FATTN_BF16};
+
+/* Rows that see the four keys before them, of so many that f32 cannot count them. All keys are one,
+ * by stride 0. The oracle would visit them all. */
+static void l12(void)
+{
+    static const int64_t rows[] = {1, SLOPED_ROWS},
+                         keys[] = {1 << 10, (1 << 24) + 2, (1 << 24) + 5};
+    const double lse = log(1 + exp(-1) + exp(-2) + exp(-3));
+    for (int n = 0; n < hazard_place_count; n++) {
+        const place *const at = &hazard_places[n];
+        for (int c = 0; strcmp(at->backend, "reference") != 0 && c < 2 * 2 * 3; c++) {
+            fattn_problem p =
+                sloped_problem(FATTN_FORWARD, sloped_dtypes[c % 2], rows[c / 2 % 2], keys[c / 4]);
+            p.features |= FATTN_WINDOW;
+            p.window_left = 3, p.window_right = 0;
+            p.layout = FATTN_STRIDED;
+            p.q.seq = p.o.seq = SLOPED_DIM;
+            sloped.slope = 1;
+            const bool ran = sloped_runs(at, &p);
+            for (int i = 0; ran && i < p.seqlen_q; i++) {
+                hazard_check(fabs(sloped.lse[i] - lse) < 1e-5, "%s, %lld keys: lse of row %d is %g",
+                             at->kernel->name, (long long)p.seqlen_k, i, sloped.lse[i]);
+            }
+        }
+    }
+}
+
+/* Whether n gradients of 16 bits are all x, or 0 of either sign. */
+static bool sloped_are(const uint16_t *gradients, int n, uint16_t x)
+{
+    bool are = true;
+    for (int m = 0; m < n; m++) {
+        are = are && (x ? gradients[m] : gradients[m] & 0x7fff) == x;
+    }
+    return are;
+}
+
+/* What a row of one key at distance 0 comes to. Of the keys, those at the end are such a key. */
+static bool sloped_is_right(const fattn_problem *p)
+{
+    enum { HIDDEN = (SLOPED_KEYS - SLOPED_ROWS) * SLOPED_DIM };
+    bool right = true;
+    if (p->op == FATTN_BACKWARD) {
+        return sloped_are(sloped.dq, SLOPED_ROWS * SLOPED_DIM, 0) &&
+               sloped_are(sloped.dk, SLOPED_KEYS * SLOPED_DIM, 0) &&
+               sloped_are(sloped.dv, HIDDEN, 0) &&
+               sloped_are(sloped.dv + HIDDEN, SLOPED_ROWS * SLOPED_DIM, sloped.v[0]);
+    }
+    for (int n = 0; n < SLOPED_ROWS * SLOPED_DIM; n++) {
+        right = right && sloped.o[n] == 1 && sloped.lse[n / SLOPED_DIM] == 0;
+    }
+    return right;
+}
+
+/* Rows whose bias hides all keys but the one at distance 0. Others would score +inf. */
+static void l13(void)
+{
+    sloped.slope = -1e37f;
+    for (int n = 0; n < SLOPED_ROWS * SLOPED_KEYS; n++) {
+        const int row = n / SLOPED_KEYS, j = n % SLOPED_KEYS;
+        sloped.bias[n] = j == row + SLOPED_KEYS - SLOPED_ROWS ? 0 : -INFINITY;
+    }
+    for (int n = 0; n < hazard_place_count; n++) {
+        const place *const at = &hazard_places[n];
+        for (int c = 0; c < 2 * 2; c++) {
+            fattn_problem p = sloped_problem(c / 2 ? FATTN_BACKWARD : FATTN_FORWARD,
+                                             sloped_dtypes[c % 2], SLOPED_ROWS, SLOPED_KEYS);
+            p.features |= FATTN_BIAS;
+            p.bias_stride[2] = SLOPED_KEYS, p.bias_stride[3] = 1;
+            for (int i = 0; p.op == FATTN_BACKWARD && i < SLOPED_ROWS * SLOPED_DIM; i++) {
+                sloped.o[i] = 1, sloped.lse[i / SLOPED_DIM] = 0;
+            }
+            hazard_check(!sloped_runs(at, &p) || sloped_is_right(&p), "%s is wrong in %s",
+                         at->kernel->name, p.op == FATTN_BACKWARD ? "backward" : "forward");
+        }
+    }
+}
+
 static const hazard table[] = {
     {"hazard_L1", "causal anchored to the other corner", l1, NULL},
     {"hazard_L2", "windows off by one, negative sizes, rows that see nothing", l2, NULL},
@@ -866,6 +999,8 @@ static const hazard table[] = {
     {"hazard_L9", "padding rows of a tile changed the bits of real rows", l9, NULL},
     {"hazard_L10", "a row of NaN reached keys that it does not see", l10, NULL},
     {"hazard_L11", "a key with nearly all the weight lost a part of it", l11, NULL},
+    {"hazard_L12", "ALiBi took positions for floats", l12, NULL},
+    {"hazard_L13", "a slope that overflows met a bias of -inf", l13, NULL},
     {NULL, NULL, NULL, NULL},
 };
 

@@ -83,7 +83,7 @@ template <class S, uint64_t FEATURES = S::KNOWN> struct mma_row_terms {
 };
 template <class S> struct mma_row_terms<S, MMA_ANY> {
     const char *bias[S::ROWS], *mask[S::ROWS]; /* at key 0 */
-    gpu_f2 alibi[S::ROWS];                     /* slope, and distance from key 0 */
+    gpu_f2 alibi[S::ROWS];                     /* slope, and distance from query i0 */
 };
 template <class S> struct mma_row_terms<S, FATTN_ALIBI> {
     gpu_f2 alibi[S::ROWS];
@@ -229,7 +229,7 @@ GPU_DEVICE void mma_begin_row(const fattn_gpu_args &g, Terms &s, gpu_query q, in
         if (p.features & FATTN_ALIBI) {
             const float *const slopes = (const float *)g.buffers.alibi_slopes;
             s.alibi[r].x = slopes[w.pairs.b * p.alibi_batch_stride + near.h];
-            s.alibi[r].y = (float)(near.i + w.pairs.band.diagonal);
+            s.alibi[r].y = (float)(int)(near.i - w.i0);
         }
     }
 }
@@ -617,17 +617,25 @@ GPU_DEVICE void mma_bounded(float x[S::TILES][S::KEYS / 8][4], float largest[S::
     }
 }
 
-/* x = factor x - slope distance. Distances are exact up to 2^24. */
+/* The distance of the item's query i0 and key j: subtracted as integers, so that distances up to
+ * 2^24 are exact at any position. */
+GPU_DEVICE float mma_distance(const mma_item &w, int j)
+{
+    return (float)(w.i0 + w.pairs.band.diagonal - j);
+}
+
+/* x = factor x - slope distance, fused: the -inf of a pair that a bias hides stays, even where the
+ * product overflows. */
 template <class S>
 GPU_DEVICE void mma_alibi(const mma_scratch<S> &s, int j0, float factor,
                           float x[S::TILES][S::KEYS / 8][4])
 {
-    const float column = (float)(j0 + mma_own<S>());
+    const float item = mma_distance(s.item, j0 + mma_own<S>());
     mma_each_row<S>([&](int m, int h) {
         const gpu_f2 row = s.alibi[mma_row<S>(m, h)];
-        const float first = row.y - column;
+        const float first = item + row.y;
         mma_each<S>(m, h, x, [&](float &score, int j) {
-            score = fmaf(score, factor, -(row.x * fabsf(first - (float)mma_behind<S>(j))));
+            score = fmaf(-row.x, fabsf(first - (float)mma_behind<S>(j)), score * factor);
         });
     });
 }

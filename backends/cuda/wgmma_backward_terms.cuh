@@ -348,7 +348,8 @@ GPU_DEVICE void wgmma_cap(const fattn_score_rule &rule, float x[2][4], float der
     }
 }
 
-/* x = factor x - slope distance, as arguments of 2^: unit: of x; base: what is subtracted. */
+/* x = factor x - slope distance, as arguments of 2^, less base. The distance comes last and fused:
+ * the -inf of a pair that a bias hides stays, even where its product with the slope overflows. */
 template <int STEP>
 GPU_DEVICE void wgmma_add_alibi(const wgmma_pairs &t, float factor, const float base[2][2],
                                 float x[2][4])
@@ -357,7 +358,7 @@ GPU_DEVICE void wgmma_add_alibi(const wgmma_pairs &t, float factor, const float 
     for (int n = 0; n < 8; n++) {
         const int k = n % 4, r = 8 * (2 * STEP + n / 4) + k % 2 - 8 * (k / 2);
         const float size = fabsf(t.distance + (float)r);
-        x[n / 4][k] = fmaf(x[n / 4][k], factor, fmaf(-t.slope, size, -base[n / 4][k % 2]));
+        x[n / 4][k] = fmaf(-t.slope, size, fmaf(x[n / 4][k], factor, -base[n / 4][k % 2]));
     }
 }
 

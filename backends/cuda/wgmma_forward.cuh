@@ -283,14 +283,14 @@ template <class S>
 GPU_DEVICE void mma_alibi(const wgmma_tile_terms<S> &s, int j0, float factor,
                           float x[1][S::KEYS / 8][4])
 {
-    const float own = (float)mma_own<S>();
+    const float own = (float)mma_own<S>(), item = mma_distance(s.item, j0);
     float first[2], slope[2];
     bool left = S::KNOWN == FATTN_ALIBI, right = left;
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const gpu_f2 row = s.alibi[mma_row<S>(0, h)];
         slope[h] = row.x;
-        first[h] = row.y - (float)j0;
+        first[h] = item + row.y;
         const bool tame = fabsf(slope[h] * first[h]) < 0x1p100f;
         left = left && tame && first[h] >= (float)(S::KEYS - 1);
         right = right && tame && first[h] <= 0;
@@ -312,7 +312,7 @@ GPU_DEVICE void mma_alibi(const wgmma_tile_terms<S> &s, int j0, float factor,
         s.shift[h] = 0;
         mma_each<S>(0, h, x, [&](float &score, int j) {
             const float distance = fabsf(first[h] - own - (float)mma_behind<S>(j));
-            score = fmaf(score, factor, -(slope[h] * distance));
+            score = fmaf(-slope[h], distance, score * factor);
         });
     }
 }

@@ -106,7 +106,7 @@ template <class S> struct wgmma_terms<S, 0> {
 template <class S> struct wgmma_terms<S, MMA_ANY> {
     mma_item terms[WGMMA_ITEMS];
     const char *bias[S::ROWS], *mask[S::ROWS]; /* at key 0 */
-    gpu_f2 alibi[S::ROWS];                     /* slope, and distance from key 0 */
+    gpu_f2 alibi[S::ROWS];                     /* slope, and distance from query i0 */
 };
 template <class S> struct wgmma_terms<S, FATTN_ALIBI> {
     mma_item terms[WGMMA_ITEMS];

@@ -61,7 +61,7 @@ typedef struct matrix_item {
 /* What features need of a row. */
 template <bool LEAN> struct matrix_row_terms {
     int64_t bias, mask;    /* element of key 0 */
-    float slope, diagonal; /* ALiBi's, and the key that it is aligned with */
+    float slope, distance; /* ALiBi's, and how far the lane is behind the item's first pair */
 };
 template <> struct matrix_row_terms<true> {
 };
@@ -269,7 +269,7 @@ GPU_DEVICE void matrix_begin_terms(const fattn_gpu_args &g, const matrix_item &w
 {
     const fattn_problem &p = g.problem;
     rows.bias = rows.mask = 0;
-    rows.slope = rows.diagonal = 0;
+    rows.slope = rows.distance = 0;
     if (p.features & FATTN_BIAS) {
         rows.bias = gpu_term_at(w.pairs, p.bias_stride, rows.query, 0);
     }
@@ -279,7 +279,7 @@ GPU_DEVICE void matrix_begin_terms(const fattn_gpu_args &g, const matrix_item &w
     if (p.features & FATTN_ALIBI) {
         const float *const slopes = (const float *)g.buffers.alibi_slopes;
         rows.slope = slopes[w.pairs.b * p.alibi_batch_stride + rows.query.h];
-        rows.diagonal = (float)(rows.query.i + w.pairs.band.diagonal);
+        rows.distance = (float)((int)(rows.query.i - w.i0) - matrix_first_key<S>(0));
     }
 }
 
@@ -356,9 +356,13 @@ GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
         factor = 1;
     }
     if (terms & FATTN_SCORE_ALIBI) {
-        const float distance = rows.diagonal - (float)first_key; /* exact up to 2^24 */
+        /* Subtracted as integers, so that distances up to 2^24 are exact at any position; there is
+         * no conversion of 64 bits. */
+        const int64_t item = w.i0 + w.pairs.band.diagonal - j0;
+        const float high = (float)(int)(item >> 24), low = (float)(int)(item & 0xffffff);
+        const float distance = fmaf(high, 0x1p24f, low) + rows.distance;
         matrix_each<S>(x, [&](float &score, int j) {
-            score = fmaf(score, factor, -(rows.slope * fv_abs(distance - (float)j)));
+            score = fmaf(-rows.slope, fv_abs(distance - (float)j), score * factor);
         });
         factor = 1;
     }

@@ -208,6 +208,22 @@ static void check_fine_grained(int axis, bool accumulate)
     dlclose(library);
 }
 
+/* Counts that pass 63 bits, of a ragged batch whose sequences are empty but for a few. */
+static void check_counts(void)
+{
+    fattn_problem p;
+    fattn_plan *plan = NULL;
+    fattn_problem_init(&p);
+    p.op = FATTN_BACKWARD, p.dtype = FATTN_BF16;
+    p.features = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+    p.batch = INT64_C(1) << 29, p.heads_q = p.heads_k = 128;
+    p.seqlen_q = p.total_q = p.total_k = INT32_MAX;
+    p.seqlen_k = 1, p.dim = p.dim_v = 64;
+    tap_check(fails(fattn_plan_create(hip, &p, &plan), FATTN_OVERFLOW, "overflows"),
+              "rows that cannot be counted: %s", fattn_last_reason());
+    fattn_plan_destroy(plan);
+}
+
 /* Reads of unallocated memory and of undefined values. */
 static void check_faults(void)
 {
@@ -258,6 +274,7 @@ int main(void)
         for (int axis = 0; axis < 4; axis++) {
             check_fine_grained(axis, axis % 2);
         }
+        check_counts();
         check_faults();
     }
     fattn_device_close(hip);

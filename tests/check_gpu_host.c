@@ -2219,6 +2219,28 @@ static void check_shortage(void)
     end_watch(&s, WORKSPACES_SEEN, "what is idle is given back when memory runs out");
 }
 
+/* A ragged batch may have more rows, counted as if all its sequences were as long as the longest
+ * may be, than 63 bits can say. */
+static void check_counts(void)
+{
+    static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_BF16};
+    fattn_device *const device = open_h100("counts of rows");
+    EACH (n, dtypes) {
+        fattn_plan *plan = NULL;
+        fattn_problem p = problem_of(BACKWARD);
+        p.dtype = dtypes[n];
+        p.features = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+        p.batch = INT64_C(1) << 29, p.heads_q = p.heads_k = 128;
+        p.seqlen_q = p.total_q = p.total_k = INT32_MAX, p.seqlen_k = 1;
+        const fattn_status status = fattn_plan_create(device, &p, &plan);
+        expect(status == FATTN_OVERFLOW, "%d: %s, %s", (int)n, fattn_status_string(status),
+               status ? fattn_last_reason() : plan->kernel->name);
+        fattn_plan_destroy(plan);
+    }
+    close_h100(device);
+    tap_check(wrong == 0, "rows that cannot be counted are refused");
+}
+
 /* -------------------------------------------------------------------------------------------------
  * Drivers that lack something: each in a process of its own, since a driver is opened once
  * ---------------------------------------------------------------------------------------------- */
@@ -2523,6 +2545,7 @@ int main(int argc, char **argv)
     check_peers();
     check_limits();
     check_shortage();
+    check_counts();
     check_captured(true);
     check_captured(false);
     for (work w = FORWARD; w < WORKS; w++) {

@@ -52,7 +52,8 @@ int64_t fattn_gpu_backward_workspace(const fattn_kernel *row, const fattn_proble
                               ? gpu_times(gpu_times(p->batch, p->heads_q), t->q_blocks)
                               : 0;
     const int64_t rows = gpu_times(gpu_times(heads, p->total_q), width + 2);
-    const bool countable = (!(p->outputs & FATTN_OUT_DBIAS) || clear_rows(p) >= 0) && rows >= 0 &&
+    const bool countable = gpu_is_countable(p, t) &&
+                           (!(p->outputs & FATTN_OUT_DBIAS) || clear_rows(p) >= 0) && rows >= 0 &&
                            turns >= 0 && rows <= INT64_MAX - turns - 2;
     return countable ? gpu_floats(rows + turns + 2) : -1;
 }

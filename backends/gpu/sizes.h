@@ -4,6 +4,8 @@
 #define FATTN_GPU_SIZES_H
 
 #include "core/integer.h"
+#include "core/tiling.h"
+#include "fattn/fattn.h"
 
 /* a * b, -1 on overflow or when a factor is -1. */
 static inline int64_t gpu_times(int64_t a, int64_t b)
@@ -16,6 +18,14 @@ static inline int64_t gpu_times(int64_t a, int64_t b)
 static inline int64_t gpu_floats(int64_t count)
 {
     return count < 0 || count > INT64_MAX / 8 ? -1 : fattn_ceil_div(count * 4, 256) * 256;
+}
+
+/* Whether what backward has a count of can be counted: rows of all heads, as if every sequence had
+ * the most queries, and tiles of keys. */
+static inline bool gpu_is_countable(const fattn_problem *p, const fattn_tiling *t)
+{
+    return gpu_times(gpu_times(p->batch, p->heads_q), p->seqlen_q) >= 0 &&
+           gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks) >= 0;
 }
 
 #endif

@@ -208,6 +208,35 @@ static void check_fine_grained(int axis, bool accumulate)
     dlclose(library);
 }
 
+/* What the runtime answers to questions of ours is no error of the caller's. */
+static void check_last_error(void)
+{
+    enum { ELEMENTS = 16 * 16 };
+    static float host[4][ELEMENTS];
+    int (*last_error)(void) = NULL;
+    void *const library = dlopen("libamdhip64.so.7", RTLD_NOW);
+    void *const symbol = library ? dlsym(library, "hipGetLastError") : NULL;
+    fattn_problem p;
+    fattn_buffers b;
+    memcpy(&last_error, &symbol, sizeof last_error);
+    fattn_problem_init(&p);
+    fattn_buffers_init(&b);
+    p.seqlen_q = p.seqlen_k = p.dim = p.dim_v = 16;
+    b.q = host[0], b.k = host[1], b.v = host[2], b.o = host[3];
+    tap_check(last_error != NULL, "the runtime has a last error");
+    if (!last_error) {
+        return;
+    }
+    int last = last_error(); /* a device without code has been opened */
+    tap_check(last == 0, "none is left after what came before, but %d", last);
+    const fattn_status status = fattn_attention(hip, &p, &b, NULL);
+    last = last_error();
+    tap_check(status == FATTN_OK && last == 0, "nor by a call on host memory, but %d: %s", last,
+              fattn_last_reason());
+    fattn_cache_clear();
+    dlclose(library);
+}
+
 /* Counts that pass 63 bits, of a ragged batch whose sequences are empty but for a few. */
 static void check_counts(void)
 {
@@ -274,6 +303,7 @@ int main(void)
         for (int axis = 0; axis < 4; axis++) {
             check_fine_grained(axis, axis % 2);
         }
+        check_last_error();
         check_counts();
         check_faults();
     }

@@ -29,6 +29,8 @@ typedef struct hip_api {
     int (*device_current)(int *device);
     int (*device_set)(int device);
     int (*device_reach)(int other, unsigned flags);
+    int (*pointer_attribute)(void *value, int attribute, const void *pointer);
+    int (*module_load)(gpu_module *module, const void *image);
     int (*last_error)(void); /* clears it */
     int (*module_variable)(void **variable, size_t *bytes, gpu_module module, const char *name);
     int (*copy)(void *dst, const void *src, size_t bytes, int kind, gpu_stream stream);
@@ -101,14 +103,31 @@ static int context_pop(gpu_context *context)
     return result ? result : back;
 }
 
-/* What it says of devices that reach each other already is not for the caller's hipGetLastError. */
-static int context_reach(gpu_context other, unsigned flags)
+/* A failure that is an answer is not for the caller's hipGetLastError. */
+static int answer(int result)
 {
-    const int result = hip.device_reach(device_of(other), flags);
     if (result && hip.last_error) {
         (void)hip.last_error();
     }
     return result;
+}
+
+/* Devices may reach each other already. */
+static int context_reach(gpu_context other, unsigned flags)
+{
+    return answer(hip.device_reach(device_of(other), flags));
+}
+
+/* Memory of the host that the runtime has not seen has no attributes. */
+static int pointer_attribute(void *value, int attribute, const void *pointer)
+{
+    return answer(hip.pointer_attribute(value, attribute, pointer));
+}
+
+/* An image may lack code for the processor. */
+static int module_load(gpu_module *module, const void *image)
+{
+    return answer(hip.module_load(module, image));
 }
 
 /* Local memory needs no leave: a launch may ask for all of it. */
@@ -143,7 +162,9 @@ static hip_api hip = {
             .context_push = context_push,
             .context_pop = context_pop,
             .context_reach = context_reach,
+            .module_load = module_load,
             .function_set = function_set,
+            .pointer_attribute = pointer_attribute,
             .memory_copy = memory_copy,
             .stream_context = stream_context,
             .out_of_memory = 2,
@@ -160,7 +181,7 @@ static hip_api hip = {
             .dynamic_shared = 8,
             .device_pointer = 3,
             .blocks_max = INT32_MAX,
-            .threads_max = UINT32_MAX, /* they are counted in 32 bits */
+            .threads_max = UINT32_MAX, /* a dispatch counts them in 32 bits, as gpu_blocks() does */
         },
 };
 
@@ -185,7 +206,7 @@ static const struct {
     {"hipSetDevice", AT(device_set), false},
     {"hipDeviceEnablePeerAccess", AT(device_reach), false},
     {"hipGetLastError", AT(last_error), true},
-    {"hipModuleLoadData", AT(gpu.module_load), false},
+    {"hipModuleLoadData", AT(module_load), false},
     {"hipModuleUnload", AT(gpu.module_unload), false},
     {"hipModuleGetFunction", AT(gpu.module_function), false},
     {"hipModuleGetGlobal", AT(module_variable), false},
@@ -194,7 +215,7 @@ static const struct {
     {"hipMalloc", AT(gpu.memory_alloc), false},
     {"hipFree", AT(gpu.memory_free), false},
     {"hipMemcpyAsync", AT(copy), false},
-    {"hipPointerGetAttribute", AT(gpu.pointer_attribute), false},
+    {"hipPointerGetAttribute", AT(pointer_attribute), false},
     {"hipStreamCreateWithFlags", AT(gpu.stream_create), false},
     {"hipStreamDestroy", AT(gpu.stream_destroy), false},
     {"hipStreamSynchronize", AT(gpu.stream_synchronize), false},

@@ -79,6 +79,22 @@ typedef struct event {
     struct timespec time;
 } event;
 
+/* Of the thread: the last failure of a call that may fail though all is well. */
+static _Thread_local int last_error;
+
+static int noted(int result)
+{
+    last_error = result ? result : last_error;
+    return result;
+}
+
+CALL(hipGetLastError, void)
+{
+    const int last = last_error;
+    last_error = 0;
+    return last;
+}
+
 /* --- The device ------------------------------------------------------------------------------- */
 
 static const char *arch(void)
@@ -175,7 +191,7 @@ CALL(hipSetDevice, int device)
 CALL(hipDeviceEnablePeerAccess, int other, unsigned flags)
 {
     (void)other, (void)flags;
-    return INVALID_DEVICE;
+    return noted(INVALID_DEVICE);
 }
 
 /* --- Modules ---------------------------------------------------------------------------------- */
@@ -243,7 +259,7 @@ CALL(hipModuleLoadData, emu_object **module, const void *image)
     const void *const code = emu_bundle_find(image, size_of_bundle(image), arch(), &size);
     if (!code) {
         const char *const missing = getenv("STUB_HIP_MISSING");
-        return missing ? atoi(missing) : NO_BINARY;
+        return noted(missing ? atoi(missing) : NO_BINARY);
     }
     *module = emu_object_load(code, size, STUB_OBJDUMP, why, sizeof why);
     if (!*module) {
@@ -482,7 +498,7 @@ CALL(hipPointerGetAttribute, void *value, int attribute, const void *pointer)
     if (here) {
         memcpy(value, &pointer, sizeof pointer);
     }
-    return here ? 0 : INVALID_VALUE;
+    return noted(here ? 0 : INVALID_VALUE);
 }
 
 /* --- Streams and events ----------------------------------------------------------------------- */

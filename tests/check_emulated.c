@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/hip/hip.h"
 #include "fattn/fattn.h"
 #include "tests/tap.h"
 #include "tests/worst.h"
@@ -237,6 +238,26 @@ static void check_last_error(void)
     dlclose(library);
 }
 
+/* Rows of matrix units and the processors that they are for. */
+static void check_processors(void)
+{
+    static const struct {
+        int isa, forward, backward; /* rows that run there */
+    } expected[] = {{0x906, 0, 0},  {0x90a, 6, 6},  {0x942, 6, 6},  {0x950, 6, 6},
+                    {0x1030, 0, 0}, {0x1100, 6, 4}, {0x1201, 6, 4}, {0x1250, 0, 0}};
+    for (size_t n = 0; n < sizeof expected / sizeof *expected; n++) {
+        const fattn_gpu_kernel *const tables[] = {fattn_hip_matrix, fattn_hip_matrix_backward};
+        int rows[2] = {0, 0};
+        for (int t = 0; t < 2; t++) {
+            for (const fattn_gpu_kernel *kernel = tables[t]; kernel->row.name; kernel++) {
+                rows[t] += fattn_gpu_kernel_runs(kernel, expected[n].isa);
+            }
+        }
+        tap_check(rows[0] == expected[n].forward && rows[1] == expected[n].backward,
+                  "gfx%x has %d and %d rows of matrix units", expected[n].isa, rows[0], rows[1]);
+    }
+}
+
 /* Counts that pass 63 bits, of a ragged batch whose sequences are empty but for a few. */
 static void check_counts(void)
 {
@@ -303,6 +324,7 @@ int main(void)
         for (int axis = 0; axis < 4; axis++) {
             check_fine_grained(axis, axis % 2);
         }
+        check_processors();
         check_last_error();
         check_counts();
         check_faults();

@@ -44,8 +44,10 @@ static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
         .run = variant,                                                                          \
     },
 
-#define MFMA_ROW(...) MATRIX_ROW("mfma", 0x90a, 0x1000, "gfx90a, gfx942 or gfx950", __VA_ARGS__)
-#define WMMA_ROW(...) MATRIX_ROW("wmma", 0x1100, 0, "gfx11 or gfx12", __VA_ARGS__)
+#define MFMA_ROW(...) \
+    MATRIX_ROW("mfma", HIP_MFMA, HIP_MFMA_PAST, "gfx90a, gfx942 or gfx950", __VA_ARGS__)
+#define WMMA_ROW(...) \
+    MATRIX_ROW("wmma", HIP_WMMA, HIP_WMMA_PAST, "gfx11, gfx1200 or gfx1201", __VA_ARGS__)
 #define MFMA_LEAN(...) MFMA_ROW("lean", 16, FATTN_GPU_LEAN, __VA_ARGS__)
 #define MFMA_FULL(...) MFMA_ROW("full", 0, FATTN_KERNEL_COMMON, __VA_ARGS__)
 #define WMMA_LEAN(...) WMMA_ROW("lean", 16, FATTN_GPU_LEAN, __VA_ARGS__)

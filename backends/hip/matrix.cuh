@@ -32,16 +32,7 @@
 
 #include "backends/gpu/element.cuh"
 
-#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
-#define MATRIX_MFMA 1
-#define MATRIX_WMMA 0
-#elif defined(__GFX11__)
-#define MATRIX_MFMA 0
-#define MATRIX_WMMA 11
-#elif defined(__GFX12__)
-#define MATRIX_MFMA 0
-#define MATRIX_WMMA 12
-#else
+#if !MATRIX_MFMA && !MATRIX_WMMA
 #error "a processor without matrix units that are known"
 #endif
 

@@ -86,12 +86,15 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
         .shared = MATRIX_BACKWARD_SHARED(channels, queries, keys),                               \
         .run = variant,                                                                          \
     },
-#define MFMA_ROW(...) \
-    BACKWARD_ROW("mfma", 0x942, 0xa00, "gfx942 or gfx950", FATTN_GPU_HALVES, 64, __VA_ARGS__)
-#define MFMA_BF16_ROW(...) \
-    BACKWARD_ROW("mfma_bf16", 0x90a, 0x942, "gfx90a", FATTN_DTYPE_BIT(FATTN_BF16), 64, __VA_ARGS__)
-#define WMMA_ROW(...) \
-    BACKWARD_ROW("wmma", 0x1100, 0, "gfx11 or gfx12", FATTN_GPU_HALVES, 32, __VA_ARGS__)
+#define MFMA_ROW(...)                                                                           \
+    BACKWARD_ROW("mfma", HIP_MFMA_F16, HIP_MFMA_PAST, "gfx942 or gfx950", FATTN_GPU_HALVES, 64, \
+                 __VA_ARGS__)
+#define MFMA_BF16_ROW(...)                                                                       \
+    BACKWARD_ROW("mfma_bf16", HIP_MFMA, HIP_MFMA_F16, "gfx90a", FATTN_DTYPE_BIT(FATTN_BF16), 64, \
+                 __VA_ARGS__)
+#define WMMA_ROW(...)                                                                            \
+    BACKWARD_ROW("wmma", HIP_WMMA, HIP_WMMA_PAST, "gfx11, gfx1200 or gfx1201", FATTN_GPU_HALVES, \
+                 32, __VA_ARGS__)
 #define MFMA_LEAN(...) MFMA_ROW("lean", FATTN_GPU_BACKWARD_LEAN, __VA_ARGS__)
 #define MFMA_FULL(...) MFMA_ROW("full", BACKWARD_FULL, __VA_ARGS__)
 #define MFMA_BF16_LEAN(...) MFMA_BF16_ROW("lean", FATTN_GPU_BACKWARD_LEAN, __VA_ARGS__)

@@ -30,6 +30,21 @@
 #define GPU_WAVE 32
 #endif
 
+/* Which matrix instructions a processor has: MFMA, or WMMA of gfx11 or of gfx12. gfx1250 has
+ * others, for which there is no code. */
+#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
+#define MATRIX_MFMA 1
+#else
+#define MATRIX_MFMA 0
+#endif
+#if defined(__GFX11__)
+#define MATRIX_WMMA 11
+#elif defined(__gfx1200__) || defined(__gfx1201__)
+#define MATRIX_WMMA 12
+#else
+#define MATRIX_WMMA 0
+#endif
+
 #define GPU_EARLY(sums) ((sums) < 128)
 
 /* What the core's headers call by the C library's names. */

@@ -56,7 +56,7 @@ STORED = [("gfx9", r"s_waitcnt .*vmcnt\(0\)"), ("gfx12", r"s_wait_storecnt(_dscn
           ("gfx1", r"s_waitcnt_vscnt null, 0x0")]
 
 # Images that have no kernels: those on matrix units, for processors without the units that they are for.
-EMPTY = r"/matrix_\w+\.(gfx906|gfx908|gfx1030)\.co$"
+EMPTY = r"/matrix_\w+\.(gfx906|gfx908|gfx1030|gfx1250)\.co$"
 
 # Kernels on matrix units: their names, the header and the list there of their shapes, X(width, rows, keys,
 # ...), for waves of 64 and of 32, and how many products of rows, keys and width a wave makes of a tile.

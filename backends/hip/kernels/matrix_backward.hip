@@ -3,8 +3,7 @@
  * matrix_backward.h, and what runs before and after. */
 #include "backends/hip/vendor.h"
 
-#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__) || defined(__GFX11__) || \
-    defined(__GFX12__) /* others have no code here */
+#if MATRIX_MFMA || MATRIX_WMMA /* others have no code here */
 
 #include "backends/hip/matrix_backward.cuh"
 

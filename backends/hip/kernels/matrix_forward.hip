@@ -2,8 +2,7 @@
 /* Image "matrix_forward": matrix_<variant>_<type>_<width> for each shape of matrix.h. */
 #include "backends/hip/vendor.h"
 
-#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__) || defined(__GFX11__) || \
-    defined(__GFX12__) /* others have no code here */
+#if MATRIX_MFMA || MATRIX_WMMA /* others have no code here */
 
 #include "backends/hip/matrix_forward.cuh"
 

@@ -2219,6 +2219,30 @@ static void check_shortage(void)
     end_watch(&s, WORKSPACES_SEEN, "what is idle is given back when memory runs out");
 }
 
+/* A copy of lengths that is on its way when memory for another runs out is waited for. */
+static void check_checked_shortage(void)
+{
+    scene s = {.spec = "cuda:0"};
+    bool failed = true;
+    int n = 0;
+    running = "FATTN_CHECKED and no memory", wrong = 0;
+    set_up(&s, FORWARD, FATTN_CHECKED | FATTN_SEQUSED_Q | FATTN_SEQUSED_K);
+    s.buffers.seqused_q = s.buffers.seqused_k;
+    while (failed) {
+        stub->calls = 0;
+        (void)fattn_memory_fail_at(++n);
+        const fattn_status status = fattn_execute(s.plan, &s.buffers, s.workspace, s.stream);
+        failed = fattn_memory_fail_at(0);
+        expect(status == (failed ? FATTN_OUT_OF_MEMORY : FATTN_OK) &&
+                   calls_of("cuMemcpyAsync") == n - 1 && calls_of("cuStreamSynchronize") == 1,
+               "allocation %d: %s, %d copies, waited %d times", n, fattn_status_string(status),
+               calls_of("cuMemcpyAsync"), calls_of("cuStreamSynchronize"));
+    }
+    expect(n == 3, "%d allocations", n - 1);
+    tear_down(&s);
+    tap_check(wrong == 0, "copies are waited for before their memory is freed");
+}
+
 /* A ragged batch may have more rows, counted as if all its sequences were as long as the longest
  * may be, than 63 bits can say. */
 static void check_counts(void)
@@ -2545,6 +2569,7 @@ int main(int argc, char **argv)
     check_peers();
     check_limits();
     check_shortage();
+    check_checked_shortage();
     check_counts();
     check_captured(true);
     check_captured(false);

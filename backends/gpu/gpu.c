@@ -536,7 +536,8 @@ static bool is_table(const fattn_operand *operand)
            operand->offset != offsetof(fattn_buffers, block_mask) && operand->region.base;
 }
 
-/* FATTN_CHECKED: copies lengths and tables to the host and validates them there. Waits. */
+/* FATTN_CHECKED: copies lengths and tables to the host and validates them there. Waits, after a
+ * failure too: copies may be on their way to memory that is then freed. */
 static fattn_status validate(const fattn_plan *plan, const fattn_buffers *buffers,
                              fattn_stream stream)
 {
@@ -557,7 +558,10 @@ static fattn_status validate(const fattn_plan *plan, const fattn_buffers *buffer
                            : fattn_fail_memory(bytes, "a copy of lengths and tables");
         memcpy((char *)&host + operands[n].offset, &copies[n], sizeof copies[n]);
     }
-    status = status ? status : fattn_gpu_stream_synchronize(impl, stream);
+    fattn_reason_hold(status);
+    const fattn_status waited = fattn_gpu_stream_synchronize(impl, stream);
+    fattn_reason_let();
+    status = status ? status : waited;
     status = status ? status : fattn_buffers_validate(&plan->problem, &host);
     for (int n = 0; n < count; n++) {
         fattn_memory_free(copies[n]);

@@ -545,7 +545,16 @@ static fattn_status validate(const fattn_plan *plan, const fattn_buffers *buffer
     fattn_operand operands[FATTN_OPERANDS_MAX];
     void *copies[FATTN_OPERANDS_MAX] = {NULL};
     fattn_buffers host = *buffers;
-    fattn_status status = FATTN_OK;
+    uint64_t capture = 0;
+    fattn_status status = fattn_gpu_stream_capture(impl, stream, &capture);
+    if (!status && capture) {
+        status =
+            fattn_fail(FATTN_INVALID_ARGUMENT, "FATTN_CHECKED waits for lengths and tables, and "
+                                               "the stream is being captured");
+    }
+    if (status) {
+        return status;
+    }
     const int count = fattn_operands(&plan->problem, buffers, operands);
     for (int n = 0; !status && n < count; n++) {
         int64_t bytes = 0;

@@ -24,7 +24,7 @@ typedef struct gpu_forward_job {
     int c0;   /* first channel of the slab */
 } gpu_forward_job;
 
-/* Turns to an item of tiles of so many rows; false where it has none. */
+/* Opens an item of tiles of so many rows; false where it has none. */
 GPU_DEVICE bool gpu_forward_open(const fattn_gpu_args &args, gpu_forward_job &f, int most,
                                  int64_t item, int c0)
 {
@@ -37,11 +37,11 @@ GPU_DEVICE bool gpu_forward_open(const fattn_gpu_args &args, gpu_forward_job &f,
         f.pairs = gpu_pairs_of(g, work.batch);
         f.hk = work.head;
         f.group = g.group;
-        f.first = work.block * most;
-        const int64_t rows = fattn_min64(f.pairs.seq.sq * f.group - f.first, most);
-        f.rows = (int)fattn_max64(rows, 0);
-        f.i0 = fattn_quotient(f.first, f.group);
-        f.i1 = fattn_quotient(f.first + f.rows - 1, f.group) + 1;
+        const gpu_item_rows rows = gpu_item_rows_of(work.block, most, f.pairs.seq.sq, f.group);
+        f.first = rows.first;
+        f.rows = rows.count;
+        f.i0 = rows.i0;
+        f.i1 = rows.i1;
         f.parts = gpu_parts_of(g, f.pairs.band, f.i0, f.i1, g.tiling.bc);
         f.item = item;
         f.split = work.split;

@@ -26,7 +26,7 @@ GPU_DEVICE fattn_parts gpu_parts_of(const fattn_gpu_args &g, const fattn_band &b
  * keys and values. */
 typedef struct gpu_item_rows {
     int64_t first, i0, i1;
-    int count; /* that exist */
+    int count; /* that exist; of none, i0 and i1 are as of one */
 } gpu_item_rows;
 
 /* Block `block` of at most `most` rows; a sequence has sq queries of `group` heads. */
@@ -36,7 +36,7 @@ GPU_DEVICE gpu_item_rows gpu_item_rows_of(int64_t block, int most, int64_t sq, i
     rows.first = block * most;
     rows.count = (int)gpu_clamp(sq * group - rows.first, 0, most);
     rows.i0 = fattn_quotient(rows.first, group);
-    rows.i1 = fattn_quotient(rows.first + rows.count - 1, group) + 1;
+    rows.i1 = fattn_quotient(rows.first + fattn_max64(rows.count, 1) - 1, group) + 1;
     return rows;
 }
 

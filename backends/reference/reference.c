@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Backend "reference": what every other kernel is compared with. Row "naive" is the oracle in
- * double precision; the device runs it unless FATTN_KERNEL names another row. The rows "tiled_*"
- * are the published algorithms with the plan's tile, and the oracle judges them like any kernel.
+ * double precision; the device runs it unless FATTN_KERNEL names another row. It alone shares no
+ * code with what it judges. The rows "tiled_*" are the published algorithms with the plan's tile,
+ * and the oracle judges them like any kernel; the small verbs are the core's.
  */
 #include <math.h>
 #include <string.h>
@@ -34,8 +35,9 @@ static fattn_status run_naive(const fattn_plan *made, const fattn_buffers *buffe
 {
     (void)workspace;
     const fattn_status status = fattn_naive_execute(&made->problem, buffers);
-    if (status == FATTN_OUT_OF_MEMORY)
+    if (status == FATTN_OUT_OF_MEMORY) {
         fattn_fail(status, "no memory for the oracle's results in double precision");
+    }
     return status;
 }
 
@@ -49,46 +51,30 @@ static int64_t tiled_fast_bytes(const fattn_kernel *row, const fattn_problem *pr
     return fattn_tiled_fast_bytes(problem, tile);
 }
 
-static int64_t flash1_workspace(const fattn_kernel *row, const fattn_problem *problem,
-                                const fattn_tiling *tiling)
+typedef struct row {
+    fattn_kernel kernel;
+    fattn_status (*run)(const fattn_plan *made, const fattn_buffers *buffers, void *workspace);
+    fattn_io_schedule schedule; /* of the rows "tiled_*" */
+} row;
+
+/* The kernel comes first in its row. */
+static const row *row_of(const fattn_kernel *kernel) { return (const row *)kernel; }
+
+static int64_t tiled_workspace(const fattn_kernel *kernel, const fattn_problem *problem,
+                               const fattn_tiling *tiling)
 {
-    (void)row;
-    return fattn_tiled_workspace(problem, FATTN_IO_FLASH1, (fattn_tile){tiling->br, tiling->bc});
+    return fattn_tiled_workspace(problem, row_of(kernel)->schedule,
+                                 (fattn_tile){tiling->br, tiling->bc});
 }
 
-static int64_t flash2_workspace(const fattn_kernel *row, const fattn_problem *problem,
-                                const fattn_tiling *tiling)
+static fattn_status run_tiled(const fattn_plan *made, const fattn_buffers *buffers, void *workspace)
 {
-    (void)row;
-    return fattn_tiled_workspace(problem, FATTN_IO_FLASH2, (fattn_tile){tiling->br, tiling->bc});
-}
-
-static fattn_status run_tiled(const fattn_plan *made, const fattn_buffers *buffers, void *workspace,
-                              fattn_io_schedule schedule)
-{
-    const fattn_tiled_options options = {.schedule = schedule,
+    const fattn_tiled_options options = {.schedule = row_of(made->kernel)->schedule,
                                          .tile = {made->tiling.br, made->tiling.bc}};
     fattn_io_counts counts = {0};
     fattn_tiled_run(&made->problem, buffers, &options, workspace, &counts);
     return FATTN_OK;
 }
-
-static fattn_status run_flash1(const fattn_plan *made, const fattn_buffers *buffers,
-                               void *workspace)
-{
-    return run_tiled(made, buffers, workspace, FATTN_IO_FLASH1);
-}
-
-static fattn_status run_flash2(const fattn_plan *made, const fattn_buffers *buffers,
-                               void *workspace)
-{
-    return run_tiled(made, buffers, workspace, FATTN_IO_FLASH2);
-}
-
-typedef struct row {
-    fattn_kernel kernel;
-    fattn_status (*run)(const fattn_plan *made, const fattn_buffers *buffers, void *workspace);
-} row;
 
 enum {
     both_ops = FATTN_OP_BIT(FATTN_FORWARD) | FATTN_OP_BIT(FATTN_BACKWARD),
@@ -99,37 +85,39 @@ enum {
 };
 
 static const row rows[] = {
-    {{.name = "naive",
-      .ops = both_ops,
-      .dtypes = naive_dtypes,
-      .mixes_kv = true,
-      .any_bias = true,
-      .features = FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS,
-      .dim_max = 576,
-      .tiles = whole,
-      .fast_bytes = no_fast_bytes,
-      .workspace = no_workspace},
-     run_naive},
-    {{.name = "tiled_flash1",
-      .ops = both_ops,
-      .dtypes = tiled_dtypes,
-      .features = FATTN_KERNEL_COMMON,
-      .dim_max = 576,
-      .by_name = true,
-      .tiles = tiled_menu,
-      .fast_bytes = tiled_fast_bytes,
-      .workspace = flash1_workspace},
-     run_flash1},
-    {{.name = "tiled_flash2",
-      .ops = both_ops,
-      .dtypes = tiled_dtypes,
-      .features = FATTN_KERNEL_COMMON,
-      .dim_max = 576,
-      .by_name = true,
-      .tiles = tiled_menu,
-      .fast_bytes = tiled_fast_bytes,
-      .workspace = flash2_workspace},
-     run_flash2},
+    {.kernel = {.name = "naive",
+                .ops = both_ops,
+                .dtypes = naive_dtypes,
+                .mixes_kv = true,
+                .any_bias = true,
+                .features = FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS,
+                .dim_max = 576,
+                .tiles = whole,
+                .fast_bytes = no_fast_bytes,
+                .workspace = no_workspace},
+     .run = run_naive},
+    {.kernel = {.name = "tiled_flash1",
+                .ops = both_ops,
+                .dtypes = tiled_dtypes,
+                .features = FATTN_KERNEL_COMMON,
+                .dim_max = 576,
+                .by_name = true,
+                .tiles = tiled_menu,
+                .fast_bytes = tiled_fast_bytes,
+                .workspace = tiled_workspace},
+     .run = run_tiled,
+     .schedule = FATTN_IO_FLASH1},
+    {.kernel = {.name = "tiled_flash2",
+                .ops = both_ops,
+                .dtypes = tiled_dtypes,
+                .features = FATTN_KERNEL_COMMON,
+                .dim_max = 576,
+                .by_name = true,
+                .tiles = tiled_menu,
+                .fast_bytes = tiled_fast_bytes,
+                .workspace = tiled_workspace},
+     .run = run_tiled,
+     .schedule = FATTN_IO_FLASH2},
 };
 #define ROW_COUNT ((int)(sizeof rows / sizeof rows[0]))
 
@@ -181,7 +169,7 @@ static fattn_status plan(fattn_plan *made)
 static fattn_status run(const fattn_plan *made, const fattn_buffers *buffers, void *workspace,
                         fattn_stream stream)
 {
-    const row *const chosen = (const row *)made->kernel; /* the kernel is the row's first member */
+    const row *const chosen = row_of(made->kernel);
     const fattn_status status = fattn_host_stream_check(stream);
     return status ? status : chosen->run(made, buffers, workspace);
 }

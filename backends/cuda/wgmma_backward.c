@@ -153,8 +153,8 @@ static void backward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *
     const bool ordered = backward_blocks(kernel) > 1 && p->features & FATTN_DETERMINISTIC;
     snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s%s",
              fattn_dtype_name(p->dtype), ordered ? "ordered_" : "", kernel->run);
-    shape->together = backward_blocks(kernel);
-    shape->blocks = backward_items(p, t) * shape->together;
+    shape->cluster = backward_blocks(kernel);
+    shape->blocks = backward_items(p, t) * shape->cluster;
     shape->threads = WGMMA_THREADS(2);
     shape->shared = kernel->shared;
     shape->early = true;

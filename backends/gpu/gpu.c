@@ -4,6 +4,7 @@
 
 #include "backends/gpu/gpu.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -97,9 +98,10 @@ static fattn_status load_locked(device *d, const char *name, gpu_module *module)
 {
     const fattn_gpu_image *const images = d->vendor->images;
     int n = 0;
-    while (strcmp(images[n].name, name) != 0) {
+    while (n < d->vendor->image_count && strcmp(images[n].name, name) != 0) {
         n++;
     }
+    assert(n < d->vendor->image_count);
     if (!d->modules[n]) {
         const int result = d->api->module_load(&d->modules[n], images[n].bytes);
         if (result == d->api->no_image || result == d->api->bad_image) {
@@ -378,7 +380,7 @@ static fattn_status find_early(const device *d, const fattn_gpu_shape *shape, la
 
 /* A resident grid has no more blocks than the device holds at a time, in whole clusters; one a unit
  * where the driver does not say. The launch's shared memory has been set. */
-static fattn_status limit_blocks(const device *d, int together, launch *l)
+static fattn_status limit_blocks(const device *d, int cluster, launch *l)
 {
     int held = 1;
     fattn_status status = FATTN_OK;
@@ -391,7 +393,7 @@ static fattn_status limit_blocks(const device *d, int together, launch *l)
                             "%s: a unit holds no block of %u threads and %u bytes of shared memory",
                             d->vendor->name, l->threads, l->shared);
     }
-    const int64_t of = fattn_max64(together, 1);
+    const int64_t of = fattn_max64(cluster, 1);
     const int64_t most = fattn_max64((int64_t)d->units * held / of, 1) * of;
     l->blocks = l->blocks > most ? (unsigned)most : l->blocks;
     return status;
@@ -423,7 +425,7 @@ static fattn_status make_launch(device *d, const char *image, const fattn_gpu_sh
         status = resolve(d, image, shape->onto, &l->onto);
         status = status ? status : set_shared(d, l->onto, shared);
     }
-    return status || !shape->resident ? status : limit_blocks(d, shape->together, l);
+    return status || !shape->resident ? status : limit_blocks(d, shape->cluster, l);
 }
 
 /* The maps of a plan, at an address of no tensor. */

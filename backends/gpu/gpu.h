@@ -4,6 +4,17 @@
  * driver functions, images of compiled kernels and a list of kernel rows, and gets the verbs of a
  * backend's table. Everything is loaded when a device is opened or a plan is made, so that a run
  * does nothing but launch: it can be captured into a graph.
+ *
+ * A new vendor, as hip/ is one:
+ *
+ *     vendor.h       its words for those that cuda/vendor.h explains, but for those marked as
+ *                    another's alone; and a variable `fattn_target`, where attributes of a device
+ *                    do not tell its instruction set
+ *     kernels/       images "verbs", "simt_forward" and "simt_backward", whose entries headers here
+ *                    have, and its own; each entry has one parameter, fattn_gpu_args
+ *     <vendor>_api.c a fattn_gpu_api over its driver and a fattn_gpu_vendor; with FATTN_GPU_VERBS
+ *                    they make a fattn_backend
+ *     meson.build    compiles and embeds the images; backends/meson.build has its name
  */
 #ifndef FATTN_GPU_H
 #define FATTN_GPU_H
@@ -14,8 +25,8 @@
 /* One launch of a run. */
 typedef struct fattn_gpu_shape {
     char entry[48]; /* name of the function */
-    /* The function, and its dynamic shared memory, where an image has no such entry because the
-     * driver compiled it from PTX, of which only entries for every feature are kept; or "". */
+    /* The function that is taken where the image has no `entry`, and its dynamic shared memory:
+     * images that a driver compiles from PTX have only the entries for every feature. "": none. */
     char general[48];
     int general_shared;
     /* The function in its place where rows are merged with those of other keys, or "": it has a
@@ -26,7 +37,7 @@ typedef struct fattn_gpu_shape {
     int shared;     /* bytes of dynamic shared memory a block */
     bool early;     /* the kernel waits by itself for what the stream holds before it */
     bool resident;  /* no more blocks than run at a time: they take their work from a counter */
-    int together;   /* blocks of a cluster, of which a grid has whole ones; 0: none */
+    int cluster;    /* blocks of a cluster, of which a grid has whole ones; 0: none */
     bool merges;    /* the kernel merges parts: what follows is not launched */
 } fattn_gpu_shape;
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a backend is to the core: one const table, every entry filled in. A machine without the
- * hardware has a backend whose count() is 0. backends/meson.build lists the backends, best first.
+ * What a backend is to the core: one const table, every entry filled in but `variable` and `reach`,
+ * which not every backend has. A machine without the hardware has a backend whose count() is 0.
+ * backends/meson.build lists the backends, best first.
  */
 #ifndef FATTN_CORE_BACKEND_H
 #define FATTN_CORE_BACKEND_H

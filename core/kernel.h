@@ -3,7 +3,7 @@
  * A kernel is a row in its backend's table: what it computes, on what, with which tiles. The
  * planner takes the first row that accepts a problem; tests and benchmarks walk the same tables, so
  * that no kernel exists without them. Tables are ordered best first, and the last row that is not
- * `by_name` takes everything that the contract allows.
+ * `by_name` takes everything that the backend can do.
  */
 #ifndef FATTN_CORE_KERNEL_H
 #define FATTN_CORE_KERNEL_H

@@ -5,8 +5,9 @@
  * share of it.
  *
  * A loop can be wrong too (a spilled accumulator halves it), and then flatters every kernel. So a
- * reading also holds the clock, from a chain of dependent additions that take one cycle each, and
- * the loop must reach a whole number of instructions a cycle, or one in a whole number of cycles.
+ * reading also holds the clock, from a chain of dependent additions that take one cycle each or
+ * from a GPU's counter of cycles, and the loop must reach a whole number of instructions a cycle,
+ * or one in a whole number of cycles.
  */
 #ifndef FATTN_CORE_PEAK_H
 #define FATTN_CORE_PEAK_H
@@ -18,7 +19,7 @@
 typedef struct fattn_peak_reading {
     double rate;  /* flops or bytes a second, all units of the device together */
     double clock; /* Hz; 0 for loops that memory limits */
-    double issue; /* instructions a cycle and unit; 0 like clock */
+    double issue; /* instructions a cycle and unit, on GPUs of 32 lanes; 0 like clock */
     double fed;   /* share of its products that a unit still makes when it loads their operands from
                    * its nearest cache; less where other work has a part of the unit. 0: unknown */
 } fattn_peak_reading;

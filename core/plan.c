@@ -104,7 +104,7 @@ static void name_taker(const fattn_plan *plan, bool named, const fattn_limits *l
 }
 
 /* Finds the row for plan->problem, or fails with the reason of the last one that was meant and can
- * run here: the last row takes everything the contract allows, so its reason is the one that
+ * run here: the last row takes everything that the backend can do, so its reason is the one that
  * counts. */
 static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t splits,
                                   const fattn_limits *limits, declined *notes)
@@ -113,7 +113,8 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
     const fattn_kernel *row = NULL;
     const char *missing = NULL;
     char reason[320] = "";
-    enum standing { NOTHING, NOT_MEANT, CANNOT_RUN, DECLINES } known = NOTHING;
+    /* How near a row came to being taken: the reason of the nearest is told. */
+    enum nearness { NO_ROW, NOT_MEANT, CANNOT_RUN, DECLINES } nearest = NO_ROW;
     for (int i = 0; (row = backend->kernel(plan->device->impl, i, &missing)); i++) {
         if (wanted && strcmp(wanted, row->name) != 0) {
             continue;
@@ -127,13 +128,13 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
         }
         note(notes, row->name, why);
         const bool meant = wanted || (!row->by_name && row->ops & FATTN_OP_BIT(plan->problem.op));
-        const enum standing now = !meant ? NOT_MEANT : missing ? CANNOT_RUN : DECLINES;
-        if (now >= known) {
-            known = now;
+        const enum nearness now = !meant ? NOT_MEANT : missing ? CANNOT_RUN : DECLINES;
+        if (now >= nearest) {
+            nearest = now;
             snprintf(reason, sizeof reason, "%s %s", row->name, why);
         }
     }
-    if (known == NOTHING) {
+    if (nearest == NO_ROW) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "kernel is \"%.64s\": backend %s has no such row",
                           wanted ? wanted : "", backend->name);
     }

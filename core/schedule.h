@@ -39,10 +39,14 @@ FATTN_HD int64_t fattn_quotient(int64_t a, int64_t b)
 /*
  * Items of a head follow one another, so that its keys and values stay in cache. Within a head the
  * last rows come first: under a causal mask they have the most work, and the items that are left
- * when workers run out of work should be small. Under such a mask as many heads as a cache holds
- * take turns, each beginning with its last rows. Otherwise the last items of the list would be
- * small only for the workers that have come to the end of a head. In a batch of ragged lengths the
- * last rows do not exist in short sequences; their items end at once.
+ * when workers run out of work should be small. Under such a mask as many heads as a cache holds,
+ * `together`, take turns: heads a and b of three blocks of rows each are
+ *
+ *     a2 b2 a1 b1 a0 b0    together 2: small items are last
+ *     a2 a1 a0 b2 b1 b0    together 1: a large one, b2, is in the second half
+ *
+ * In a batch of ragged lengths the last rows do not exist in short sequences; their items end at
+ * once.
  */
 FATTN_HD fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t heads, int64_t item)
 {

@@ -92,8 +92,11 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
 }
 
 /*
- * Key blocks that cost as much in one part as in all: of fewer, pick_even_splits() makes one. They
- * solve  taken (n + extra) = more (n / splits + extra) + extra.
+ * Key blocks, n, that cost as much in one part as in all: of fewer, pick_even_splits() makes one.
+ * Units need `taken` rounds for whole blocks of rows and `more` for their parts, a round costs
+ * `extra` besides its key blocks, and merging costs `extra`:
+ *
+ *     taken (n + extra) = more (n / splits + extra) + extra
  */
 static int64_t even_whole_blocks(int64_t units, int64_t extra, int64_t blocks, int64_t splits,
                                  int64_t k_blocks)

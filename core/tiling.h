@@ -2,8 +2,8 @@
 /*
  * The planner: (problem, limits, kernel row) -> tile, splits, work list, workspace, predicted
  * traffic. A pure function of its arguments, which queries no machine: the plan for an H100 can be
- * tested on a laptop. The number of worker threads is deliberately not among the
- * arguments: results must not depend on it. The backend adds them to the plan.
+ * tested on a laptop. No result depends on the number of worker threads: the backend adds it to the
+ * plan, and only tests wish for one here.
  */
 #ifndef FATTN_CORE_TILING_H
 #define FATTN_CORE_TILING_H

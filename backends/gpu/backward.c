@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What runs before and after the kernels of matrix units that walk along queries in backward
- * (backward_rows.cuh), as phases of their rows, and the workspace where they meet.
+ * What runs before and after backward kernels that add to dQ in a workspace (backward_rows.cuh), as
+ * phases of their rows, and that workspace.
  */
 #include <stdio.h>
 

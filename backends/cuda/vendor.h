@@ -4,9 +4,10 @@
  * kernel file includes.
  *
  *     GPU_KERNEL(threads, blocks)   opens a kernel: most threads of a block, and blocks that should
- *                                   fit a multiprocessor
- *     GPU_CLUSTER(blocks)           after that: blocks that run side by side and reach each other's
- *                                   shared memory
+ *                                   fit a multiprocessor, which AMD's compiler is not told
+ *     GPU_WAVES(waves)              AMD's alone, after that: waves that should fit a SIMD
+ *     GPU_CLUSTER(blocks)           NVIDIA's alone, after that: blocks that run side by side and
+ *                                   reach each other's shared memory
  *     GPU_PARAM                     marks its parameter, which is then read where it lies
  *     GPU_DEVICE GPU_SHARED GPU_UNROLL
  *     GPU_ROLLED                    before a loop that stays one
@@ -24,7 +25,8 @@
  *     gpu_sync                      all threads of the block, and what they wrote to shared memory
  *     gpu_sync_memory               the same, and what they wrote to memory
  *     gpu_any(x)                    gpu_sync, and whether any thread's x is not 0
- *     gpu_shfl_xor(x, n)            x of thread gpu_thread() ^ n, n < GPU_WAVE
+ *     gpu_shfl_xor(x, n)            x of thread gpu_thread() ^ n, n < GPU_WAVE; all of a wave ask,
+ *                                   as for gpu_shfl
  *     gpu_await_earlier             waits for what the stream holds before the kernel, where it was
  *                                   launched early; nothing that may be written there is read, and
  *                                   nothing written at all, before
@@ -35,6 +37,7 @@
  *     gpu_compare_and_swap(at, from, to)    writes `to` if the word is `from`
  *     gpu_count(at)                 adds 1, and returns what was there; what a block did before its
  *                                   barrier and count is there for blocks that count after it
+ *     gpu_add(to, x)                AMD's alone: adds to a float of the workspace
  *     gpu_cycles                    cycles of the unit that this thread runs on
  *     GPU_CYCLES                    the bits that are counted in
  *     gpu_max                       the larger; a NaN may be dropped
@@ -70,6 +73,7 @@ GPU_DEVICE int gpu_thread_anew(void)
 }
 /* Arguments are operands of instructions here, and registers hold what is uniform like the rest. */
 template <class T> GPU_DEVICE const T &gpu_anew(const T &x) { return x; }
+GPU_DEVICE int gpu_uniform(int x) { return x; }
 GPU_DEVICE int64_t gpu_uniform(int64_t x) { return x; }
 GPU_DEVICE int gpu_threads(void) { return (int)blockDim.x; }
 GPU_DEVICE int64_t gpu_block(void) { return blockIdx.x; }

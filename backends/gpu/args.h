@@ -25,9 +25,9 @@ enum {
     FATTN_GPU_QUADS_DV = 128
 };
 
-/* Of the kernels that merge the parts of rows (parts.cuh): combine, in which 32 threads have 32
- * channels of a row, and combine_rows, in which they have 128 and a block has so many rows of an
- * item. */
+/* Of the kernels that merge the parts of rows (parts.cuh). combine: 32 threads take 32 channels
+ * of one row. combine_rows: a block takes so many rows of one item, 32 threads 128 channels of
+ * each. */
 #define FATTN_GPU_COMBINE_THREADS 128
 #define FATTN_GPU_COMBINE_ROWS 8
 
@@ -56,9 +56,10 @@ typedef struct fattn_gpu_args {
     int64_t counters;
     uint64_t mark;
 #ifndef __CUDACC__
-    /* Where kernels add to entries of dbias that are summed over axes, and the caller's memory will
-     * not do: so many bytes into the workspace, and strides there; -1: no axis is summed over. Of
-     * hip's kernels: a launch reads as much of this struct as its kernel knows. */
+    /* Where kernels add to entries of dbias that are summed over axes, and the caller's memory
+     * will not do: so many bytes into the workspace, and strides there; -1: no axis is summed
+     * over. Last, and for hip's kernels alone: CUDA's do not know the fields, and their launches
+     * read the struct up to here. */
     int64_t sums, sums_stride[4];
 #endif
 } fattn_gpu_args;

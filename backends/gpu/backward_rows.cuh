@@ -71,7 +71,7 @@ GPU_DEVICE gpu_global_row gpu_global_row_of(const fattn_gpu_args &g, int64_t n, 
 enum { GPU_ROW_THREADS = 128 / FATTN_GPU_BACKWARD_ROWS };
 
 /* Products of two pairs of 16-bit elements, added. */
-GPU_DEVICE float gpu_add_products(fattn_dtype dtype, uint32_t a, uint32_t b, float sum)
+GPU_DEVICE float gpu_add_pairs(fattn_dtype dtype, uint32_t a, uint32_t b, float sum)
 {
     sum = fmaf(gpu_widen(dtype, (uint16_t)a), gpu_widen(dtype, (uint16_t)b), sum);
     return fmaf(gpu_widen(dtype, (uint16_t)(a >> 16)), gpu_widen(dtype, (uint16_t)(b >> 16)), sum);
@@ -93,10 +93,10 @@ GPU_DEVICE float gpu_row_products(fattn_dtype dtype, const uint16_t *o, const ui
     }
     GPU_UNROLL
     for (int n = 0; n < COUNT; n++) {
-        sum = gpu_add_products(dtype, a[n].x, b[n].x, sum);
-        sum = gpu_add_products(dtype, a[n].y, b[n].y, sum);
-        sum = gpu_add_products(dtype, a[n].z, b[n].z, sum);
-        sum = gpu_add_products(dtype, a[n].w, b[n].w, sum);
+        sum = gpu_add_pairs(dtype, a[n].x, b[n].x, sum);
+        sum = gpu_add_pairs(dtype, a[n].y, b[n].y, sum);
+        sum = gpu_add_pairs(dtype, a[n].z, b[n].z, sum);
+        sum = gpu_add_pairs(dtype, a[n].w, b[n].w, sum);
     }
     return sum;
 }

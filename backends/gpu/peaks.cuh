@@ -18,7 +18,7 @@ GPU_KERNEL(FATTN_GPU_PEAK_THREADS, 1) peak_fma(const GPU_PARAM fattn_gpu_peak_ar
     }
     gpu_sync();
     const uint64_t start = gpu_cycles();
-#pragma unroll 1
+    GPU_ROLLED
     for (int round = (int)a.rounds; round > 0; round--) { /* in 32 bits: loops count too */
         GPU_UNROLL
         for (int step = 0; step < FATTN_GPU_PEAK_FMAS / CHAINS; step++) {
@@ -48,10 +48,10 @@ GPU_KERNEL(FATTN_GPU_PEAK_THREADS, 1) peak_read(const GPU_PARAM fattn_gpu_peak_a
     const gpu_u4 *const data = (const gpu_u4 *)a.data;
     const int64_t count = a.bytes / 16, step = gpu_blocks() * gpu_threads();
     uint64_t sum = 0;
-#pragma unroll 1
+    GPU_ROLLED
     for (int64_t round = 0; round < a.rounds; round++) {
         int64_t n = gpu_block() * gpu_threads() + gpu_thread();
-#pragma unroll 1
+        GPU_ROLLED
         for (; n + (AT_ONCE - 1) * step < count; n += AT_ONCE * step) {
             GPU_UNROLL
             for (int e = 0; e < AT_ONCE; e++) {

@@ -149,7 +149,7 @@ struct gpu_backward_scratch : gpu_scratch<gpu_square> {
 };
 static_assert(2 * gpu_backward_scratch::STEP_FLOATS >= GPU_COLS * GPU_COLS, "room for a tile");
 
-/* Turns to query heads h0 .. h0 + group - 1 of sequence b. */
+/* Opens query heads h0 .. h0 + group - 1 of sequence b. */
 GPU_DEVICE void gpu_open(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t b, int64_t h0,
                          int64_t group)
 {
@@ -318,7 +318,7 @@ GPU_DEVICE void gpu_differentiate_tile(const fattn_gpu_args &g, gpu_backward_scr
     gpu_sync();                     /* and dp used them */
     gpu_put_tile<gpu_square>(s.weights, x);
     gpu_put_tile<gpu_square>(steps, dp);
-#pragma unroll 1
+    GPU_ROLLED
     for (int e = 0; e < ALONG * ACROSS; e += 2) {
         const int key = (KEYS_ARE_ROWS ? ty : tx) * ALONG + e % ALONG;
         const int query = (KEYS_ARE_ROWS ? tx : ty) * ACROSS + e / ALONG;

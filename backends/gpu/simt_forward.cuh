@@ -100,7 +100,7 @@ GPU_DEVICE void gpu_forward_score(const fattn_gpu_args &args, gpu_forward_scratc
     }
     gpu_sync(); /* weights of the tile before may still be read */
     gpu_put_tile<S>(s.weights, x);
-#pragma unroll 1
+    GPU_ROLLED
     for (int e = 0; e < S::TM * GPU_TN; e++) {
         const int row = gpu_ty() * S::TM + e / GPU_TN, col = gpu_tx() * GPU_TN + e % GPU_TN;
         float *const at = &s.weights[gpu_place<S::ROWS>(col, row)], dscore;
@@ -151,7 +151,7 @@ GPU_DEVICE void gpu_forward_drop(const fattn_gpu_args &args, gpu_forward_scratch
     }
     gpu_sync(); /* weights of the tile before may still be read */
     gpu_put_tile<S>(s.weights, x);
-#pragma unroll 1
+    GPU_ROLLED
     for (int m = 0; m < S::TM; m++) {
         const int row = gpu_ty() * S::TM + m, col = gpu_tx() * GPU_TN;
         if (s.query[row].h >= 0) {

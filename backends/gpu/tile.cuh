@@ -205,7 +205,7 @@ GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *
     gpu_dots_part<GPU_COLS, S::THREADS> b_part;
     int stage = 0;
     gpu_sync();
-#pragma unroll 1
+    GPU_ROLLED
     for (int c0 = -GPU_CHANNELS; c0 < a.dim; c0 += GPU_CHANNELS, stage ^= 1) {
         const bool more = c0 + GPU_CHANNELS < a.dim;
         if (more) {
@@ -302,7 +302,7 @@ GPU_DEVICE void gpu_mix(gpu_scratch<S> &s, const gpu_tensor &t, const int64_t *a
     gpu_mix_part<S, W> part;
     int stage = 0;
     gpu_sync();
-#pragma unroll 1
+    GPU_ROLLED
     for (int j0 = -STEP; j0 < live; j0 += STEP, stage ^= 1) {
         const bool more = j0 + STEP < live;
         if (EARLY && more) {

@@ -70,7 +70,7 @@ template <int width> GPU_DEVICE void gpu_merge_row(const fattn_merge_job &job, i
     }
 }
 
-template <int width> GPU_DEVICE void gpu_merge_rows(const fattn_merge_job &job)
+template <int width> GPU_DEVICE void gpu_merge_states(const fattn_merge_job &job)
 {
     const int64_t rows = job.batch * job.heads * job.seqlen;
     const int lanes = 128 / FATTN_GPU_MERGE_ROWS, own = gpu_thread() / lanes;
@@ -165,9 +165,9 @@ GPU_KERNEL(128, 1) rows(const GPU_PARAM fattn_rows_args a)
 GPU_KERNEL(128, 1) merge(const GPU_PARAM fattn_merge_job job)
 {
     if (fattn_merge_by_fours(&job)) {
-        gpu_merge_rows<4>(job);
+        gpu_merge_states<4>(job);
     } else {
-        gpu_merge_rows<1>(job);
+        gpu_merge_states<1>(job);
     }
 }
 

@@ -69,7 +69,6 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
                 .features = bits,                                                                \
                 .dim_max = channels,                                                             \
                 .own_dtype_o = true,                                                             \
-                .adds_dbias = true,                                                              \
                 .dropout_max = FATTN_GPU_DROPOUT_MAX,                                            \
                 .must_fit = true,                                                                \
                 .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},                          \

@@ -112,9 +112,7 @@ typedef struct matrix_visit {
 
 /* What is the same for all threads, and where the compiler would not see it: comparisons of 64 bits
  * are not scalar. */
-GPU_DEVICE int matrix_uniform(int x) { return __builtin_amdgcn_readfirstlane(x); }
-
-GPU_DEVICE int matrix_wave(void) { return matrix_uniform(gpu_thread() / GPU_WAVE); }
+GPU_DEVICE int matrix_wave(void) { return gpu_uniform(gpu_thread() / GPU_WAVE); }
 
 /* The wave's first key, and its first channel of dQ. */
 template <class S> GPU_DEVICE int matrix_wave_key(void) { return matrix_wave() * 16 * S::TILES; }
@@ -224,7 +222,7 @@ GPU_DEVICE matrix_queries matrix_queries_at(const fattn_gpu_args &g, const matri
 {
     const fattn_problem &p = g.problem;
     const int64_t i0 = (int64_t)visit.tile * S::QUERIES;
-    const int live = matrix_uniform((int)fattn_min64(job.sq - i0, S::QUERIES));
+    const int live = gpu_uniform((int)fattn_min64(job.sq - i0, S::QUERIES));
     matrix_queries t;
     const int64_t q = job.q + visit.head * p.q.head + i0 * p.q.seq;
     const int64_t dout = job.dout + visit.head * p.dout.head + i0 * p.dout.seq;
@@ -237,8 +235,8 @@ GPU_DEVICE matrix_queries matrix_queries_at(const fattn_gpu_args &g, const matri
 }
 
 template <class S>
-GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_job &job,
-                             const matrix_visit &visit, matrix_moving<S> &moving)
+GPU_DEVICE void matrix_backward_fetch(const fattn_gpu_args &args, const matrix_job &job,
+                                      const matrix_visit &visit, matrix_moving<S> &moving)
 {
     const fattn_gpu_args &g = gpu_anew(args);
     const matrix_queries t = matrix_queries_at<S>(g, job, visit);
@@ -304,9 +302,9 @@ GPU_DEVICE float matrix_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 
 /* x += rows in LDS by keys, which are held or in LDS. */
 template <class S>
-GPU_DEVICE void matrix_dots(const uint16_t *rows, const uint16_t *keys,
-                            const matrix_operand held[S::TILES][matrix_held<S>::STEPS],
-                            patch x[S::TILES])
+GPU_DEVICE void matrix_backward_dots(const uint16_t *rows, const uint16_t *keys,
+                                     const matrix_operand held[S::TILES][matrix_held<S>::STEPS],
+                                     patch x[S::TILES])
 {
     enum { CHUNKS = S::WIDTH / 8 };
     const int row = patch_rows_place<CHUNKS>(0);
@@ -340,8 +338,8 @@ GPU_DEVICE void matrix_keep_band(const matrix_job &job, int64_t i0, patch x[S::T
     const int64_t aligned = job.j0 - band.diagonal - i0;
     const int64_t low = aligned - fattn_min64(band.right, limit);
     const int64_t high = aligned + fattn_min64(band.left, limit);
-    const int first = matrix_uniform(band.right < 0 ? -FAR : (int)gpu_clamp(low, -FAR, FAR));
-    const int last = matrix_uniform(band.left < 0 ? FAR : (int)gpu_clamp(high, -FAR, FAR));
+    const int first = gpu_uniform(band.right < 0 ? -FAR : (int)gpu_clamp(low, -FAR, FAR));
+    const int last = gpu_uniform(band.left < 0 ? FAR : (int)gpu_clamp(high, -FAR, FAR));
     GPU_UNROLL
     for (int t = 0; t < S::TILES; t++) {
         const int key = matrix_wave_key<S>() + 16 * t + patch_column();
@@ -478,7 +476,7 @@ GPU_DEVICE void matrix_differentiate_fully(const fattn_gpu_args &g, const matrix
     enum { COUNT = 8 * S::TILES };
     const unsigned terms = g.rule.terms | (visit.kind == FATTN_TILE_PARTIAL ? FATTN_SCORE_KEEP : 0);
     const int64_t i0 = (int64_t)visit.tile * S::QUERIES;
-#pragma unroll 1
+    GPU_ROLLED
     for (int n = 0; n < COUNT; n++) {
         const int r = patch_row() + n % 8;
         const int key = matrix_wave_key<S>() + n / 8 * 16 + patch_column();
@@ -562,7 +560,7 @@ GPU_DEVICE void matrix_add_dq(const fattn_gpu_args &args, const matrix_job &job,
     const fattn_gpu_args &g = gpu_anew(args);
     const int64_t i0 = (int64_t)visit.tile * S::QUERIES;
     const int64_t first = job.at + visit.head * g.problem.total_q + i0;
-    const int live = matrix_uniform((int)fattn_min64(job.sq - i0, S::QUERIES));
+    const int live = gpu_uniform((int)fattn_min64(job.sq - i0, S::QUERIES));
     float *const to = gpu_workspace_of<S::WIDTH>(g).dq + first * S::WIDTH +
                       (patch_row() * S::WIDTH + matrix_wave_channel<S>() + patch_column());
     const int live_rows = live - patch_row();
@@ -599,7 +597,7 @@ GPU_DEVICE fattn_tile_kind matrix_kind(const fattn_gpu_args &args, const matrix_
     const int64_t j1 = job.j0 + S::KEYS;
     const fattn_tile_kind kind = gpu_tile_kind(g, t, i0, i1, job.hk * job.group + head, 1, job.j0,
                                                fattn_min64(j1, job.band.keys), j1);
-    return (fattn_tile_kind)matrix_uniform(kind);
+    return (fattn_tile_kind)gpu_uniform(kind);
 }
 
 /* The next tile that is not empty from this one on, or a head past the last. */
@@ -625,10 +623,10 @@ GPU_DEVICE matrix_visit matrix_seek(const fattn_gpu_args &g, const matrix_job &j
 
 /* P and dS of the wave's keys, rounded; dS goes to LDS too. */
 template <class S>
-GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_job &job,
-                               const matrix_visit &visit, matrix_backward_scratch<S> &s,
-                               const matrix_held<S> &held, patch_packed p[S::TILES],
-                               patch_packed ds[S::TILES])
+GPU_DEVICE void matrix_backward_weights(const fattn_gpu_args &g, const matrix_job &job,
+                                        const matrix_visit &visit, matrix_backward_scratch<S> &s,
+                                        const matrix_held<S> &held, patch_packed p[S::TILES],
+                                        patch_packed ds[S::TILES])
 {
     typedef typename S::type T;
     patch x[S::TILES], dp[S::TILES];
@@ -637,8 +635,8 @@ GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_job &job,
         patch_clear(x[t]);
         patch_clear(dp[t]);
     }
-    matrix_dots<S>(s.rows(0), s.keys(0), held.k, x);
-    matrix_dots<S>(s.rows(1), s.keys(2), held.v, dp);
+    matrix_backward_dots<S>(s.rows(0), s.keys(0), held.k, x);
+    matrix_backward_dots<S>(s.rows(1), s.keys(2), held.v, dp);
     if (S::IS_PACED) {
         patch_pace<4 * S::STEPS, 4, S::TILES>();
     }
@@ -663,15 +661,15 @@ GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_job &job,
 
 /* Walks along the queries of every head of the group. */
 template <class S>
-GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_job &job,
-                            matrix_backward_scratch<S> &s, const matrix_held<S> &held,
-                            matrix_key_sums<S> &sums)
+GPU_DEVICE void matrix_backward_walk(const fattn_gpu_args &g, const matrix_job &job,
+                                     matrix_backward_scratch<S> &s, const matrix_held<S> &held,
+                                     matrix_key_sums<S> &sums)
 {
     matrix_moving<S> moving;
     patch_packed p[S::TILES], ds[S::TILES];
     matrix_visit now = matrix_seek<S>(g, job, s.pairs, 0, job.first);
     if (now.head < job.group) {
-        matrix_fetch<S>(g, job, now, moving);
+        matrix_backward_fetch<S>(g, job, now, moving);
     }
     while (now.head < job.group) {
         const matrix_visit next = matrix_seek<S>(g, job, s.pairs, now.head, now.tile + 1);
@@ -682,14 +680,14 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_job &job,
         }
         gpu_sync();
         if (S::IS_APART && ahead) {
-            matrix_fetch<S>(g, job, next, moving);
+            matrix_backward_fetch<S>(g, job, next, moving);
         }
-        matrix_weights<S>(g, job, now, s, held, p, ds);
+        matrix_backward_weights<S>(g, job, now, s, held, p, ds);
         if (!S::IS_APART) {
             gpu_sync(); /* the rows are needed no more */
             matrix_put<S, true>(g, job, now, moving, s);
             if (ahead) {
-                matrix_fetch<S>(g, job, next, moving);
+                matrix_backward_fetch<S>(g, job, next, moving);
             }
         }
         gpu_sync();
@@ -717,7 +715,7 @@ GPU_DEVICE void matrix_store_keys(const fattn_gpu_args &args, const matrix_job &
                                   patch sums[S::TILES * S::STEPS])
 {
     const bool adds = args.problem.features & FATTN_ACCUMULATE;
-#pragma unroll 1
+    GPU_ROLLED
     for (int n = 0; n < S::TILES * S::STEPS; n++) {
         const int key = matrix_wave_key<S>() + n / S::STEPS * 16 + patch_column();
         const int64_t j = job.j0 + key;
@@ -777,8 +775,8 @@ template <class S> GPU_DEVICE void matrix_find_full(matrix_job &job)
     const int64_t high = job.j0 - band.diagonal + fattn_min64(band.left, limit);
     const int64_t first = band.right < 0 ? 0 : gpu_clamp(low, 0, beyond);
     const int64_t past = band.left < 0 ? beyond : gpu_clamp(high + 1, 0, beyond);
-    job.full = matrix_uniform((int)((first + S::QUERIES - 1) / S::QUERIES));
-    job.full_past = matrix_uniform(job.keys >= S::KEYS ? (int)(past / S::QUERIES) : 0);
+    job.full = gpu_uniform((int)((first + S::QUERIES - 1) / S::QUERIES));
+    job.full_past = gpu_uniform(job.keys >= S::KEYS ? (int)(past / S::QUERIES) : 0);
 }
 
 template <class S>
@@ -789,18 +787,18 @@ GPU_DEVICE matrix_job matrix_job_of(const fattn_gpu_args &g, const gpu_pairs &t,
     matrix_job job;
     job.b = t.b;
     job.hk = hk;
-    job.group = matrix_uniform((int)g.group);
+    job.group = gpu_uniform((int)g.group);
     job.band.keys = gpu_uniform(t.band.keys);
     job.band.diagonal = gpu_uniform(t.band.diagonal);
     job.band.left = t.band.left;
     job.band.right = t.band.right;
     job.sq = gpu_uniform(t.seq.sq);
     job.j0 = block * S::KEYS;
-    job.keys = matrix_uniform((int)gpu_clamp(t.seq.sk - job.j0, 0, INT32_MAX));
+    job.keys = gpu_uniform((int)gpu_clamp(t.seq.sk - job.j0, 0, INT32_MAX));
     const fattn_range rows = gpu_queries_of(t, job.j0, fattn_min64(job.j0 + S::KEYS, t.seq.sk));
     const int past = (int)((rows.past + S::QUERIES - 1) / S::QUERIES);
-    job.first = matrix_uniform((int)(rows.first / S::QUERIES));
-    job.past = matrix_uniform(job.keys > 0 ? past : 0);
+    job.first = gpu_uniform((int)(rows.first / S::QUERIES));
+    job.past = gpu_uniform(job.keys > 0 ? past : 0);
     matrix_find_full<S>(job);
     job.unit = g.rule.unit;
     job.terms = g.rule.terms;
@@ -820,7 +818,7 @@ GPU_DEVICE void matrix_skip_hidden(const fattn_gpu_args &args, const gpu_pairs &
     const int64_t past = fattn_min64((int64_t)job.past * S::QUERIES, job.sq);
     const int64_t first = gpu_seen_first(g, t, job.j0, j1, job.hk * job.group, job.group,
                                          (int64_t)job.first * S::QUERIES, past);
-    job.first = matrix_uniform(first < past ? (int)(first / S::QUERIES) : job.past);
+    job.first = gpu_uniform(first < past ? (int)(first / S::QUERIES) : job.past);
 }
 
 /* Tile `block` of the keys of (sequence, key/value head) number `head`. */
@@ -855,7 +853,7 @@ GPU_DEVICE void matrix_backward_item(const fattn_gpu_args &args, matrix_backward
         patch_clear(sums.dv[n]);
     }
     if (job.first < job.past) {
-        matrix_walk<S>(g, job, s, held, sums);
+        matrix_backward_walk<S>(g, job, s, held, sums);
     }
     matrix_store_sums<S>(g, job, s, sums);
 }

@@ -20,9 +20,9 @@
 
 /* Bytes of LDS of a block: the larger of what the two kinds need, 4 tiles of queries and dS, or 2,
  * dS and 3 of keys. */
-#define MATRIX_BACKWARD_SHARED(width, queries, keys)                     \
-    ((queries) == 32 ? 2 * ((width) > 128 ? 2 : 4) * (queries) * (width) \
-                     : 2 * (2 * (queries) + 3 * (keys)) * (width)) +     \
-        2 * (queries) * (keys) + 1024
+#define MATRIX_BACKWARD_SHARED(width, queries, keys)                      \
+    (((queries) == 32 ? 2 * ((width) > 128 ? 2 : 4) * (queries) * (width) \
+                      : 2 * (2 * (queries) + 3 * (keys)) * (width)) +     \
+     2 * (queries) * (keys) + 1024)
 
 #endif

@@ -14,8 +14,8 @@
  * by more than MATRIX_MARGIN since it was last taken as a reference: weights may reach
  * 2^MATRIX_MARGIN, which costs nothing in floating point, and most tiles leave o alone.
  *
- * Keys of a tile past the last are repeats of it, whose scores are selected away. Channels past the
- * last are zeros.
+ * A tile's keys past the last of the sequence read that last one again; their scores are selected
+ * away. Channels past the last are zeros.
  *
  * LEAN kernels know causal masks, windows, lengths and pages; the others every feature
  * (matrix_terms.cuh, which has the layout of a tile too).
@@ -43,7 +43,7 @@ typedef struct matrix_walker {
     matrix_tensor k, v;
     const int32_t *table;            /* of pages, or NULL */
     int keys, past, full, full_past; /* as in matrix_item */
-    int whole;                       /* tiles all there, not in pages, and in 4 GB */
+    int whole;                       /* tiles all there, not in pages, and in 2 GiB */
 } matrix_walker;
 
 /* How threads fill tiles of keys and of values: four times 16 bytes each. */
@@ -184,7 +184,7 @@ GPU_DEVICE void matrix_fetch_values(const fattn_gpu_args &g, const matrix_walker
 template <int N, int WIDTH, int THREADS, class Row, class Put>
 GPU_DEVICE void matrix_copy_misaligned(int dim, Row row, Put put)
 {
-#pragma unroll 1
+    GPU_ROLLED
     for (int n = gpu_thread_anew(); n < N * WIDTH; n += THREADS) {
         const int r = n / WIDTH, c = n % WIDTH;
         *put(r, c) = c < dim ? row(r)[c] : 0;
@@ -280,7 +280,7 @@ GPU_DEVICE void matrix_put_queries(const fattn_gpu_args &g, const matrix_item &w
             [&](int r, int c) { return tile + matrix_row_at<WIDTH>(r, c / 8) + c % 8; });
         return;
     }
-#pragma unroll 1
+    GPU_ROLLED
     for (int n = 0; n < F::COUNT; n++) {
         const int r = F::row(n), c = F::chunk();
         const matrix_four zero = 0;
@@ -468,7 +468,7 @@ GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_item &w, co
     }
 }
 
-/* Meets the keys of the item's part. */
+/* Walks along the keys of the item's part. */
 template <class S>
 GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
                             matrix_rows<S> &rows)
@@ -476,7 +476,7 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
     const float unit = matrix_own_copy(g.rule.unit);
     matrix_walker at = matrix_walker_of<S>(g, w);
     /* Waves without rows, as of most blocks when decoding, only help to fetch. */
-    const bool busy = __builtin_amdgcn_readfirstlane(matrix_top<S>()) < w.rows;
+    const bool busy = gpu_uniform(matrix_top<S>()) < w.rows;
     matrix_places places = matrix_places_of<S>();
     matrix_four k[4]; /* on their way */
     int block = matrix_next<S>(g, w, w.block);

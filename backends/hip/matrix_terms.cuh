@@ -105,7 +105,7 @@ GPU_DEVICE void matrix_item_uniform(matrix_item &w)
     }
     GPU_UNROLL
     for (int *const field : words) {
-        *field = __builtin_amdgcn_readfirstlane(*field);
+        *field = gpu_uniform(*field);
     }
 }
 
@@ -163,7 +163,7 @@ GPU_DEVICE int matrix_seen_past(const fattn_gpu_args &args, const matrix_item &w
     const int64_t keys = fattn_min64((int64_t)w.past * S::KEYS, w.keys);
     const int64_t past = gpu_seen_past(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group,
                                        (int64_t)block * S::KEYS, keys);
-    return __builtin_amdgcn_readfirstlane((int)((past + S::KEYS - 1) / S::KEYS));
+    return gpu_uniform((int)((past + S::KEYS - 1) / S::KEYS));
 }
 
 /* --- A lane's elements ------------------------------------------------------------------------ */
@@ -306,7 +306,7 @@ GPU_DEVICE void matrix_bits(int j0, uint32_t bits[S::TILES], Keeps keeps)
     for (int t = 0; t < S::TILES; t++) {
         bits[t] = 0;
     }
-#pragma unroll 1
+    GPU_ROLLED
     for (int r = 0; r < S::SUMS; r++) {
         GPU_UNROLL
         for (int t = 0; t < S::TILES; t++) {
@@ -357,7 +357,7 @@ GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
     }
     if (terms & FATTN_SCORE_ALIBI) {
         /* Subtracted as integers, so that distances up to 2^24 are exact at any position; there is
-         * no conversion of 64 bits. */
+         * no conversion of 64 bits. The product is fused: a hidden pair's -inf stays. */
         const int64_t item = w.i0 + w.pairs.band.diagonal - j0;
         const float high = (float)(int)(item >> 24), low = (float)(int)(item & 0xffffff);
         const float distance = fmaf(high, 0x1p24f, low) + rows.distance;

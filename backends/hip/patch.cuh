@@ -372,7 +372,7 @@ template <int ROWS, int WIDTH, int THREADS> struct patch_squares {
 template <int ROWS, int WIDTH, int THREADS, class Put>
 GPU_DEVICE void patch_copy_misaligned(const patch_source &t, Put put)
 {
-#pragma unroll 1
+    GPU_ROLLED
     for (uint32_t n = patch_thread(); n < ROWS * WIDTH; n += THREADS) {
         const int r = (int)(n / WIDTH), c = (int)(n % WIDTH);
         put(r, c, r < t.live && c < t.dim ? t.from[r * t.stride + c] : (uint16_t)0);

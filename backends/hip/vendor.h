@@ -22,6 +22,7 @@
 #define GPU_DEVICE static GPU_MEMBER
 #define GPU_SHARED __attribute__((shared))
 #define GPU_UNROLL _Pragma("unroll")
+#define GPU_ROLLED _Pragma("unroll 1")
 
 /* GCN and CDNA run 64 threads together, RDNA, as it is compiled for here, 32. */
 #if defined(__GFX9__)
@@ -91,6 +92,7 @@ GPU_DEVICE int64_t gpu_anew(int64_t x)
     return x;
 }
 
+GPU_DEVICE int gpu_uniform(int x) { return __builtin_amdgcn_readfirstlane(x); }
 GPU_DEVICE int64_t gpu_uniform(int64_t x)
 {
     const int low = __builtin_amdgcn_readfirstlane((int)x);

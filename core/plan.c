@@ -187,12 +187,14 @@ static fattn_limits device_limits(const fattn_device *device, const fattn_env *e
 
 /* Without queries there is nothing to compute, however many heads there are: outputs of which every
  * batch has a part are empty, others become 0 as they do without a batch. Backends see none, and
- * walk none. */
-static void drop_empty_batch(fattn_problem *p)
+ * walk none. Where runs validate lengths, a longest sequence of 0 is not taken for the absence of
+ * queries while there are rows: cu_seqlens_q may contradict it. */
+static void drop_empty_batch(fattn_problem *p, bool validates)
 {
+    const int64_t queries = validates ? p->total_q : p->seqlen_q;
     const bool keys = p->heads_k > 0 && p->total_k > 0 && p->batch > 0;
     const bool writes_keys = keys && p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV);
-    if ((p->seqlen_q == 0 || p->heads_q == 0) && !writes_keys && p->dbias_stride[0] == 0) {
+    if ((queries == 0 || p->heads_q == 0) && !writes_keys && p->dbias_stride[0] == 0) {
         p->batch = 0;
     }
 }
@@ -209,7 +211,7 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
     }
     plan->features = problem->features;
     plan->batch = plan->problem.batch;
-    drop_empty_batch(&plan->problem);
+    drop_empty_batch(&plan->problem, plan->device->backend->host_memory);
     const fattn_wish chosen = {
         .tile = wish && wish->tile.br ? wish->tile : env->tile,
         .splits = plan->problem.op != FATTN_FORWARD ? 0 /* only a forward has splits */

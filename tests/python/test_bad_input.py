@@ -196,6 +196,7 @@ def test_varlen():
              "less than"),
             (dict(max_seqlen_q=6.5), fattn.InvalidArgument, "max_seqlen_q is 6.5, not an integer"),
             (dict(max_seqlen_q=3), fattn.InvalidData, "longer than the problem's 3"),
+            (dict(max_seqlen_q=0), fattn.InvalidData, "longer than the problem's 0"),
             (dict(cu_seqlens_q=cu.reshape(1, 3)), fattn.InvalidShape, "cu_seqlens_q has shape"),
             (dict(cu_seqlens_q=None), TypeError, "no array")):
         given = dict(cu_seqlens_q=cu, cu_seqlens_k=cu) | changed

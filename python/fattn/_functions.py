@@ -12,7 +12,7 @@ from fattn._arrays import View, contiguous_strides, kind_of
 from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, block_of, forward, number, split_positions,
                           split_seed, window_of)
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, naming_cache_seqlens
-from fattn._plans import Prepared, device_of, prepare
+from fattn._plans import device_of, prepare
 from fattn._problem import EXTRAS, Options, box_of, check_layout, len_of
 
 A = TypeVar("A")
@@ -481,10 +481,10 @@ class Plan:
             _c.FORWARD, causal, window_of(window), scale, softcap, dropout_p, anchor, layout, out_dtype,
             return_lse, 0, features, max_seqlen_q, max_seqlen_k, block_of(block_size), 0, 0, device, False,
             chunk)
-        self._prepared: Prepared = prepare(kind, options, arrays)
+        prepared = prepare(kind, options, arrays)
         if backward:
-            self._prepared = self._prepared.backward()
-        self._handle = self._prepared.plan(16)
+            prepared = prepared.backward()
+        self._handle = prepared.plan(16)
         info = self._handle.info()
         self.kernel: str = info.kernel.decode()
         """Name of the kernel."""
@@ -511,6 +511,9 @@ class Plan:
 
     def __str__(self) -> str:
         return self._handle.describe()
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return self  # which does not change
 
 
 def explain(q: Any, k: Any, v: Any, **options: Any) -> str:

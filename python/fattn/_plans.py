@@ -52,6 +52,9 @@ class PlanHandle:
         if self.address:
             destroy(self.address)
 
+    def __reduce__(self) -> Any:  # of copies and pickles: each would destroy the one plan
+        raise TypeError("a plan cannot be copied or pickled: make it again from its arrays and options")
+
     def info(self) -> Any:
         info = _c.PlanInfo()
         info.struct_size = ctypes.sizeof(info)

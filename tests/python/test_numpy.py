@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions on NumPy arrays, against the formula in double precision."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -339,6 +341,18 @@ def test_plan(rng):
     back = fattn.Plan(q, k, v, causal=True, sink=np.zeros(4, np.float32), backward=True)
     assert "backward" in str(back) and back.flops > plan.flops
     assert 0 < fattn.Plan(q, k, v, dropout_p=1e-9).effective_dropout == 1 / 65536
+
+
+def test_copies_of_a_plan(rng):
+    """Two owners of one plan would destroy it twice."""
+    plan = fattn.Plan(*problem(rng))
+    for copied in (copy.copy(plan), copy.deepcopy(plan), copy.deepcopy({"plan": plan})["plan"]):
+        assert str(copied) == str(plan)
+    del copied
+    for give in (pickle.dumps, lambda plan: copy.deepcopy(plan._handle), lambda plan: copy.copy(plan._handle)):
+        with pytest.raises(TypeError, match="a plan cannot be copied or pickled"):
+            give(plan)
+    assert plan.kernel in str(plan)
 
 
 def test_devices():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Sequence
 from fattn._arrays import Kind, kind_of, kinds
 from fattn._errors import InvalidArgument
 from fattn._plans import _cache, pack_backward, pack_forward, prepare
-from fattn._problem import EXTRAS
+from fattn._problem import EXTRAS, integer
 
 _NAMES = tuple(name for name, *_ in EXTRAS)
 NO_EXTRAS: tuple[None, ...] = (None,) * len(EXTRAS)
@@ -73,14 +73,22 @@ def number(x: Any) -> Any:
     return x.item() if getattr(x, "shape", None) == () else x
 
 
+def integers(**options: Any) -> tuple[Any, ...]:
+    """Options that are integers or None. Plans are found by values, among which 5.0 is 5: what is no integer is an
+    error before that."""
+    return tuple([None if x is None else integer(x, name) for name, x in options.items()])
+
+
 def split_positions(positions: Positions | None) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
     """Numbers, and arrays or None, of q_offset, k_offset, whole_q and whole_k."""
     if positions is None:
         return None, (None, None, None, None)
+    if len(positions) != len(Positions._fields):
+        raise InvalidArgument(f"positions is {tuple(positions)}, not ({', '.join(Positions._fields)})")
     numbers, arrays = [], []
-    for value, default in zip(positions, (0, 0, -1, -1)):
+    for value, default, name in zip(positions, (0, 0, -1, -1), Positions._fields):
         is_number = _is_number(value)
-        numbers.append(index(value) if is_number else default)
+        numbers.append(integer(value, name) if is_number else default)
         arrays.append(None if is_number else value)
     return tuple(numbers), tuple(arrays)
 

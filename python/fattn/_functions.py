@@ -9,11 +9,11 @@ from typing import Any, Literal, Sequence, TypeVar, overload
 
 from fattn import _c
 from fattn._arrays import View, contiguous_strides, kind_of
-from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, block_of, forward, number, split_positions,
-                          split_seed, window_of)
+from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, block_of, forward, integers, number,
+                          split_positions, split_seed, window_of)
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, naming_cache_seqlens
 from fattn._plans import device_of, prepare
-from fattn._problem import EXTRAS, Options, box_of, check_layout, len_of
+from fattn._problem import EXTRAS, Options, box_of, check_layout, integer, len_of
 
 A = TypeVar("A")
 Window = Sequence[int | None] | int | None
@@ -118,10 +118,12 @@ def attention(
     if positions is not None:
         features |= _c.POSITIONS
     if scale is not None or softcap is not None or chunk is not None or block_size is not None:
-        scale, softcap, chunk, block_size = number(scale), number(softcap), number(chunk), block_of(block_size)
+        scale, softcap, block_size = number(scale), number(softcap), block_of(block_size)
+        chunk, = integers(chunk=chunk)
     if dropout_p != 0:
         seeds, seed_array = split_seed(seed, offset)
-        dropout_p, batch_offset, head_offset = number(dropout_p), number(batch_offset), number(head_offset)
+        dropout_p = number(dropout_p)
+        batch_offset, head_offset = integers(batch_offset=batch_offset, head_offset=head_offset)
     else:
         seed_array, dropout_p, batch_offset, head_offset = None, 0.0, 0, 0
     if not (bias is None and mask is None and sink is None and alibi_slopes is None and
@@ -173,11 +175,12 @@ def attention_varlen(
         max_seqlen_q = _longest(cu_seqlens_q, "q")
     if max_seqlen_k is None and block_table is None:
         max_seqlen_k = _longest(cu_seqlens_k, "k")
+    max_seqlen_q, max_seqlen_k, chunk = integers(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, chunk=chunk)
     o, row_sums = forward(
         q, k, v,
         (_c.FORWARD, causal, window_of(window), number(scale), number(softcap), number(dropout_p), anchor, layout,
-         out_dtype, return_lse or lse is not None, 0, features, number(max_seqlen_q), number(max_seqlen_k), None, 0,
-         0, device, False, number(chunk)),
+         out_dtype, return_lse or lse is not None, 0, features, max_seqlen_q, max_seqlen_k, None, 0, 0, device, False,
+         chunk),
         extras, numbers, seeds, out, lse)
     return (o, row_sums) if return_lse else o
 
@@ -239,12 +242,12 @@ def attention_with_kvcache(
         seqstart_k=seqstart_k, batch_invariant=batch_invariant, checked=checked)
     if block_table is None:
         max_seqlen_k = None
+    max_seqlen_k, chunk = integers(max_seqlen_k=max_seqlen_k, chunk=chunk)
     with naming_cache_seqlens:
         o, row_sums = forward(
             q, k_cache, v_cache,
             (_c.FORWARD, causal, window_of(window), number(scale), number(softcap), 0.0, anchor, layout, out_dtype,
-             return_lse or lse is not None, 0, features, None, number(max_seqlen_k), None, 0, 0, device, False,
-             number(chunk)),
+             return_lse or lse is not None, 0, features, None, max_seqlen_k, None, 0, 0, device, False, chunk),
             extras, numbers, seeds, out, lse)
     return (o, row_sums) if return_lse else o
 
@@ -294,11 +297,14 @@ def attention_backward(
         max_seqlen_q = _longest(cu_seqlens_q, "q")
     if cu_seqlens_k is not None and max_seqlen_k is None:
         max_seqlen_k = _longest(cu_seqlens_k, "k")
+    max_seqlen_q, max_seqlen_k, chunk, batch_offset, head_offset = integers(
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, chunk=chunk, batch_offset=batch_offset,
+        head_offset=head_offset)
     return backward(
         dout, q, k, v, o, lse, dlse,
         (_c.BACKWARD, causal, window_of(window), number(scale), number(softcap), number(dropout_p), anchor, layout,
-         None, False, outputs, features, number(max_seqlen_q), number(max_seqlen_k), block_of(block_size),
-         number(batch_offset), number(head_offset), device, False, number(chunk)),
+         None, False, outputs, features, max_seqlen_q, max_seqlen_k, block_of(block_size), batch_offset, head_offset,
+         device, False, chunk),
         extras, numbers, seeds, given)
 
 
@@ -378,8 +384,9 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
     args = _c.DropoutArgs()
     args.struct_size = ctypes.sizeof(args)
     args.batch, args.heads, args.seqlen_q, args.seqlen_k = keep.shape
-    args.batch_offset, args.head_offset = batch_offset, head_offset
-    args.q_offset, args.k_offset = q_offset, k_offset
+    for name, value in (("batch_offset", batch_offset), ("head_offset", head_offset), ("q_offset", q_offset),
+                        ("k_offset", k_offset)):
+        setattr(args, name, integer(value, name))
     args.p, args.seed, args.offset = dropout_p, seed, offset
     args.keep = keep.ctypes.data
     _c.check(_c.lib.fattn_dropout_mask(device_of("cpu", "cpu"), ctypes.byref(args), None))

@@ -95,6 +95,17 @@ def box_of(name: str, view: View, layout: str, packed: bool) -> Box:
     return Box(shape[0], shape[1], shape[2], shape[3], (strides[0], strides[1], strides[2]))
 
 
+def integer(x: Any, name: str) -> int:
+    """x as a field of the library holds it. ctypes would take larger numbers modulo 2^64."""
+    try:
+        value = index(x)
+    except TypeError:
+        raise InvalidArgument(f"{name} is {x!r}, not an integer") from None
+    if not -1 << 63 <= value < 1 << 63:
+        raise InvalidArgument(f"{name} is {value}, not in -2^63..2^63-1")
+    return value
+
+
 def _same(name: str, what: str, got: Any, other: str, wanted: Any) -> None:
     if got != wanted:
         raise InvalidShape(f"{name} has {what} {got}, {other} {wanted}")
@@ -225,14 +236,16 @@ class Description:
 
     def set(self, field: str, value: Any, name: str = "") -> None:
         """A field of the problem that is a number: the option `name`, if that is not the field's own."""
-        is_integer = isinstance(getattr(self.problem, field), int)
+        name = name or field
+        if isinstance(getattr(self.problem, field), int):
+            setattr(self.problem, field, integer(value, name))
+            return
         try:
             if isinstance(value, str):  # which float() would read
                 raise TypeError
-            setattr(self.problem, field, index(value) if is_integer else float(value))
+            setattr(self.problem, field, float(value))
         except (TypeError, ValueError):
-            kind = "an integer" if is_integer else "a number"
-            raise InvalidArgument(f"{name or field} is {value!r}, not {kind}") from None
+            raise InvalidArgument(f"{name} is {value!r}, not a number") from None
 
     def set_strides(self, name: str, strides: tuple[int, int, int]) -> None:
         field = getattr(self.problem, name)
@@ -247,7 +260,8 @@ class Description:
             features |= _c.CAUSAL
         if o.window is not None:
             features |= _c.WINDOW
-            p.window_left, p.window_right = o.window
+            self.set("window_left", o.window[0])
+            self.set("window_right", o.window[1])
         if o.scale is not None:
             features |= _c.SCALE
             self.set("scale", o.scale)
@@ -287,7 +301,8 @@ class Description:
                 _check_dtype(name, view, "bool", "uint8", "int8")
                 if self.o.block_size is None:
                     raise InvalidArgument("block_size is needed with block_mask")
-                p.block_m, p.block_n = self.o.block_size
+                self.set("block_m", self.o.block_size[0])
+                self.set("block_n", self.o.block_size[1])
                 m, n = max(p.block_m, 1), max(p.block_n, 1)
                 p.block_mask_stride[:] = _broadcast(
                     name, view, (*scores[:2], -(-scores[2] // m), -(-scores[3] // n)))

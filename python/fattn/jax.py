@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fattn import _c
 from fattn._arrays import View, contiguous_strides
-from fattn._calls import number, window_of
+from fattn._calls import integers, number, window_of
 from fattn._devices import handle
 from fattn._errors import InvalidArgument, InvalidShape, NoDevice, Unsupported
 from fattn._plans import PlanHandle
@@ -402,7 +402,7 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
     static = _Static(
         Options(_c.FORWARD, causal, window_of(window), None if scale is None else float(scale), number(softcap),
                 float(dropout_p), anchor, layout, out_dtype, return_lse, device=device,
-                chunk=number(chunk)),
+                chunk=integers(chunk=chunk)[0]),
         return_lse)
     return _attention(static, *_alike(q, k, v, bias, mask, alibi_slopes, sink, seqused_q, seqused_k, seqstart_k,
                                       seed))

@@ -64,6 +64,14 @@ CASES = [
     (dict(causal=2), fattn.InvalidArgument, "causal is 2"),
     (dict(q=lambda a: a.astype(np.complex64)), fattn.InvalidArgument, "q has dtype complex64.*float16, bfloat16, float64$"),
     (dict(chunk=1.5), fattn.InvalidArgument, "chunk is 1.5, not an integer"),
+    (dict(chunk=2**64 + 4), fattn.InvalidArgument, r"chunk is 18446744073709551620, not in -2\^63..2\^63-1"),
+    (dict(window=(2**70, 0)), fattn.InvalidArgument, "window_left is 1180591620717411303424, not in"),
+    (dict(window=-2**64), fattn.InvalidArgument, "window_left is -18446744073709551616, not in"),
+    (dict(dropout_p=0.5, batch_offset=2**64 + 1), fattn.InvalidArgument, "batch_offset is 18446744073709551617"),
+    (dict(dropout_p=0.5, head_offset=2**63), fattn.InvalidArgument, "head_offset is 9223372036854775808"),
+    (dict(block_mask=zeros(1, 1, dtype=bool), block_size=(2**64 + 7, 9)), fattn.InvalidArgument, "block_m is 184467"),
+    (dict(positions=(2**63, 0, -1, -1)), fattn.InvalidArgument, "q_offset is 9223372036854775808"),
+    (dict(positions=(0, 0)), fattn.InvalidArgument, r"positions is \(0, 0\), not \(q_offset, k_offset, whole_q, "),
     (dict(block_mask=zeros(1, 1, dtype=bool), block_size=4), fattn.InvalidArgument, "block_size is 4"),
     (dict(block_mask=zeros(1, 1, dtype=bool), block_size=[4, 4, 4]), fattn.InvalidArgument, r"block_size is \[4, 4, 4"),
     (dict(q=lambda a: np.ma.array(a, mask=a > 0)), fattn.InvalidArgument, "masked array"),
@@ -195,6 +203,7 @@ def test_varlen():
             (dict(cu_seqlens_q=np.array([0, 7, 4], np.int32), max_seqlen_q=7), fattn.InvalidData,
              "less than"),
             (dict(max_seqlen_q=6.5), fattn.InvalidArgument, "max_seqlen_q is 6.5, not an integer"),
+            (dict(max_seqlen_q=2**64 + 6), fattn.InvalidArgument, "max_seqlen_q is 18446744073709551622, not in"),
             (dict(max_seqlen_q=3), fattn.InvalidData, "longer than the problem's 3"),
             (dict(max_seqlen_q=0), fattn.InvalidData, "longer than the problem's 0"),
             (dict(cu_seqlens_q=cu.reshape(1, 3)), fattn.InvalidShape, "cu_seqlens_q has shape"),
@@ -202,6 +211,29 @@ def test_varlen():
         given = dict(cu_seqlens_q=cu, cu_seqlens_k=cu) | changed
         with pytest.raises(exception, match=words):
             fattn.attention_varlen(q, q, q, **given)
+
+
+def test_numbers_equal_to_right_ones():
+    """Are errors also where the right ones have left a plan behind."""
+    q, k, v = arrays()
+    p, cu = q[0], np.array([0, 7], np.int32)
+    for chunk, longest in ((5.0, 7.0), (5, 7), (5.0, 7.0)):
+        calls = (("chunk", lambda: fattn.attention(q, k, v, chunk=chunk)),
+                 ("max_seqlen_q", lambda: fattn.attention_varlen(p, p, p, cu_seqlens_q=cu, cu_seqlens_k=cu,
+                                                                 max_seqlen_q=longest, max_seqlen_k=7)))
+        for name, call in calls:
+            if isinstance(chunk, int):
+                call()
+                continue
+            with pytest.raises(fattn.InvalidArgument, match=f"{name} is .*, not an integer"):
+                call()
+
+
+def test_dropout_mask():
+    for name in ("batch_offset", "head_offset", "q_offset", "k_offset"):
+        for value in (2**64, 1.5):
+            with pytest.raises(fattn.InvalidArgument, match=f"{name} is {value}, not"):
+                fattn.dropout_mask(1, 1, 2, 2, dropout_p=0.5, **{name: value})
 
 
 def test_pages():

@@ -941,6 +941,11 @@ BAD = [
      "alibi_slopes requires a gradient"),
     (lambda q, k, v: dict(anchor="middle"), fattn.InvalidArgument, "anchor is 'middle'"),
     (lambda q, k, v: dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'"),
+    (lambda q, k, v: dict(chunk=2**64 + 4), fattn.InvalidArgument, "chunk is 18446744073709551620, not in"),
+    (lambda q, k, v: dict(window=(2**70, 0)), fattn.InvalidArgument, "window_left is 1180591620717411303424, not in"),
+    (lambda q, k, v: dict(positions=(2**63, 0, -1, -1)), fattn.InvalidArgument, "q_offset is 9223372036854775808"),
+    (lambda q, k, v: dict(positions=(0.0, 0, -1, -1)), fattn.InvalidArgument, "a number of positions is 0.0, not an integer"),
+    (lambda q, k, v: dict(positions=(0, 0)), fattn.InvalidArgument, r"positions is \(0, 0\), not \(q_offset"),
     (lambda q, k, v: dict(device="cuda"), (fattn.NoDevice, fattn.UnknownDevice), "cuda"),
     (lambda q, k, v: dict(seqused_k=torch.tensor([1, 99], dtype=torch.int32)), fattn.InvalidData, "99"),
 ]
@@ -953,6 +958,23 @@ def test_bad_input(change, exception, words):
     for _ in range(2):
         with pytest.raises(exception, match=words):
             fattn.torch.attention(**given)
+
+
+def test_wrong_numbers_do_not_stay():
+    """A call that fails leaves nothing behind for a right one with equal integers, nor the other way round."""
+    q, k, v = tensors(grad=False)
+    p, cu = q[0], torch.tensor([0, 7], dtype=torch.int32)
+
+    def packed(longest):
+        return fattn.torch.attention_varlen(p, p, p, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest,
+                                            max_seqlen_k=7)
+
+    for call, wrong, right, words in ((lambda n: fattn.torch.attention(q, k, v, chunk=n), 5.0, 5, "chunk is 5.0"),
+                                      (packed, 7.0, 7, "max_seqlen_q is 7.0")):
+        for _ in range(2):
+            with pytest.raises(fattn.InvalidArgument, match=words):
+                call(wrong)
+            call(right)
 
 
 def test_bad_lengths_of_a_cache():

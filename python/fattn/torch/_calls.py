@@ -17,6 +17,7 @@ from torch.autograd import forward_ad, profiler
 
 from fattn import _c
 from fattn._arrays import kind_of
+from fattn._calls import split_positions
 from fattn._errors import InvalidArgument, Unsupported
 from fattn._plans import Prepared, also_cleared, pack_backward, pack_forward, prepare, remember
 from fattn._plans import _cache as prepared_calls
@@ -61,7 +62,7 @@ def options_of(op: int, numbers: tuple[Any, ...], outputs: int = 0, lse: bool = 
              dropout_p, "top_left" if top_left else "bottom_right", "bhsd" if bhsd else "bshd",
              "float32" if out_f32 and op == _c.FORWARD else None, lse, outputs, features,
              longest_q, longest_k, (block_m, block_n) if block_m or block_n else None, 0, 0, device,
-             equal_heads, chunk), None if positions is None else tuple(positions))
+             equal_heads, chunk), split_positions(positions)[0])
 
 
 class Call:

@@ -15,6 +15,7 @@ from fattn._calls import block_of, window_of
 from fattn._calls import number as plain_number
 from fattn._errors import InvalidArgument, naming_cache_seqlens
 from fattn._problem import check_anchor, check_layout
+from fattn._problem import integer as plain_integer
 from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, check_readable, find_known, make_known,
                                 recorded, recorded_with_lse)
 from fattn.torch._ops import eager
@@ -92,6 +93,14 @@ def number(x: Any, name: str) -> Any:
         raise TypeError(f"{name} is a tensor that {'requires a gradient' if x.requires_grad else 'has axes'}, "
                         f"not a number")
     return x.item()
+
+
+def integer(x: Any, name: str) -> Any:
+    """x, an integer or None, as Python's own; a symbolic one stays what it is."""
+    if x is None or type(x) is int:
+        return x
+    x = number(x, name)
+    return x if is_traced() or isinstance(x, torch.SymInt) else plain_integer(x, name)
 
 
 def type_name(a: Any) -> str:
@@ -193,7 +202,7 @@ def attention(
     if autocasts:
         q, k, v, bias = autocast(q, k, v, bias)
     if scale is not None or softcap is not None or chunk is not None:
-        scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), number(chunk, "chunk")
+        scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), integer(chunk, "chunk")
     left, right = (-1, -1) if window is None else window_of(window) or (-1, -1)
     if deterministic is None:
         deterministic = _deterministic()
@@ -219,6 +228,8 @@ def attention(
     dropout_p = number(dropout_p, "dropout_p")
     if dropout_p != 0 and seed is None:
         seed = new_seed(q)
+    if positions is not None:
+        positions = tuple([integer(x, "a number of positions") for x in positions])
     block_m, block_n = block_of(block_size) or (0, 0)
     if block_mask is not None and block_size is None:
         raise InvalidArgument("block_size is needed with block_mask")
@@ -226,8 +237,7 @@ def attention(
         q, k, v, bias, mask, block_mask, alibi_slopes, sink, None, None, seqused_q, seqused_k, None,
         seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
         check_anchor(anchor) == "top_left", check_layout(layout) == "bhsd", _wide(out_dtype, q), None, None,
-        block_m, block_n, None if positions is None else tuple(positions), batch_invariant, checked, deterministic,
-        device, chunk, alibi_bias)
+        block_m, block_n, positions, batch_invariant, checked, deterministic, device, chunk, alibi_bias)
     return result if return_lse else result[0]
 
 
@@ -256,7 +266,8 @@ def attention_varlen(
     gradients; their lse is -inf."""
     q, k, v, bias = autocast(q, k, v, bias)
     scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")
-    chunk = number(chunk, "chunk")
+    chunk = integer(chunk, "chunk")
+    max_seqlen_q, max_seqlen_k = integer(max_seqlen_q, "max_seqlen_q"), integer(max_seqlen_k, "max_seqlen_k")
     if dropout_p != 0 and seed is None:
         seed = new_seed(q)
     left, right = window_of(window) or (-1, -1)
@@ -281,13 +292,13 @@ def attention_with_kvcache(
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """fattn.attention_with_kvcache() for tensors. Pages have no gradients."""
     q, k_cache, v_cache, bias = autocast(q, k_cache, v_cache, bias)
-    scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), number(chunk, "chunk")
+    scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), integer(chunk, "chunk")
+    max_seqlen_k = integer(max_seqlen_k, "max_seqlen_k") if block_table is not None else None
     left, right = window_of(window) or (-1, -1)
     with naming_cache_seqlens:
         result = operator(
             q, k_cache, v_cache, bias, mask, None, alibi_slopes, sink, None, None, None, cache_seqlens,
             block_table, seqstart_k, None, causal, left, right, scale, softcap, 0.0, check_anchor(anchor) == "top_left",
             check_layout(layout) == "bhsd", _wide(out_dtype, q), None,
-            max_seqlen_k if block_table is not None else None, 0, 0, None, batch_invariant, checked, False,
-            device, chunk, False)
+            max_seqlen_k, 0, 0, None, batch_invariant, checked, False, device, chunk, False)
     return result if return_lse else result[0]

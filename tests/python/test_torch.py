@@ -961,7 +961,8 @@ def test_bad_input(change, exception, words):
 
 
 def test_wrong_numbers_do_not_stay():
-    """A call that fails leaves nothing behind for a right one with equal integers, nor the other way round."""
+    """A call that fails leaves nothing behind for a right one with equal numbers; of integers a right one leaves
+    nothing for a wrong one, either."""
     q, k, v = tensors(grad=False)
     p, cu = q[0], torch.tensor([0, 7], dtype=torch.int32)
 
@@ -975,6 +976,9 @@ def test_wrong_numbers_do_not_stay():
             with pytest.raises(fattn.InvalidArgument, match=words):
                 call(wrong)
             call(right)
+    with pytest.raises(fattn.InvalidArgument, match="scale is"):
+        fattn.torch.attention(q, k, v, scale=1 + 0j)
+    fattn.torch.attention(q, k, v, scale=1.0)
 
 
 def test_bad_lengths_of_a_cache():

@@ -71,6 +71,7 @@ class Call:
     def __init__(self, numbers: tuple[Any, ...], given: tuple[int, ...], lse: bool,
                  equal_heads: bool) -> None:
         """given: places in TENSORS of those after v. lse: whether forward returns it."""
+        self.key = numbers, given, lse, equal_heads
         self.numbers, self.lse, self.equal_heads = numbers, lse, equal_heads
         self.places = 0, 1, 2, *given
         self.given = tuple(_FIELDS[i] for i in given)
@@ -189,7 +190,7 @@ class Call:
         prepared = prepare(_kind, options, self._arrays(q, k, v, extras))
         if self.pads_q:  # as rows that see no key
             prepared.new = [filled(new, value) for new, value in zip(prepared.new, (0.0, -math.inf))]
-        remember(key, prepared)
+        self._remember(key, prepared)
         return prepared
 
     def _prepare_backward(self, key: Any, outputs: int, dout: Tensor, dlse: Tensor | None, o: Tensor,
@@ -201,8 +202,16 @@ class Call:
         prepared = prepare(_kind, options_of(_c.BACKWARD, self.numbers, outputs)[0], arrays)
         if self.pads:
             prepared.new = [filled(new, 0.0) for new in prepared.new]
-        remember(key, prepared)
+        self._remember(key, prepared)
         return prepared
+
+    def _remember(self, key: Any, prepared: Prepared) -> None:
+        """Also for call_of(), now that the numbers have described a problem: wrong ones may equal right ones, as
+        5.0 does 5."""
+        remember(key, prepared)
+        if len(_calls) >= _LIMIT:
+            _calls.clear()
+        _calls.setdefault(self.key, self)
 
 
 def filled(new: Callable[[], Tensor], value: float) -> Callable[[], Tensor]:
@@ -214,18 +223,14 @@ _PLACES = {name: i for i, name in enumerate(GRADIENTS)}
 
 _LIMIT = 512
 _calls: dict[Any, Call] = {}
+also_cleared.append(_calls)
 
 
 def call_of(numbers: tuple[Any, ...], given: tuple[int, ...] = (), lse: bool = True,
             equal_heads: bool = False) -> Call:
-    """The one Call of these arguments, unless there have been many others since."""
+    """The one Call of these arguments that was run, unless there have been many others since."""
     key = numbers, given, lse, equal_heads
-    call = _calls.get(key)
-    if call is None:
-        if len(_calls) >= _LIMIT:
-            _calls.clear()
-        call = _calls.setdefault(key, Call(*key))
-    return call
+    return _calls.get(key) or Call(*key)
 
 
 # --- Calls known by their tensors -----------------------------------------------------------------

@@ -115,10 +115,11 @@ class Prepared:
         self.frames: list[tuple[bytearray, int]] = []
         self.features: int = self.problem.features
         self.again = False  # whether it was found before; set by the caller that looks
+        self.differentiable: set[int] = set()  # sets of gradients that can be computed; filled by the caller that asks
         self.aligned = self.plan(16)
 
-    def backward(self) -> Prepared:
-        """The backward of a described forward, with gradients of all inputs."""
+    def backward(self, of: Options | None = None) -> Prepared:
+        """The backward of a described forward; `of` has its options, by default with gradients of all inputs."""
         options, kind, views = self.request
         q, o = views["q"], next(made for made in self.made if made.name == "o")
         dense = View(o.final, o.strides, o.dtype, q.device)
@@ -128,7 +129,7 @@ class Prepared:
         outputs |= _c.OUT_DBIAS if "bias" in views else 0
         outputs |= _c.OUT_DSINK if "sink" in views else 0
         return Prepared(
-            options._replace(op=_c.BACKWARD, outputs=outputs, return_lse=False, out_dtype=None), kind,
+            of or options._replace(op=_c.BACKWARD, outputs=outputs, return_lse=False, out_dtype=None), kind,
             views | {"o": dense, "dout": dense,
                      "lse": View(rows, contiguous_strides(rows), statistics, q.device)})
 

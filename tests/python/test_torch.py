@@ -496,6 +496,23 @@ def test_no_second_derivatives(name):
                 first.square().sum().backward()
 
 
+def test_forward_without_a_backward():
+    """Is refused where gradients are recorded, rather than after the rest of a model; and is computed otherwise."""
+    q, k, v = (t.detach() for t in tensors())
+    table, used = torch.tensor([[0], [1]], dtype=torch.int32), torch.tensor([9, 4], dtype=torch.int32)
+    narrow = k.bfloat16(), v.bfloat16()
+    for forward in (lambda q: fattn.torch.attention(q, *narrow),
+                    lambda q: fattn.torch.attention(q, *narrow, return_lse=True)[0],
+                    lambda q: fattn.torch.attention(q, *narrow, mask=torch.ones(7, 9, dtype=torch.bool)),
+                    lambda q: fattn.torch.attention_with_kvcache(q, k, v, block_table=table, cache_seqlens=used)):
+        for _ in range(3):  # the third call is known
+            o = forward(q)
+            with pytest.raises(fattn.Unsupported, match=r"the forward alone is computed under torch.no_grad\(\)"):
+                forward(q.clone().requires_grad_())
+            with torch.no_grad():
+                assert torch.equal(forward(q.clone().requires_grad_()), o)
+
+
 def test_varlen_and_cache():
     given, lengths = packed()
     o, lse = fattn.torch.attention_varlen(*given, **lengths, causal=True, return_lse=True)

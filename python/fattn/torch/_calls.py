@@ -21,7 +21,7 @@ from fattn._calls import split_positions
 from fattn._errors import InvalidArgument, Unsupported
 from fattn._plans import Prepared, also_cleared, pack_backward, pack_forward, prepare, remember
 from fattn._plans import _cache as prepared_calls
-from fattn._problem import EXTRAS
+from fattn._problem import EXTRAS, Options
 
 # The tensors of an operator: q, k, v, and those of EXTRAS but for arrays of positions, which have no place
 # in one.
@@ -91,6 +91,18 @@ class Call:
             self._outputs[needed] = outputs = sum(_c.OUT_DQ << i for i, place in enumerate(places)
                                                   if place > 0 and needed[place])
         return outputs
+
+    def check_gradients(self, prepared: Prepared, tensors: tuple[Tensor, ...]) -> None:
+        """Raises Unsupported where a forward can be computed and its gradients cannot: before it is recorded, since
+        backward() comes after the whole of the model."""
+        outputs = self.outputs_of((False, *[t.requires_grad for t in tensors]))
+        if outputs in prepared.differentiable:
+            return
+        try:
+            prepared.backward(Options(*options_of(_c.BACKWARD, self.numbers, outputs)[0]))
+        except Unsupported as error:
+            raise Unsupported(f"{error}; the forward alone is computed under torch.no_grad()") from None
+        prepared.differentiable.add(outputs)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *extras: Tensor) -> tuple[Tensor, Any]:
         """(o, lse or None)."""
@@ -268,10 +280,10 @@ class Known:
     """A Call with its prepared problem. check(q, k, v, ...): whether the problem is that of other tensors, too;
     None if this is not remembered."""
 
-    def __init__(self, call: Call, prepared: Prepared) -> None:
-        self.call, self.prepared = call, prepared
+    def __init__(self, call: Call, prepared: Prepared, records: bool) -> None:
+        """records: whether gradients are recorded; of q, k and v alone, o's."""
+        self.call, self.prepared, self.records = call, prepared, records
         self.check: Any = None
-        self.records = call.lse  # whether gradients are recorded; of q, k and v alone, o's
         # The tensors' kind of device and, where autocast is on, its dtype for it, which they have already.
         self.kind, self.dtype = "", None
         # By which gradients are needed: checks of (q, k, v, o, lse, dout), and what they stand for.
@@ -320,11 +332,13 @@ def find_known(key: Any, *tensors: Tensor) -> Known | None:
     return None
 
 
-def make_known(key: Any, call: Call, *tensors: Tensor) -> Known:
+def make_known(key: Any, call: Call, record: bool, *tensors: Tensor) -> Known:
     """A Known of tensors, as they are after autocast; it is remembered where the problem came before. key: None
-    where autocast has cast them."""
+    where autocast has cast them. record: whether gradients are recorded."""
     prepared = call.find_forward(*tensors)
-    known = Known(call, prepared)
+    if record:
+        call.check_gradients(prepared, tensors)
+    known = Known(call, prepared, record)
     if prepared.again and key is not None:
         if _any_autocast():
             known.kind = tensors[0].device.type

@@ -218,8 +218,7 @@ def attention(
             return recorded_with_lse(known, q, k, v) if return_lse else recorded(known, q, k, v)
         if known is None and not are_watched(q, k, v):
             record = _grads() and (q.requires_grad or k.requires_grad or v.requires_grad)
-            known = make_known(key, call_of(numbers, (), return_lse or record), q, k, v)
-            known.records = record
+            known = make_known(key, call_of(numbers, (), return_lse or record), record, q, k, v)
             if record:
                 return (RecordedWithLse if return_lse else Recorded).apply(known, q, k, v)
         if known is not None:
@@ -290,7 +289,8 @@ def attention_with_kvcache(
         out_dtype: torch.dtype | None = None, return_lse: bool = False,
         batch_invariant: bool = False, checked: bool = False,
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """fattn.attention_with_kvcache() for tensors. Pages have no gradients."""
+    """fattn.attention_with_kvcache() for tensors. Pages have no gradients: where one would be recorded they are
+    Unsupported."""
     q, k_cache, v_cache, bias = autocast(q, k_cache, v_cache, bias)
     scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), integer(chunk, "chunk")
     max_seqlen_k = integer(max_seqlen_k, "max_seqlen_k") if block_table is not None else None

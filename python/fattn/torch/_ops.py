@@ -80,8 +80,7 @@ def eager(key: Any, tensors: tuple[Any, ...], numbers: tuple[Any, ...], record: 
     call, given = _call(tensors, _Numbers(*numbers))
     if record:
         check_gradients(tensors)
-    known = make_known(key, call, *given)
-    known.records = record
+    known = make_known(key, call, record, *given)
     return RecordedWithLse.apply(known, *given) if record else known.forward(*given)
 
 

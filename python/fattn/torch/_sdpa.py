@@ -64,7 +64,7 @@ def scaled_dot_product_attention(
                         options[4], None, None, False), (), record, not enable_gqa)
         cast = query is not before[0] or key is not before[1] or value is not before[2]
         try:
-            known = make_known(None if cast else options, call, query, key, value)
+            known = make_known(None if cast else options, call, record, query, key, value)
         except (InvalidShape, InvalidStride):
             pass  # more than the library takes as it is: other ranks, axes that broadcast
         else:

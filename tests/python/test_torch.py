@@ -592,6 +592,12 @@ SDPA = {
     "bias of keys": ((2, 4, 7, 8), (2, 4, 9, 8), {"bias": (1, 9)}),
     "two axes": ((7, 8), (9, 8), {}),
     "three axes": ((4, 7, 8), (4, 9, 8), {"attn_mask": (4, 7, 9)}),
+    "three axes, plain": ((4, 7, 8), (4, 9, 8), {"is_causal": True}),
+    "three axes, groups": ((4, 7, 8), (2, 9, 8), {"enable_gqa": True}),
+    "three axes, broadcast": ((4, 7, 8), (1, 9, 8), {}),
+    "four axes and three": ((2, 4, 7, 8), (4, 9, 8), {}),
+    "five axes, plain": ((3, 2, 4, 7, 8), (3, 2, 4, 9, 8), {"scale": 0.7}),
+    "five axes, groups": ((3, 2, 4, 7, 8), (3, 1, 2, 9, 8), {"enable_gqa": True}),
     "five axes": ((3, 2, 4, 7, 8), (3, 2, 4, 9, 8), {"attn_mask": (1, 2, 4, 7, 9)}),
     "broadcast": ((2, 4, 7, 8), (1, 1, 9, 8), {}),
     "no keys": ((2, 4, 7, 8), (2, 4, 0, 8), {}),
@@ -618,6 +624,19 @@ def test_sdpa(name):
     dout = torch.randn_like(wanted)
     for a, b in zip(torch.autograd.grad(got, leaves, dout), torch.autograd.grad(wanted, leaves, dout)):
         torch.testing.assert_close(a, b.nan_to_num(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SDPA)
+def test_sdpa_describes_a_problem_once(name, monkeypatch):
+    """However many axes there are, and whether they broadcast."""
+    q_shape, k_shape, options = SDPA[name]
+    mask = {"attn_mask": torch.ones(options[word], dtype=torch.bool) if word == "attn_mask" else torch.zeros(options[word])
+            for word in ("attn_mask", "bias") if word in options}
+    options = {word: value for word, value in options.items() if word not in ("attn_mask", "bias")} | mask
+    q, k, v = torch.randn(q_shape), torch.randn(k_shape), torch.randn(k_shape)
+    wanted = fattn.torch.scaled_dot_product_attention(q, k, v, **options)
+    monkeypatch.setattr(fattn.torch._calls, "prepare", lambda *_: pytest.fail("it is described again"))
+    assert torch.equal(fattn.torch.scaled_dot_product_attention(q, k, v, **options), wanted)
 
 
 def test_sdpa_strides():

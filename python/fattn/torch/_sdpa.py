@@ -58,17 +58,17 @@ def scaled_dot_product_attention(
     if query.dtype != key.dtype or query.dtype != value.dtype:
         raise RuntimeError(f"scaled_dot_product_attention: query, key and value are {query.dtype}, "
                            f"{key.dtype} and {value.dtype}: one dtype is needed")
-    if plain and not are_watched(query, key, value):
+    if (plain and not are_watched(query, key, value) and _are_dense(query, key, value, enable_gqa) and
+            query.stride(-1) == key.stride(-1) == value.stride(-1) == 1):
         record = _grads() and (query.requires_grad or key.requires_grad or value.requires_grad)
         call = call_of((is_causal, -1, -1, scale, None, 0.0, True, True, False, None, None, 0, 0, None, False, False,
                         options[4], None, None, False), (), record, not enable_gqa)
         cast = query is not before[0] or key is not before[1] or value is not before[2]
-        try:
-            known = make_known(None if cast else options, call, record, query, key, value)
-        except (InvalidShape, InvalidStride):
-            pass  # more than the library takes as it is: other ranks, axes that broadcast
-        else:
-            return Recorded.apply(known, query, key, value) if record else known.forward(query, key, value)[0]
+        known = make_known(None if cast else options, call, record, query, key, value)
+        return Recorded.apply(known, query, key, value) if record else known.forward(query, key, value)[0]
+    if query.dim() == key.dim() == value.dim() == 3:
+        return scaled_dot_product_attention(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), attn_mask,
+                                            dropout_p, is_causal, scale, enable_gqa)[0]
     if is_causal and attn_mask is not None:
         raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal together")
     lower_right = is_lower_right(attn_mask)
@@ -77,6 +77,13 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         attn_mask = mask_for(query, attn_mask)
     return _dense(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, not lower_right)
+
+
+def _are_dense(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
+    """Whether they are of rank 4 and their leading axes need not broadcast, as nearly always."""
+    q, k, v = query.shape, key.shape, value.shape
+    return bool(len(q) == len(k) == len(v) == 4 and q[0] == k[0] == v[0] and k[1] == v[1] and
+                (q[1] == k[1] or enable_gqa and k[1] > 0 and q[1] % k[1] == 0))
 
 
 def _are_nested(query: Any, key: Any, value: Any) -> bool:
@@ -124,20 +131,25 @@ def _broadcast(tensors: list[Tensor], rank: int,
     if min(t.dim() for t in tensors) < 2:
         raise RuntimeError("scaled_dot_product_attention: query, key and value need two axes or more")
     for i, t in enumerate(tensors):
-        tensors[i] = t[(None,) * (max(rank, 4) - t.dim())]
-    heads = [t.shape[-3] for t in tensors]
-    if not enable_gqa:  # then heads broadcast like any other axis
-        leading: tuple[int, ...] = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
-        tensors = [t.expand(*leading, *t.shape[-2:]) for t in tensors]
-    else:
+        for _ in range(max(rank, 4) - t.dim()):
+            t = t.unsqueeze(0)
+        tensors[i] = t
+    kept = 3 if enable_gqa else 2  # without groups heads broadcast like any other axis
+    shapes = [t.shape[:-kept] for t in tensors]
+    leading: tuple[int, ...] = shapes[0]
+    if not shapes[0] == shapes[1] == shapes[2]:
+        leading = torch.broadcast_shapes(*shapes)
+        tensors = [t.expand(*leading, *t.shape[-kept:]) for t in tensors]
+    if enable_gqa:
+        heads = [t.shape[-3] for t in tensors]
         if heads[0] % heads[1] or heads[1] != heads[2]:
             kind = RuntimeError if heads[0] % heads[1] or heads[0] % heads[2] else Unsupported
             raise kind(f"scaled_dot_product_attention: {heads[0]} heads of query, {heads[1]} of key, {heads[2]} of "
                        "value do not make groups")
-        leading = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors))
-        tensors = [t.expand(*leading, *t.shape[-3:]) for t in tensors]
         leading = (*leading, heads[0])
-    return [readable(t, name).flatten(0, -4) for t, name in zip(tensors, TENSORS)], leading
+    if rank > 4:
+        tensors = [readable(t, name).flatten(0, -4) for t, name in zip(tensors, TENSORS)]
+    return tensors, leading
 
 
 def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
@@ -146,9 +158,8 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
     tensors = [query, key, value]
     leading: tuple[int, ...]
     rank = max(t.dim() for t in tensors)
-    if (query.dim() == key.dim() == value.dim() == 4 and
-            query.shape[:2] == key.shape[:2] == value.shape[:2]):
-        leading = query.shape[:2]  # as nearly always
+    if _are_dense(query, key, value, enable_gqa):
+        leading = query.shape[:2]
     else:
         tensors, leading = _broadcast(tensors, rank, enable_gqa)
     q, k, v = (channels_together(t, name) for t, name in zip(tensors, TENSORS))

@@ -79,7 +79,7 @@ def integers(**options: Any) -> tuple[Any, ...]:
     return tuple([None if x is None else integer(x, name) for name, x in options.items()])
 
 
-def split_positions(positions: Positions | None) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
+def split_positions(positions: Sequence[Any] | None) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
     """Numbers, and arrays or None, of q_offset, k_offset, whole_q and whole_k."""
     if positions is None:
         return None, (None, None, None, None)

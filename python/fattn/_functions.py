@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, Literal, Sequence, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Sequence, TypeVar, overload
 
 from fattn import _c
 from fattn._arrays import View, contiguous_strides, kind_of
@@ -21,38 +21,56 @@ DType = Any  # a name, or what a library has for it
 Layout = Literal["bshd", "bhsd"]
 Anchor = Literal["bottom_right", "top_left"]
 
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
+    class _Options(TypedDict, Generic[A], total=False):
+        """Of attention(), but for return_lse, on which the type of its result depends."""
+
+        causal: bool
+        window: Window
+        scale: float | None
+        softcap: float | None
+        bias: A | None
+        mask: A | None
+        block_mask: A | None
+        block_size: tuple[int, int] | None
+        alibi_slopes: A | None
+        alibi_bias: bool
+        sink: A | None
+        dropout_p: float
+        seed: int | A
+        offset: int
+        seqused_q: A | None
+        seqused_k: A | None
+        seqstart_k: A | None
+        chunk: int | None
+        positions: Sequence[Any] | None
+        anchor: Anchor
+        layout: Layout
+        batch_invariant: bool
+        checked: bool
+        out: A | None
+        lse: A | None
+        out_dtype: DType | None
+        batch_offset: int
+        head_offset: int
+        device: str | None
+
 
 @overload
-def attention(
-        q: A, k: A, v: A, *, causal: bool = ..., window: Window = ..., scale: float | None = ...,
-        softcap: float | None = ..., bias: A | None = ..., mask: A | None = ...,
-        block_mask: A | None = ..., block_size: tuple[int, int] | None = ...,
-        alibi_slopes: A | None = ..., alibi_bias: bool = ..., sink: A | None = ..., dropout_p: float = ...,
-        seed: int | A = ..., offset: int = ..., seqused_q: A | None = ..., seqused_k: A | None = ...,
-        seqstart_k: A | None = ..., chunk: int | None = ..., positions: Positions | None = ...,
-        anchor: Anchor = ..., layout: Layout = ...,
-        batch_invariant: bool = ..., checked: bool = ..., out: A | None = ..., lse: A | None = ...,
-        out_dtype: DType | None = ..., return_lse: Literal[False] = ..., batch_offset: int = ...,
-        head_offset: int = ..., device: str | None = ...) -> A: ...
+def attention(q: A, k: A, v: A, *, return_lse: Literal[False] = ..., **options: Unpack[_Options[A]]) -> A: ...
 @overload
-def attention(
-        q: A, k: A, v: A, *, causal: bool = ..., window: Window = ..., scale: float | None = ...,
-        softcap: float | None = ..., bias: A | None = ..., mask: A | None = ...,
-        block_mask: A | None = ..., block_size: tuple[int, int] | None = ...,
-        alibi_slopes: A | None = ..., alibi_bias: bool = ..., sink: A | None = ..., dropout_p: float = ...,
-        seed: int | A = ..., offset: int = ..., seqused_q: A | None = ..., seqused_k: A | None = ...,
-        seqstart_k: A | None = ..., chunk: int | None = ..., positions: Positions | None = ...,
-        anchor: Anchor = ..., layout: Layout = ...,
-        batch_invariant: bool = ..., checked: bool = ..., out: A | None = ..., lse: A | None = ...,
-        out_dtype: DType | None = ..., return_lse: Literal[True], batch_offset: int = ...,
-        head_offset: int = ..., device: str | None = ...) -> tuple[A, A]: ...
+def attention(q: A, k: A, v: A, *, return_lse: Literal[True], **options: Unpack[_Options[A]]) -> tuple[A, A]: ...
+@overload
+def attention(q: A, k: A, v: A, *, return_lse: bool, **options: Unpack[_Options[A]]) -> A | tuple[A, A]: ...
 def attention(
         q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None,
         scale: float | None = None, softcap: float | None = None, bias: Any = None, mask: Any = None,
         block_mask: Any = None, block_size: tuple[int, int] | None = None, alibi_slopes: Any = None,
         alibi_bias: bool = False, sink: Any = None, dropout_p: float = 0.0, seed: Any = 0,
         offset: int = 0, seqused_q: Any = None, seqused_k: Any = None, seqstart_k: Any = None,
-        chunk: int | None = None, positions: Positions | None = None, anchor: Anchor = "bottom_right",
+        chunk: int | None = None, positions: Sequence[Any] | None = None, anchor: Anchor = "bottom_right",
         layout: Layout = "bshd", batch_invariant: bool = False,
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
         return_lse: bool = False, batch_offset: int = 0, head_offset: int = 0,
@@ -90,7 +108,7 @@ def attention(
             keep their positions.
         chunk: keys are cut into chunks of so many, counted from position 0; a query attends only to the
             chunk of its own position, as in Llama 4.
-        positions: where local rows and keys lie in a longer sequence.
+        positions: where local rows and keys lie in a longer sequence; a Positions, or a tuple like one.
         anchor: which corner causal, window and ALiBi are anchored to where Sq != Sk. PyTorch's is_causal
             is "top_left".
         batch_invariant: a row's result depends on its own inputs only.
@@ -148,7 +166,7 @@ def attention_varlen(
         bias: Any = None, mask: Any = None, alibi_slopes: Any = None, sink: Any = None,
         dropout_p: float = 0.0, seed: Any = 0, offset: int = 0, seqused_q: Any = None,
         seqused_k: Any = None, seqstart_k: Any = None, chunk: int | None = None, block_table: Any = None,
-        positions: Positions | None = None, anchor: Anchor = "bottom_right", layout: Layout = "bshd",
+        positions: Sequence[Any] | None = None, anchor: Anchor = "bottom_right", layout: Layout = "bshd",
         batch_invariant: bool = False,
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
         return_lse: bool = False, device: str | None = None) -> Any:
@@ -200,7 +218,7 @@ def _longest(cu_seqlens: Any, of: str) -> int:
 
 
 def _extras(bias: Any, mask: Any, alibi_slopes: Any, sink: Any, seqused_q: Any, seqused_k: Any,
-            positions: Positions | None, dropout_p: float, seed: Any, offset: int, *,
+            positions: Sequence[Any] | None, dropout_p: float, seed: Any, offset: int, *,
             block_mask: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
             block_table: Any = None, seqstart_k: Any = None, batch_invariant: bool = False,
             checked: bool = False, alibi_bias: bool = False,
@@ -260,7 +278,7 @@ def attention_backward(
         sink: Any = None, dropout_p: float = 0.0, seed: Any = 0, offset: int = 0,
         cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: int | None = None,
         max_seqlen_k: int | None = None, seqused_q: Any = None, seqused_k: Any = None,
-        seqstart_k: Any = None, chunk: int | None = None, positions: Positions | None = None,
+        seqstart_k: Any = None, chunk: int | None = None, positions: Sequence[Any] | None = None,
         anchor: Anchor = "bottom_right", layout: Layout = "bshd", deterministic: bool = False,
         accumulate: bool = False, want: Sequence[str] = ("dq", "dk", "dv"), dq: Any = None,
         dk: Any = None, dv: Any = None, dbias: Any = None, dsink: Any = None, batch_offset: int = 0,
@@ -402,7 +420,7 @@ def inspect(q: A, k: A, v: A, *, what: Literal["scores", "probabilities"] = "sco
             block_mask: A | None = None, block_size: tuple[int, int] | None = None,
             alibi_slopes: A | None = None, alibi_bias: bool = False, sink: A | None = None,
             seqused_q: A | None = None, seqused_k: A | None = None, seqstart_k: A | None = None,
-            chunk: int | None = None, positions: Positions | None = None,
+            chunk: int | None = None, positions: Sequence[Any] | None = None,
             anchor: Anchor = "bottom_right", layout: Layout = "bshd", device: str | None = None) -> A:
     """The matrix that attention() never stores: for looking at heads, and for tests.
 
@@ -466,7 +484,7 @@ class Plan:
                  cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: int | None = None,
                  max_seqlen_k: int | None = None, seqused_q: Any = None, seqused_k: Any = None,
                  seqstart_k: Any = None, chunk: int | None = None, block_table: Any = None,
-                 positions: Positions | None = None,
+                 positions: Sequence[Any] | None = None,
                  anchor: Anchor = "bottom_right", layout: Layout = "bshd",
                  batch_invariant: bool = False, out_dtype: DType | None = None,
                  return_lse: bool = False, backward: bool = False, deterministic: bool = False,

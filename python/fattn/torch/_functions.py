@@ -4,7 +4,7 @@ library at once."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Sequence, overload
+from typing import TYPE_CHECKING, Any, Literal, Sequence, overload
 
 import torch
 from torch import Tensor
@@ -23,6 +23,53 @@ from fattn.torch._ops import _forward as dispatched
 
 Window = Sequence[int | None] | int | None
 Layout = Literal["bshd", "bhsd"]
+Anchor = Literal["bottom_right", "top_left"]
+
+if TYPE_CHECKING:  # options but for return_lse, on which the type of a result depends
+    from typing_extensions import Required, TypedDict, Unpack
+
+    class _CommonOptions(TypedDict, total=False):
+        causal: bool
+        window: Window
+        scale: float | None
+        softcap: float | None
+        bias: Tensor | None
+        mask: Tensor | None
+        alibi_slopes: Tensor | None
+        sink: Tensor | None
+        seqstart_k: Tensor | None
+        chunk: int | None
+        anchor: Anchor
+        layout: Layout
+        out_dtype: torch.dtype | None
+        batch_invariant: bool
+        checked: bool
+        device: str | None
+
+    class _CacheOptions(_CommonOptions, total=False):
+        cache_seqlens: Tensor | None
+        block_table: Tensor | None
+        max_seqlen_k: int | None
+
+    class _TrainingOptions(_CommonOptions, total=False):
+        dropout_p: float
+        seed: Tensor | None
+        seqused_q: Tensor | None
+        seqused_k: Tensor | None
+        deterministic: bool | None
+
+    class _VarlenOptions(_TrainingOptions, total=False):
+        cu_seqlens_q: Required[Tensor]
+        cu_seqlens_k: Required[Tensor]
+        max_seqlen_q: Required[int]
+        max_seqlen_k: Required[int]
+        block_table: Tensor | None
+
+    class _Options(_TrainingOptions, total=False):
+        block_mask: Tensor | None
+        block_size: tuple[int, int] | None
+        alibi_bias: bool
+        positions: Sequence[int] | None
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
@@ -145,30 +192,16 @@ def channels_together(t: Tensor, name: str) -> Tensor:
 
 @overload
 def attention(
-        q: Tensor, k: Tensor, v: Tensor, *, causal: bool = ..., window: Window = ...,
-        scale: float | None = ..., softcap: float | None = ..., bias: Tensor | None = ...,
-        mask: Tensor | None = ..., block_mask: Tensor | None = ...,
-        block_size: tuple[int, int] | None = ..., alibi_slopes: Tensor | None = ...,
-        alibi_bias: bool = ..., sink: Tensor | None = ..., dropout_p: float = ...,
-        seed: Tensor | None = ..., seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
-        seqstart_k: Tensor | None = ..., chunk: int | None = ...,
-        positions: Sequence[int] | None = ..., anchor: Literal["bottom_right", "top_left"] = ...,
-        layout: Layout = ..., out_dtype: torch.dtype | None = ..., return_lse: Literal[False] = ...,
-        batch_invariant: bool = ..., checked: bool = ..., deterministic: bool | None = ...,
-        device: str | None = ...) -> Tensor: ...
+        q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ...,
+        **options: Unpack[_Options]) -> Tensor: ...
 @overload
 def attention(
-        q: Tensor, k: Tensor, v: Tensor, *, causal: bool = ..., window: Window = ...,
-        scale: float | None = ..., softcap: float | None = ..., bias: Tensor | None = ...,
-        mask: Tensor | None = ..., block_mask: Tensor | None = ...,
-        block_size: tuple[int, int] | None = ..., alibi_slopes: Tensor | None = ...,
-        alibi_bias: bool = ..., sink: Tensor | None = ..., dropout_p: float = ...,
-        seed: Tensor | None = ..., seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
-        seqstart_k: Tensor | None = ..., chunk: int | None = ...,
-        positions: Sequence[int] | None = ..., anchor: Literal["bottom_right", "top_left"] = ...,
-        layout: Layout = ..., out_dtype: torch.dtype | None = ..., return_lse: Literal[True],
-        batch_invariant: bool = ..., checked: bool = ..., deterministic: bool | None = ...,
-        device: str | None = ...) -> tuple[Tensor, Tensor]: ...
+        q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
+        **options: Unpack[_Options]) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+        q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool,
+        **options: Unpack[_Options]) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
         q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: Window = None,
         scale: float | None = None, softcap: float | None = None, bias: Tensor | None = None,
@@ -178,7 +211,7 @@ def attention(
         seed: Tensor | None = None, seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
         seqstart_k: Tensor | None = None, chunk: int | None = None,
         positions: Sequence[int] | None = None,
-        anchor: Literal["bottom_right", "top_left"] = "bottom_right", layout: Layout = "bshd",
+        anchor: Anchor = "bottom_right", layout: Layout = "bshd",
         out_dtype: torch.dtype | None = None, return_lse: bool = False, batch_invariant: bool = False,
         checked: bool = False, deterministic: bool | None = None,
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -248,6 +281,18 @@ def _wide(out_dtype: torch.dtype | None, q: Tensor) -> bool:
     return bool(out_dtype != q.dtype)
 
 
+@overload
+def attention_varlen(
+        q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ...,
+        **options: Unpack[_VarlenOptions]) -> Tensor: ...
+@overload
+def attention_varlen(
+        q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
+        **options: Unpack[_VarlenOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_varlen(
+        q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool,
+        **options: Unpack[_VarlenOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention_varlen(
         q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
         max_seqlen_q: int, max_seqlen_k: int, causal: bool = False, window: Window = None,
@@ -256,7 +301,7 @@ def attention_varlen(
         dropout_p: float = 0.0, seed: Tensor | None = None, seqused_q: Tensor | None = None,
         seqused_k: Tensor | None = None, seqstart_k: Tensor | None = None, chunk: int | None = None,
         block_table: Tensor | None = None,
-        anchor: Literal["bottom_right", "top_left"] = "bottom_right", layout: Layout = "bshd",
+        anchor: Anchor = "bottom_right", layout: Layout = "bshd",
         out_dtype: torch.dtype | None = None, return_lse: bool = False, batch_invariant: bool = False,
         checked: bool = False, deterministic: bool | None = None,
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -279,13 +324,25 @@ def attention_varlen(
     return result if return_lse else result[0]
 
 
+@overload
+def attention_with_kvcache(
+        q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: Literal[False] = ...,
+        **options: Unpack[_CacheOptions]) -> Tensor: ...
+@overload
+def attention_with_kvcache(
+        q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: Literal[True],
+        **options: Unpack[_CacheOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_with_kvcache(
+        q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: bool,
+        **options: Unpack[_CacheOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention_with_kvcache(
         q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor | None = None,
         block_table: Tensor | None = None, max_seqlen_k: int | None = None, causal: bool = False,
         window: Window = None, scale: float | None = None, softcap: float | None = None,
         bias: Tensor | None = None, mask: Tensor | None = None, alibi_slopes: Tensor | None = None,
         sink: Tensor | None = None, seqstart_k: Tensor | None = None, chunk: int | None = None,
-        anchor: Literal["bottom_right", "top_left"] = "bottom_right", layout: Layout = "bshd",
+        anchor: Anchor = "bottom_right", layout: Layout = "bshd",
         out_dtype: torch.dtype | None = None, return_lse: bool = False,
         batch_invariant: bool = False, checked: bool = False,
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:

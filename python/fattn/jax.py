@@ -68,6 +68,8 @@ class _Static(NamedTuple):
 
 def _view(name: str, a: Any) -> View:
     shape = tuple(a.shape)
+    if not all([isinstance(n, int) for n in shape]):
+        raise Unsupported(f"{name} has shape {shape}: a program is made for one shape, and symbolic ones are not taken")
     if name == "seed_ptr":  # as the library reads it, but for the offset, which stays 0
         return View((2,), (1,), "uint64", "cpu")
     return View(shape, contiguous_strides(shape), a.dtype.name, "cpu")
@@ -369,6 +371,13 @@ def _refuse(primals: Any, tangents: Any) -> Any:
     raise InvalidArgument("a gradient of alibi_slopes is wanted, and there is none: use jax.lax.stop_gradient()")
 
 
+def _refuse_traced(**options: Any) -> None:
+    """They are part of the problem that goes into a program."""
+    for name, value in options.items():
+        if any([isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)]):
+            raise InvalidArgument(f"{name} is traced, and a program needs its value: name it in jit's static_argnames")
+
+
 def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None,
               scale: float | None = None, softcap: float | None = None, bias: Array | None = None,
               mask: Array | None = None, alibi_slopes: Array | None = None, sink: Array | None = None,
@@ -389,10 +398,11 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
     mapped sink, and for gradients of sink or of a bias without a batch, there is a run for each value. Raises
     fattn.Error while a program is traced; what only a run can see, such as lengths, is JAX's error with the library's sentence.
     """
+    _refuse_traced(causal=causal, window=window, scale=scale, softcap=softcap, dropout_p=dropout_p, chunk=chunk)
     seed = None
     if dropout_p != 0:
-        if key is None:
-            raise InvalidArgument("key is needed for dropout")
+        if key is None or not hasattr(key, "dtype"):
+            raise InvalidArgument(f"key is {key!r}: dropout needs a key of jax.random")
         words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
         if words.ndim != 1 or words.size < 2:
             raise InvalidArgument(f"key has shape {key.shape}, words of shape {words.shape}: one key is needed")
@@ -400,7 +410,7 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
     if alibi_slopes is not None:
         alibi_slopes = _constant(alibi_slopes)
     static = _Static(
-        Options(_c.FORWARD, causal, window_of(window), None if scale is None else float(scale), number(softcap),
+        Options(_c.FORWARD, number(causal), window_of(window), None if scale is None else float(scale), number(softcap),
                 float(dropout_p), anchor, layout, out_dtype, return_lse, device=device,
                 chunk=integers(chunk=chunk)[0]),
         return_lse)
@@ -423,6 +433,7 @@ def dot_product_attention(
     local_window_size are anchored at the top left. Rows past query_seq_lengths are 0, as are rows that see
     no key. implementation is None: it is fattn's. return_residual adds lse, (B, T, N).
     """
+    _refuse_traced(is_causal=is_causal, local_window_size=local_window_size)
     if implementation is not None:
         raise Unsupported(f"implementation is {implementation!r}: this one is fattn's")
     query, key, value = (jnp.asarray(a) for a in (query, key, value))

@@ -22,6 +22,7 @@ import fattn  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import oracle  # noqa: E402
+from jax import export  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -354,7 +355,9 @@ def test_bad_input():
     for change, exception, words in (
             (dict(k=k[0]), fattn.InvalidShape, "k has shape"),
             (dict(k=k.astype(jnp.int32)), fattn.InvalidArgument, "k has dtype int32"),
-            (dict(dropout_p=0.5), fattn.InvalidArgument, "key is needed"),
+            (dict(dropout_p=0.5), fattn.InvalidArgument, "key is None: dropout needs a key of jax.random"),
+            (dict(dropout_p=0.5, key=3), fattn.InvalidArgument, "key is 3: dropout needs a key"),
+            (dict(chunk=2.5), fattn.InvalidArgument, "chunk is 2.5, not an integer"),
             (dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'"),
             (dict(softcap=-1.0), fattn.InvalidArgument, "softcap is -1"),
             (dict(device="abacus"), fattn.UnknownDevice, "abacus"),
@@ -374,6 +377,23 @@ def test_bad_input():
         jax.block_until_ready(fj.attention(q, k, v, seqused_k=jnp.array([1, 99], jnp.int32)))
     with pytest.raises(fattn.Unsupported, match="implementation"):
         fj.dot_product_attention(q, k, k, implementation="cudnn")
+
+
+def test_options_are_part_of_a_program():
+    """A traced one is an error that says how to give it, and not JAX's about what is inside."""
+    q, k, v = arrays()
+    for name, call in (("is_causal", lambda x: fj.dot_product_attention(q, k, v, is_causal=x)),
+                       ("local_window_size", lambda x: fj.dot_product_attention(q, k, v, local_window_size=(x, 0))),
+                       ("causal", lambda x: fj.attention(q, k, v, causal=x)),
+                       ("scale", lambda x: fj.attention(q, k, v, scale=x)),
+                       ("chunk", lambda x: fj.attention(q, k, v, chunk=x))):
+        with pytest.raises(fattn.InvalidArgument, match=f"{name} is traced.*static_argnames"):
+            jax.jit(call)(1)
+    np.testing.assert_array_equal(fj.attention(q, k, v, causal=jnp.array(True)), fj.attention(q, k, v, causal=True))
+    n, = export.symbolic_shape("n")
+    shapes = [jax.ShapeDtypeStruct((2, n, *a.shape[2:]), a.dtype) for a in (q, k, v)]
+    with pytest.raises(fattn.Unsupported, match="symbolic ones are not taken"):
+        export.export(jax.jit(fj.attention))(*shapes)
 
 
 def test_refusals():

@@ -323,7 +323,7 @@ _made: dict[type[Kind], Kind] = {}
 _BY_MODULE: dict[str, type[Kind]] = {"numpy": _Numpy, "torch": _Torch, "cupy": _Cupy}
 
 
-def _kind_of_type(cls: type) -> Kind:
+def _kind_of_type(cls: type, name: str) -> Kind:
     for base in cls.__mro__:
         module, traced = base.__module__.split(".")[0], base.__name__.endswith("Tracer")
         if base.__name__ == "FakeTensor" or traced and module in ("jax", "jaxlib"):
@@ -335,17 +335,18 @@ def _kind_of_type(cls: type) -> Kind:
             break
     else:
         if not hasattr(cls, "__dlpack__"):
-            raise TypeError(f"{cls.__module__}.{cls.__qualname__} is no array: it has no __dlpack__")
+            qualified = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
+            raise TypeError(f"{name} is of type {qualified}, which is no array: it has no __dlpack__")
         maker = _DLPack
     if maker not in _made:
         _made[maker] = maker()
     return _made[maker]
 
 
-def kind_of(a: Any) -> Kind:
-    """The kind of an array, found once for each type."""
+def kind_of(a: Any, name: str = "an argument") -> Kind:
+    """The kind of an array, found once for each type; name is for the error."""
     cls = type(a)
     kind = kinds.get(cls)
     if kind is None:
-        kind = kinds[cls] = _kind_of_type(cls)
+        kind = kinds[cls] = _kind_of_type(cls, name)
     return kind

@@ -9,9 +9,12 @@ from typing import Any, NamedTuple, Sequence
 from fattn._arrays import Kind, kind_of, kinds
 from fattn._errors import InvalidArgument
 from fattn._plans import _cache, pack_backward, pack_forward, prepare
-from fattn._problem import EXTRAS, integer
+from fattn._problem import EXTRAS, Options, integer
 
 _NAMES = tuple(name for name, *_ in EXTRAS)
+# The same as options are called.
+_OPTIONS = (*_NAMES[:-5], "q_offset", "k_offset", "whole_q", "whole_k", "seed")
+_OF_FORWARD, _OF_BACKWARD = ("k", "v", "out", "lse", *_OPTIONS), ("k", "v", "dout", "o", "lse", "dlse", *_OPTIONS)
 NO_EXTRAS: tuple[None, ...] = (None,) * len(EXTRAS)
 _UINT64 = (1 << 64) - 1
 
@@ -107,17 +110,20 @@ def split_seed(seed: Any, offset: int) -> tuple[tuple[int, int], Any]:
 def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any, ...] = NO_EXTRAS,
             numbers: Any = None, seed: Any = None, out: Any = None, lse: Any = None) -> tuple[Any, Any]:
     """Runs a forward; (o, lse or None). options is an Options as a plain tuple, extras in their order."""
-    kind = kinds.get(type(q)) or kind_of(q)
+    kind = kinds.get(type(q)) or kind_of(q, "q")
     of = kind.key
     if extras is NO_EXTRAS and out is None and lse is None:
         if type(k) is not type(q) or type(v) is not type(q):
-            _same_kind(kind, (k, v))
+            _same_kind(kind, _OF_FORWARD, (k, v), 2)
         key: Any = (of(q), of(k), of(v), options)
     else:
-        _same_kind(kind, (k, v), *extras, out, lse)
+        _same_kind(kind, _OF_FORWARD, (k, v, out, lse, *extras), 2)
         key = (of(q), of(k), of(v), options, tuple([None if e is None else of(e) for e in extras]),
                None if out is None else kind.output_key(out), None if lse is None else kind.output_key(lse))
-    prepared = _cache.get(key)
+    try:
+        prepared = _cache.get(key)
+    except TypeError:
+        raise unhashable(Options._fields, options) from None
     if prepared is None:
         arrays = {"q": q, "k": k, "v": v}
         arrays.update((name, e) for name, e in zip(_NAMES, extras) if e is not None)
@@ -146,25 +152,37 @@ def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any,
     return o, lse
 
 
-def _same_kind(kind: Kind, needed: tuple[Any, ...], *others: Any) -> None:
-    """That arrays are of one library. Of the others some may be None."""
-    for a in (*needed, *[a for a in others if a is not None]):
-        if kinds.get(type(a)) is not kind and kind_of(a) is not kind:
-            raise InvalidArgument(f"arrays of {kind_of(a).name} and of {kind.name} in one call")
+def _same_kind(kind: Kind, names: tuple[str, ...], arrays: tuple[Any, ...], needed: int) -> None:
+    """That arrays are of q's library. All but the first `needed` may be None."""
+    for i, a in enumerate(arrays):
+        if a is None and i >= needed:
+            continue
+        if kinds.get(type(a)) is not kind and kind_of(a, names[i]) is not kind:
+            raise InvalidArgument(f"{names[i]} is a {kind_of(a).name} array, q a {kind.name} array")
+
+
+def unhashable(names: Sequence[str], options: tuple[Any, ...]) -> InvalidArgument:
+    """What is wrong with options by which no plan can be found."""
+    wrong = [f"{name} is {value!r}, of type {type(value).__name__}" for name, value in zip(names, options)
+             if value.__hash__ is None]
+    return InvalidArgument(f"{', '.join(wrong)}: one value is needed")
 
 
 def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, options: tuple[Any, ...],
              extras: tuple[Any, ...] = NO_EXTRAS, numbers: Any = None, seed: Any = None,
              given: dict[str, Any] | None = None) -> Gradients:
     """Runs a backward. given holds the caller's gradient arrays, by name."""
-    kind = kind_of(q)
+    kind = kind_of(q, "q")
     of = kind.key
     given = given or {}
-    _same_kind(kind, (k, v, dout, o, lse), dlse, *extras, *given.values())
+    _same_kind(kind, (*_OF_BACKWARD, *given), (k, v, dout, o, lse, dlse, *extras, *given.values()), 5)
     key = (of(q), of(k), of(v), of(o), of(dout), of(lse), None if dlse is None else of(dlse), options,
            tuple([None if e is None else of(e) for e in extras]),
            tuple([(name, kind.output_key(a)) for name, a in given.items()]))
-    prepared = _cache.get(key)
+    try:
+        prepared = _cache.get(key)
+    except TypeError:
+        raise unhashable(Options._fields, options) from None
     if prepared is None:
         arrays = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse}
         if dlse is not None:

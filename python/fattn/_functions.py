@@ -205,8 +205,8 @@ def attention_varlen(
 
 def _longest(cu_seqlens: Any, of: str) -> int:
     """The longest of the sequences, read from host memory."""
-    kind = kind_of(cu_seqlens)
     name = f"cu_seqlens_{of}"
+    kind = kind_of(cu_seqlens, name)
     view = kind.view(cu_seqlens, name)
     if view.device != "cpu":
         raise InvalidArgument(f"max_seqlen_{of} is needed: {name} is in a device's memory")
@@ -340,7 +340,7 @@ def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, layout: Layout = "bshd", ou
 
     Returns (o, lse). Raises as attention() does.
     """
-    kind = kind_of(o1)
+    kind = kind_of(o1, "o1")
     arrays = {"o1": o1, "lse1": lse1, "o2": o2, "lse2": lse2}
     if out is None:
         out = kind.empty(tuple(o1.shape), "float32", o1)
@@ -377,7 +377,7 @@ def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, layout: Layout = "bshd", ou
 def _views(kind: Any, arrays: dict[str, Any]) -> dict[str, View]:
     views = {}
     for name, array in arrays.items():
-        if kind_of(array) is not kind:
+        if kind_of(array, name) is not kind:
             raise InvalidArgument(f"{name} is a {kind_of(array).name} array, not {kind.name}")
         views[name] = kind.view(array, name)
         if views[name].dtype != "float32":
@@ -434,7 +434,7 @@ def inspect(q: A, k: A, v: A, *, what: Literal["scores", "probabilities"] = "sco
     """
     if what not in ("scores", "probabilities"):
         raise InvalidArgument(f'what is {what!r}, neither "scores" nor "probabilities"')
-    kind = kind_of(q)
+    kind = kind_of(q, "q")
     extras, numbers, _, features = _extras(
         bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, 0.0, 0, 0,
         block_mask=block_mask, seqstart_k=seqstart_k, alibi_bias=alibi_bias)
@@ -489,7 +489,7 @@ class Plan:
                  batch_invariant: bool = False, out_dtype: DType | None = None,
                  return_lse: bool = False, backward: bool = False, deterministic: bool = False,
                  device: str | None = None) -> None:
-        kind = kind_of(q)
+        kind = kind_of(q, "q")
         features = _c.DETERMINISTIC if deterministic else 0
         extras, _, _, features = _extras(
             bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, dropout_p, 0, 0,

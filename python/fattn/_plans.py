@@ -245,7 +245,7 @@ def prepare(kind: Kind, options: tuple[Any, ...], arrays: dict[str, Any], key: A
     """Describes a problem. arrays has q, k, v, what was given of EXTRAS, and outputs by their names."""
     views: dict[str, View] = {}
     for name, array in arrays.items():
-        if kind_of(array) is not kind:
+        if kind_of(array, name) is not kind:
             raise InvalidArgument(f"{name} is a {kind_of(array).name} array, q a {kind.name} array")
         view = kind.view(array, name)
         if 0 in view.shape:  # libraries disagree about strides that nobody walks

@@ -981,6 +981,7 @@ BAD = [
     (lambda q, k, v: dict(window=(2**70, 0)), fattn.InvalidArgument, "window_left is 1180591620717411303424, not in"),
     (lambda q, k, v: dict(positions=(2**63, 0, -1, -1)), fattn.InvalidArgument, "q_offset is 9223372036854775808"),
     (lambda q, k, v: dict(positions=(0.0, 0, -1, -1)), fattn.InvalidArgument, "a number of positions is 0.0, not an integer"),
+    (lambda q, k, v: dict(causal=[True]), fattn.InvalidArgument, r"an option is \[True\], of type list"),
     (lambda q, k, v: dict(positions=(0, 0)), fattn.InvalidArgument, r"positions is \(0, 0\), not \(q_offset"),
     (lambda q, k, v: dict(device="cuda"), (fattn.NoDevice, fattn.UnknownDevice), "cuda"),
     (lambda q, k, v: dict(seqused_k=torch.tensor([1, 99], dtype=torch.int32)), fattn.InvalidData, "99"),
@@ -1335,7 +1336,7 @@ def test_plain_functions_refuse_gradients():
             fattn.attention(q, k, v)
         with pytest.raises(fattn.InvalidArgument, match="requires a gradient"):
             fattn.attention(q, k, v)
-    with pytest.raises(fattn.InvalidArgument, match="arrays of"):
+    with pytest.raises(fattn.InvalidArgument, match="k is a numpy array, q a torch array"):
         fattn.attention(q.detach(), k.detach().numpy(), v.detach())
 
 

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad, profiler
 
 from fattn import _c
 from fattn._arrays import kind_of
-from fattn._calls import split_positions
+from fattn._calls import split_positions, unhashable
 from fattn._errors import InvalidArgument, Unsupported
 from fattn._plans import Prepared, also_cleared, pack_backward, pack_forward, prepare, remember
 from fattn._plans import _cache as prepared_calls
@@ -242,7 +242,10 @@ def call_of(numbers: tuple[Any, ...], given: tuple[int, ...] = (), lse: bool = T
             equal_heads: bool = False) -> Call:
     """The one Call of these arguments that was run, unless there have been many others since."""
     key = numbers, given, lse, equal_heads
-    return _calls.get(key) or Call(*key)
+    try:
+        return _calls.get(key) or Call(*key)
+    except TypeError:
+        raise unhashable(["an option"] * len(numbers), numbers) from None
 
 
 # --- Calls known by their tensors -----------------------------------------------------------------

@@ -1126,6 +1126,30 @@ def test_known_calls(grad):
     assert not fattn.torch._calls._known
 
 
+@guarded
+@pytest.mark.parametrize("grad", (False, True))
+def test_known_calls_with_a_tensor_twice(grad):
+    """Are found too, and are not taken for those of different tensors, nor these for them."""
+    fattn.cache_clear()
+    x, y, z = (torch.randn(2, 3, 8, 16, requires_grad=grad) for _ in range(3))
+    cases = [given for given in ((x, x, x), (x, y, y), (x, x, y), (x, y, z)) for _ in range(3)]
+    for given in cases + cases[::-1]:
+        o, expected = fattn.torch.scaled_dot_product_attention(*given), F.scaled_dot_product_attention(*given)
+        torch.testing.assert_close(o, expected, atol=1e-5, rtol=1e-5)
+        if grad:
+            leaves, g = list({id(t): t for t in given}.values()), torch.randn_like(o)
+            for a, b in zip(torch.autograd.grad(o, leaves, g), torch.autograd.grad(expected, leaves, g)):
+                torch.testing.assert_close(a, b, atol=4e-5, rtol=4e-5)
+    known = [known for few in fattn.torch._calls._known.values() for known in few]
+    for given in ((x, x, x), (x, y, y), (x, y, z)):
+        assert sum(known.check(*given) for known in known) == 1
+    p, cu = torch.randn(7, 2, 8), torch.tensor([0, 3, 7], dtype=torch.int32)
+    for _ in range(3):
+        fattn.torch.attention_varlen(p, p, p, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=4, max_seqlen_k=4)
+    known = [known for few in fattn.torch._calls._known.values() for known in few]
+    assert sum(known.check(p, p, p, cu, cu) for known in known if len(known.call.places) == 5) == 1
+
+
 class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
     def __init__(self):
         super().__init__()

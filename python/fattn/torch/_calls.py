@@ -275,8 +275,16 @@ def guard_of(*tensors: Tensor) -> Callable[..., bool] | None:
     """A function that says whether tensors are like these, in these circumstances."""
     if _Guards is None:
         return None
-    check: Callable[..., bool] = _Guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    return check
+    places = {id(t): place for place, t in reversed([*enumerate(tensors)])}  # of a tensor's first appearance
+    firsts = sorted(places.values())
+    check: Callable[..., bool] = _Guards(*[tensors[place] for place in firsts], dynamic_dims_sizes=None,
+                                         dynamic_dims_strides=None).check
+    if len(firsts) == len(tensors):
+        return check
+    # TensorGuards takes no tensor twice, as q, k and v of one, or cu_seqlens of both sides.
+    again = [(place, places[id(t)]) for place, t in enumerate(tensors) if places[id(t)] != place]
+    return lambda *others: (all([others[place] is others[first] for place, first in again]) and
+                            check(*[others[place] for place in firsts]))
 
 
 class Known:

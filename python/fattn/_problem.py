@@ -273,6 +273,8 @@ class Description:
             self.set("dropout_p", o.dropout_p)
             self.set("batch_offset", o.batch_offset)
             self.set("head_offset", o.head_offset)
+        if o.block_size is not None and "block_mask" not in self.views:
+            raise InvalidArgument("block_size is given without block_mask")
         if o.chunk is not None:
             features |= _c.CHUNK
             self.set("chunk", o.chunk)

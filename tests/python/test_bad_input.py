@@ -82,6 +82,7 @@ CASES = [
     (dict(mask=zeros(8, 9, dtype=bool)), fattn.InvalidShape, "mask has shape"),
     (dict(block_mask=zeros(1, 1, dtype=bool)), fattn.InvalidArgument, "block_size is needed"),
     (dict(block_mask=zeros(1, 1, dtype=bool), block_size=(0, 4)), fattn.InvalidShape, "block_m is 0|broadcast"),
+    (dict(block_size=(4, 4)), fattn.InvalidArgument, "block_size is given without block_mask"),
     (dict(sink=zeros(3)), fattn.InvalidShape, r"sink has shape \(3,\), not \(4,\)"),
     (dict(sink=zeros(8)[::2]), fattn.InvalidStride, "sink has elements 2 apart"),
     (dict(alibi_slopes=zeros(3, 4)), fattn.InvalidShape, "alibi_slopes has shape"),

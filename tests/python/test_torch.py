@@ -792,6 +792,24 @@ def test_switch_nests():
     assert now() is original
 
 
+@pytest.mark.parametrize("on", (None, True))
+def test_switch_as_a_decorator(on):
+    """As PyTorch's contexts are; also of a function that calls itself, or fails."""
+    original, ours = F.scaled_dot_product_attention, fattn.torch.scaled_dot_product_attention
+
+    @fattn.torch.sdpa(on)
+    def fails_at_zero(n):
+        assert F.scaled_dot_product_attention is ours
+        return 1 // n if n < 2 else fails_at_zero(n - 1)
+
+    for _ in range(2):
+        assert F.scaled_dot_product_attention is original
+        assert fails_at_zero(3) == 1
+        with pytest.raises(ZeroDivisionError):
+            fails_at_zero(0)
+    assert F.scaled_dot_product_attention is original
+
+
 def test_switch_of_overlapping_contexts():
     """As of two threads: whoever leaves first takes the own one away and no other."""
     original, ours = F.scaled_dot_product_attention, fattn.torch.scaled_dot_product_attention

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
-from typing import Any, Callable, Literal
+from typing import Any, Callable, Literal, TypeVar
 
 import torch
 import torch.nn.functional
@@ -23,6 +24,7 @@ _grads = torch.is_grad_enabled
 _has_override = has_torch_function_variadic
 _function_modes = torch._C._len_torch_function_stack
 _deterministic = torch.are_deterministic_algorithms_enabled
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _original: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -282,11 +284,14 @@ class Switch:
 switch = Switch()
 
 
-class sdpa:
+class sdpa(contextlib.ContextDecorator):
     """Routes torch.nn.functional.scaled_dot_product_attention through fattn, in the whole process.
 
         with fattn.torch.sdpa():
             model(x)
+
+        @fattn.torch.sdpa()        # whenever step() is called
+        def step(x): ...
 
         fattn.torch.sdpa(True)     # from now on
         fattn.torch.sdpa(False)    # no longer
@@ -315,10 +320,18 @@ class sdpa:
 
     def __enter__(self) -> sdpa:
         self._entered.append(switch.enter(self._function))
-        if self._before is not None:  # it was to be a context, not the process's
+        self._leave_process()
+        return self
+
+    def __call__(self, function: _Function) -> _Function:
+        self._leave_process()
+        return super().__call__(function)
+
+    def _leave_process(self) -> None:
+        """It was to be a context, or a decorator, and not the process's switch."""
+        if self._before is not None:
             switch.set(self._before)
             self._before = None
-        return self
 
     def __exit__(self, *_: Any) -> None:
         switch.leave(self._entered.pop())

@@ -999,6 +999,7 @@ BAD = [
     (lambda q, k, v: dict(window=(2**70, 0)), fattn.InvalidArgument, "window_left is 1180591620717411303424, not in"),
     (lambda q, k, v: dict(positions=(2**63, 0, -1, -1)), fattn.InvalidArgument, "q_offset is 9223372036854775808"),
     (lambda q, k, v: dict(positions=(0.0, 0, -1, -1)), fattn.InvalidArgument, "a number of positions is 0.0, not an integer"),
+    (lambda q, k, v: dict(out_dtype=torch.float16), fattn.InvalidArgument, "is torch.float16, not torch.float32$"),
     (lambda q, k, v: dict(causal=[True]), fattn.InvalidArgument, r"an option is \[True\], of type list"),
     (lambda q, k, v: dict(positions=(0, 0)), fattn.InvalidArgument, r"positions is \(0, 0\), not \(q_offset"),
     (lambda q, k, v: dict(device="cuda"), (fattn.NoDevice, fattn.UnknownDevice), "cuda"),

@@ -276,8 +276,9 @@ def attention(
 def _wide(out_dtype: torch.dtype | None, q: Tensor) -> bool:
     if out_dtype is None:
         return False
-    if out_dtype not in (q.dtype, torch.float32):
-        raise InvalidArgument(f"out_dtype is {out_dtype}, neither {q.dtype} nor torch.float32")
+    allowed = tuple(dict.fromkeys((q.dtype, torch.float32)))
+    if out_dtype not in allowed:
+        raise InvalidArgument(f"out_dtype is {out_dtype}, not {' or '.join(map(str, allowed))}")
     return bool(out_dtype != q.dtype)
 
 

@@ -51,12 +51,13 @@ struct fattn_plan {
     const fattn_kernel *few; /* computes the sequences that `kernel` leaves, or NULL: */
     int64_t few_rows;        /* those with at most so many rows of a key/value head */
     fattn_tiling few_tiling;
-    fattn_pointers pointers; /* of a run */
-    fattn_unused unused;     /* likewise */
-    bool logs_tensors;       /* of each run */
-    void *impl;              /* the backend's own state */
-    int64_t references;      /* atomic */
-    char *declined;          /* a line for each better row: why it declined */
+    int64_t pieces, few_pieces; /* of each kernel's runs (tiling.h) */
+    fattn_pointers pointers;    /* of a run */
+    fattn_unused unused;        /* likewise */
+    bool logs_tensors;          /* of each run */
+    void *impl;                 /* the backend's own state */
+    int64_t references;         /* atomic */
+    char *declined;             /* a line for each better row: why it declined */
 };
 
 struct fattn_backend {

@@ -168,6 +168,7 @@ static fattn_status leave_few(fattn_plan *plan, const fattn_limits *limits)
             few.seqlen_k = p->seqlen_k;
             plan->few = row;
             plan->few_rows = group * few.seqlen_q;
+            plan->few_pieces = fattn_tiling_pieces(&few, limits, row, &wish);
             return fattn_tiling_choose(&few, limits, row, &wish, &plan->few_tiling);
         }
     }
@@ -224,6 +225,7 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
     if (status) {
         return status;
     }
+    plan->pieces = fattn_tiling_pieces(&plan->problem, &limits, plan->kernel, &chosen);
     status = fattn_tiling_choose(&plan->problem, &limits, plan->kernel, &chosen, &plan->tiling);
     return status || chosen.tile.br || chosen.splits ? status : leave_few(plan, &limits);
 }
@@ -418,8 +420,11 @@ size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size)
            (long long)t->items, (long long)t->splits, t->splits == 1 ? "" : "s",
            (long long)t->split_blocks);
     if (plan->few) {
-        append(text, size, &used, "  few rows   %s for sequences of at most %lld queries\n",
-               plan->few->name, (long long)(plan->few_rows / fattn_problem_group(p)));
+        append(text, size, &used,
+               "  few rows   %s for sequences of at most %lld queries, keys in at most %lld "
+               "splits\n",
+               plan->few->name, (long long)(plan->few_rows / fattn_problem_group(p)),
+               (long long)plan->few_tiling.splits);
     }
     append(text, size, &used, "  workspace  %lld bytes\n", (long long)t->workspace);
     append(text, size, &used,

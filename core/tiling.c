@@ -76,10 +76,22 @@ static int64_t pick_even_splits(int64_t units, int64_t extra, const fattn_tiling
     return best;
 }
 
+int64_t fattn_tiling_pieces(const fattn_problem *problem, const fattn_limits *limits,
+                            const fattn_kernel *kernel, const fattn_wish *wish)
+{
+    const bool differ = problem->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |
+                                             FATTN_SEQUSED_Q | FATTN_SEQUSED_K);
+    if (!limits->by_lengths || !kernel->rows_max || !kernel->split || !differ || wish->splits ||
+        problem->features & FATTN_BATCH_INVARIANT) {
+        return 0;
+    }
+    return kernel->split(kernel, problem, limits).pieces;
+}
+
 /* Parts that the keys are cut into: enough pieces of work, each with keys enough to pay for
- * itself. */
+ * itself. Where runs cut by lengths, one sequence may have them all. */
 static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kernel,
-                           const fattn_problem *problem, const fattn_tiling *tiling)
+                           const fattn_problem *problem, const fattn_tiling *tiling, int64_t pieces)
 {
     if (!kernel->split || problem->features & FATTN_BATCH_INVARIANT || tiling->items == 0) {
         return 1;
@@ -88,7 +100,8 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
     if (cost.units) {
         return pick_even_splits(cost.units, fattn_ceil_div(cost.keys, tiling->bc), tiling);
     }
-    return fattn_min64(fattn_ceil_div(cost.pieces, tiling->items), problem->seqlen_k / cost.keys);
+    const int64_t items = pieces ? tiling->items / problem->batch : tiling->items;
+    return fattn_min64(fattn_ceil_div(cost.pieces, items), problem->seqlen_k / cost.keys);
 }
 
 /*
@@ -196,14 +209,16 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
         return fail_overflow(kernel);
     }
     const int64_t blocks = t.items;
+    const int64_t pieces = fattn_tiling_pieces(problem, limits, kernel, wish);
 
-    int64_t splits = wish->splits ? wish->splits : pick_splits(limits, kernel, problem, &t);
+    int64_t splits = wish->splits ? wish->splits : pick_splits(limits, kernel, problem, &t, pieces);
     splits = splits < 1 ? 1 : splits;
     t.split_blocks = fattn_ceil_div(t.k_blocks, splits);
     t.splits = t.split_blocks ? fattn_ceil_div(t.k_blocks, t.split_blocks) : 1;
     const bool overflow = __builtin_mul_overflow(t.items, t.splits, &t.items);
     if (!overflow) {
         cut_by_lengths(limits, kernel, problem, blocks, &t);
+        t.items = pieces ? fattn_min64(t.items, blocks + 2 * pieces) : t.items;
     }
     t.together = t.splits > 1 ? 1 : pick_together(problem, limits, t.heads);
 

@@ -16,6 +16,8 @@ typedef struct fattn_limits {
     int64_t parallelism;  /* pieces of work that it takes side by side */
     int64_t shared_cache; /* bytes between slow memory and all of fast memory; 0: none is known */
     int64_t units;        /* that are kept busy with equal shares; 0: unknown */
+    bool by_lengths;      /* runs know all lengths before they begin, and rows for few rows cut keys
+                           * by those (fattn_tiling_pieces) */
 } fattn_limits;
 
 /* What the environment or a test wants instead; 0 leaves the choice to the planner. */
@@ -29,5 +31,14 @@ typedef struct fattn_wish {
 fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limits *limits,
                                  const fattn_kernel *kernel, const fattn_wish *wish,
                                  fattn_tiling *tiling);
+
+/*
+ * Pieces of work that every run of the plan cuts the keys of all its sequences into, by the lengths
+ * that they have: a long sequence among many short ones is cut, as it would be alone. About so many
+ * parts are merged, and always fewer than twice as many, whatever batch is; the workspace has room
+ * for those. 0: each sequence is cut by its own length, into at most tiling->splits parts.
+ */
+int64_t fattn_tiling_pieces(const fattn_problem *problem, const fattn_limits *limits,
+                            const fattn_kernel *kernel, const fattn_wish *wish);
 
 #endif

@@ -73,7 +73,7 @@ static bool is_cpu(const fattn_plan *plan)
 }
 
 /* Parts that there is room for, before what else is in the workspace: on a CPU, as many as the
- * longest sequence may have. */
+ * longest sequence may have, and none where all have one. */
 static int64_t parts_room(const fattn_plan *plan, const int32_t *used)
 {
     const fattn_tiling *const t = &plan->tiling;
@@ -81,9 +81,8 @@ static int64_t parts_room(const fattn_plan *plan, const int32_t *used)
     for (int b = 0; b < B; b++) {
         longest = used[b] > longest ? used[b] : longest;
     }
-    return is_cpu(plan)
-               ? t->items / t->splits * fattn_schedule_most(t, (longest + t->bc - 1) / t->bc)
-               : t->items;
+    const int64_t most = fattn_schedule_most(t, (longest + t->bc - 1) / t->bc);
+    return !is_cpu(plan) ? t->items : most == 1 ? 0 : t->items / t->splits * most;
 }
 
 /* Bytes that a part takes in the workspace: on a GPU m, l and o of each row. */

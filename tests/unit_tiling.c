@@ -93,7 +93,7 @@ Test(tiling, the_largest_tile_that_fits)
                  {40 << 10, 32, 32},
                  {1, 32, 32}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fattn_limits limits = {cases[i].fast, 1, 0, 0};
+        const fattn_limits limits = {cases[i].fast, 1, 0, 0, false};
         fattn_tiling t;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, cases[i].br, "%lld fast bytes: br %lld", (long long)cases[i].fast,
@@ -152,7 +152,7 @@ Test(tiling, units_share_blocks)
                  {100000, 16, ten, 256}, {100000, 16, hundred, 256}, {256, 0, ten, 256},
                  {256, 16, NULL, 256}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fattn_limits limits = {1 << 30, 1, 0, cases[i].units};
+        const fattn_limits limits = {1 << 30, 1, 0, cases[i].units, false};
         const fattn_problem p = normal(cases[i].sq, 3000, 64);
         fattn_tiling t;
         k.cost = cases[i].cost;
@@ -173,7 +173,7 @@ Test(tiling, blocks_in_order_wait)
         int64_t br;
     } cases[] = {{128, 32, false, 64}, {128, 32, true, 128}, {128, 4096, true, 64}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fattn_limits limits = {1 << 30, 1, 0, 16};
+        const fattn_limits limits = {1 << 30, 1, 0, 16, false};
         const fattn_problem p = normal(cases[i].sq, cases[i].sk, 64);
         fattn_tiling t;
         k.cost = cases[i].in_order ? ten_in_order : ten;
@@ -187,7 +187,7 @@ Test(tiling, causal_is_a_window)
 {
     fattn_kernel k = imaginary();
     const fattn_wish none = {.splits = 0};
-    const fattn_limits limits = {1 << 30, 1, 1 << 22, 16};
+    const fattn_limits limits = {1 << 30, 1, 1 << 22, 16, false};
     k.cost = hundred;
     for (int64_t sq = 100; sq < 5000; sq += 100) {
         fattn_problem causal = normal(sq, 3000, 64), window = causal;
@@ -209,7 +209,7 @@ Test(tiling, a_mask_or_bias_may_be_causal)
 {
     fattn_kernel k = imaginary();
     const fattn_wish none = {.splits = 0};
-    const fattn_limits limits = {1 << 30, 1, 1 << 22, 16};
+    const fattn_limits limits = {1 << 30, 1, 1 << 22, 16, false};
     const uint64_t features[] = {FATTN_MASK, FATTN_BIAS};
     k.cost = hundred;
     for (int64_t sq = 100; sq < 5000; sq += 100) {
@@ -241,7 +241,7 @@ Test(tiling, a_shared_cache_spares_slow_memory)
         double walks; /* of 32 blocks of 32 rows */
     } cases[] = {{4, 0, 32}, {4, 1 << 20, 8}, {31, 1 << 20, 2}, {4, 4 << 20, 1}, {64, 4 << 20, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fattn_limits limits = {1, cases[i].parallelism, cases[i].cache, 0};
+        const fattn_limits limits = {1, cases[i].parallelism, cases[i].cache, 0, false};
         fattn_tiling t;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, 32);
@@ -254,7 +254,7 @@ Test(tiling, keys_are_split_when_queries_are_few)
 {
     fattn_kernel k = imaginary();
     const fattn_wish none = {.splits = 0};
-    const fattn_limits limits = {1 << 20, 64, 0, 0};
+    const fattn_limits limits = {1 << 20, 64, 0, 0, false};
     fattn_problem p = normal(1, 65536, 64);
     fattn_tiling t;
     ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
@@ -284,6 +284,37 @@ Test(tiling, keys_are_split_when_queries_are_few)
     }
 }
 
+/* Where runs cut keys by lengths, one sequence of a large batch may have all parts, and there are
+ * fewer than two parts for each piece of work, besides a part for each head, whatever the batch. */
+Test(tiling, lengths_cut_large_batches)
+{
+    fattn_kernel k = imaginary();
+    k.packs_groups = true;
+    k.split = by_256;
+    const fattn_limits limits = {1 << 20, 64, 0, 0, true};
+    const fattn_wish none = {.splits = 0}, four = {.splits = 4};
+    fattn_problem p = normal(1, 65536, 64);
+    fattn_tiling t;
+    for (p.batch = 1; p.batch <= 10000; p.batch *= 10) {
+        p.features = FATTN_SEQUSED_K;
+        cr_assert_eq(fattn_tiling_pieces(&p, &limits, &k, &none), 64);
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.splits, 32, "batch %lld: %lld parts", (long long)p.batch,
+                     (long long)t.splits);
+        cr_assert_leq(t.items, 2 * p.batch + 2 * 64);
+
+        cr_assert_eq(fattn_tiling_pieces(&p, &limits, &k, &four), 0, "a wish is for each sequence");
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &four, &t), FATTN_OK);
+        cr_assert_eq(t.items, 4 * 2 * p.batch);
+        p.features |= FATTN_BATCH_INVARIANT;
+        cr_assert_eq(fattn_tiling_pieces(&p, &limits, &k, &none), 0);
+        p.features = 0;
+        cr_assert_eq(fattn_tiling_pieces(&p, &limits, &k, &none), 0, "all have one length");
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.splits, p.batch == 1 ? 32 : p.batch == 10 ? 4 : 1);
+    }
+}
+
 /* A memory-bound row gets few rounds, and the last one is nearly full. */
 Test(tiling, even_splits_fill_rounds)
 {
@@ -291,7 +322,7 @@ Test(tiling, even_splits_fill_rounds)
     k.packs_groups = true;
     k.split = by_256_evenly;
     const fattn_wish none = {.splits = 0};
-    const fattn_limits limits = {1 << 20, 264, 0, 132};
+    const fattn_limits limits = {1 << 20, 264, 0, 132, false};
     const struct {
         int64_t batch, keys, items;
     } cases[] = {{1, 131072, 132},   {4, 32768, 128},     {64, 2048, 128}, {66, 65536, 132},
@@ -316,7 +347,7 @@ Test(tiling, lengths_are_cut_as_if_planned_for)
         k.packs_groups = true;
         k.split = even ? by_256_evenly : by_256;
         const fattn_wish tile = {.tile = {32, 32}};
-        const fattn_limits limits = {1 << 20, 264, 0, 132};
+        const fattn_limits limits = {1 << 20, 264, 0, 132, false};
         fattn_problem p = normal(1, 131072, 64);
         fattn_tiling all, just;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &tile, &all), FATTN_OK);
@@ -354,7 +385,7 @@ Test(tiling, rounds_for_the_largest_tile)
     const fattn_wish none = {.splits = 0};
     for (int64_t rows = 383; rows <= 384; rows++) {
         const fattn_problem p = normal(rows, 100, 64); /* of eight heads */
-        const fattn_limits limits = {1 << 30, 1, 0, 3};
+        const fattn_limits limits = {1 << 30, 1, 0, 3, false};
         fattn_tiling t;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, rows < 384 ? 32 : 256, "%lld rows: br %lld", (long long)rows,
@@ -375,7 +406,7 @@ Test(tiling, rounds_for_the_first_tile)
     } cases[] = {{1 << 30, 384, 256}, {1 << 30, 383, 128}, {128 << 10, 384, 128}, {1, 384, 32}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fattn_problem p = normal(cases[i].rows, 100, 64); /* of eight heads */
-        const fattn_limits limits = {cases[i].fast, 1, 0, 3};
+        const fattn_limits limits = {cases[i].fast, 1, 0, 3, false};
         fattn_tiling t;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, cases[i].br, "%lld rows, %lld fast bytes: br %lld",
@@ -392,7 +423,7 @@ static int64_t bytes_of_64(const fattn_kernel *row, const fattn_problem *p, fatt
 Test(tiling, tiles_of_other_problems)
 {
     fattn_kernel k = imaginary();
-    const fattn_limits limits = {1 << 20, 64, 0, 0};
+    const fattn_limits limits = {1 << 20, 64, 0, 0, false};
     const fattn_problem p = normal(1000, 1000, 64);
     const fattn_wish any = {.tile = {0, 0}}, other = {.tile = {128, 64}};
     fattn_tiling t;
@@ -409,7 +440,7 @@ Test(tiling, tiles_of_other_problems)
 Test(tiling, refusals)
 {
     fattn_kernel k = imaginary();
-    const fattn_limits limits = {1 << 20, 64, 0, 0};
+    const fattn_limits limits = {1 << 20, 64, 0, 0, false};
     const fattn_problem p = normal(100, 100, 64);
     fattn_tiling t;
     const fattn_wish odd = {.tile = {33, 32}};

@@ -399,17 +399,12 @@ APART void brief_heads(const fattn_problem *p, const fattn_cpu_brief *s, brief_p
 }
 
 /* What the heads of a sequence have in common, or false where decode_part() has to take them. */
-static bool brief_of(const panel *pn, const fattn_problem *p, const fattn_tiling *tiling,
-                     fattn_cpu_brief *s)
+static bool brief_of(const panel *pn, const fattn_problem *p, fattn_cpu_brief *s)
 {
     fattn_range keys;
     const fattn_score_rule rule = rule_of(p);
     const bool scaled = rule.terms && !(p->features & BRIEF_TERMS);
     if (scaled || !is_brief(pn, p, &keys)) {
-        return false;
-    }
-    const fattn_parts parts = parts_of(tiling, pn, pn);
-    if (!fattn_parts_are_one(&parts)) {
         return false;
     }
     const int64_t step = FV_ND / pn->pitch;
@@ -459,10 +454,10 @@ static int64_t further_of(const fattn_cpu_run *run, decode_item it, const fattn_
         return 0;
     }
     const decode_item next = item_of(run, item);
-    return next.b == it.b ? (next.hk - it.hk - it.heads + 1) * s->k_head : 0;
+    return next.piece->b == it.piece->b ? (next.hk - it.hk - it.heads + 1) * s->k_head : 0;
 }
 
-/* Does an item, or returns false where it takes decode_part(). */
+/* Does an item, or returns false where it takes decode_tiles_of(). */
 static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
 {
     const fattn_problem *const p = run->problem;
@@ -470,14 +465,12 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
     fattn_cpu_brief s;
     panel pn;
     pn.br = run->tiling->br;
-    if (!panel_place(&pn, run, it.b, it.hk, 0, true)) {
-        return true;
-    }
-    if (!brief_of(&pn, p, run->tiling, &s)) {
+    if (it.piece->splits > 1) {
         return false;
     }
-    if (it.split > 0) {
-        return true;
+    (void)panel_place(&pn, run, it.piece->b, it.hk, 0, true);
+    if (!brief_of(&pn, p, &s)) {
+        return false;
     }
     char *const at = scratch;
     pn.p = p;
@@ -491,9 +484,9 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
                                     row_index(&pn, &p->o, 0, head) * fattn_dtype_size(p->dtype_o),
                                .lse = buffers->lse,
                                .sink = sinks_of(p, buffers, head),
-                               .slope = slopes_of(p, buffers, it.b, head),
+                               .slope = slopes_of(p, buffers, it.piece->b, head),
                                .ahead = pn.band.diagonal - s.first,
-                               .lse_first = fattn_lse_index(p, &pn.seq, it.b, head)};
+                               .lse_first = fattn_lse_index(p, &pn.seq, it.piece->b, head)};
     brief_heads(p, &s, place, it.heads, further_of(run, it, &s), at);
     return true;
 }
@@ -506,8 +499,12 @@ static bool brief_plan(const fattn_problem *p, const fattn_tiling *tiling, fattn
     const fattn_cpu_run run = {.problem = p, .buffers = &none, .tiling = tiling};
     panel pn;
     pn.br = tiling->br;
-    return !(p->features & FATTN_VALIDATED) && p->batch > 0 && p->heads_k > 0 &&
-           panel_place(&pn, &run, 0, 0, 0, true) && brief_of(&pn, p, tiling, brief);
+    if (p->features & FATTN_VALIDATED || p->batch == 0 || p->heads_k == 0 ||
+        !panel_place(&pn, &run, 0, 0, 0, true)) {
+        return false;
+    }
+    const fattn_parts parts = parts_of(tiling, &pn, &pn);
+    return fattn_parts_are_one(&parts) && brief_of(&pn, p, brief);
 }
 
 static void brief_run(const fattn_cpu_brief *s, const fattn_problem *p,
@@ -550,7 +547,7 @@ static void decode_work(const fattn_cpu_run *run, void *scratch)
     for (int64_t item; fattn_cpu_take(run->items, &item);) {
         const decode_item it = item_of(run, item);
         if (!brief_item(run, it, scratch)) {
-            decode_part(run, it, scratch);
+            decode_tiles_of(run, it, scratch);
         }
     }
 }
@@ -564,8 +561,7 @@ static int64_t decode_workspace(const fattn_kernel *row, const fattn_problem *p,
                                 const fattn_tiling *tiling)
 {
     (void)row;
-    return fattn_cpu_workspace_of_one(counted_shared(p, tiling),
-                                      brief_or_decode_scratch(p, tiling));
+    return fattn_cpu_workspace_of_one(decode_shared(p, tiling), brief_or_decode_scratch(p, tiling));
 }
 
 #endif

@@ -331,11 +331,15 @@ static void work_phase(const void *phase, const fattn_cpu_run *run, void *scratc
 }
 
 /* A forward's tiling without the blocks of rows and the parts that no sequence of the run has:
- * lengths may be far below those that were planned for. */
+ * lengths may be far below those that were planned for. One whose parts follow from all lengths
+ * together, in so many pieces, has none to leave out. */
 static fattn_tiling tiling_of_run(const fattn_tiling *planned, const fattn_problem *p,
-                                  const fattn_buffers *buffers, int64_t rows)
+                                  const fattn_buffers *buffers, int64_t rows, int64_t pieces)
 {
     fattn_tiling tiling = *planned;
+    if (pieces) {
+        return tiling;
+    }
     if (tiling.splits > 1) {
         const int64_t keys = fattn_longest_keys(p, buffers);
         tiling.splits = fattn_schedule_most(&tiling, (keys + tiling.bc - 1) / tiling.bc);
@@ -374,11 +378,12 @@ static void run_items(const fattn_plan *plan, const fattn_buffers *buffers,
     fattn_query_lengths(p, buffers, &fewest, &most);
     fattn_tiling tiling = plan->tiling, few_tiling;
     if (p->op == FATTN_FORWARD) {
-        tiling = tiling_of_run(&plan->tiling, p, buffers, group * most);
+        tiling = tiling_of_run(&plan->tiling, p, buffers, group * most, plan->pieces);
     }
     fattn_cpu_run run = {.problem = p,
                          .buffers = buffers,
                          .tiling = &tiling,
+                         .pieces = plan->pieces,
                          .onto = onto,
                          .shared = (char *)workspace + l->few_shared};
     steps all;
@@ -386,10 +391,11 @@ static void run_items(const fattn_plan *plan, const fattn_buffers *buffers,
     all.size = l->scratch;
     int count = 0;
     if (plan->few && !onto && group * fewest <= plan->few_rows) {
-        few_tiling = tiling_of_run(&plan->few_tiling, p, buffers, group * fewest);
+        few_tiling = tiling_of_run(&plan->few_tiling, p, buffers, group * fewest, plan->few_pieces);
         run.few_rows = plan->few_rows;
         fattn_cpu_run few = run;
         few.tiling = &few_tiling;
+        few.pieces = plan->few_pieces;
         few.takes_few = true;
         few.shared = workspace;
         add_steps(&all, &count, (const fattn_cpu_kernel *)plan->few, &few);
@@ -564,7 +570,8 @@ static void limits(void *impl, fattn_limits *limits)
     const cpu *const device = impl;
     *limits = (fattn_limits){.fast_memory = device->fast_memory,
                              .parallelism = 2 * device->cores,
-                             .units = device->cores};
+                             .units = device->cores,
+                             .by_lengths = true};
 }
 
 static const fattn_kernel *kernel(void *impl, int i, const char **missing)

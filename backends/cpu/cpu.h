@@ -17,6 +17,7 @@ typedef struct fattn_cpu_run {
     const fattn_problem *problem;
     const fattn_buffers *buffers;
     const fattn_tiling *tiling;
+    int64_t pieces; /* that decoding cuts the keys of all sequences into (core/tiling.h), or 0 */
     const fattn_merge_job *onto; /* what results are merged with, or NULL (store.h) */
     /* Sequences of at most so many rows of a key/value head belong to the plan's second kernel; 0:
      * there is none. */

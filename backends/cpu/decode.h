@@ -381,6 +381,146 @@ static int64_t mix_bytes(const fattn_problem *p, int64_t pitch)
 #undef MIX_VECTORS
 #undef MIX_KEYS
 
+/* --- Pieces ----------------------------------------------------------------------------------- */
+
+/* A part of the keys of a sequence, or all of them, for all of its heads. */
+typedef struct decode_piece {
+    int64_t b;
+    int64_t first, past;   /* key blocks */
+    int64_t split, splits; /* which part it is, of how many */
+    int64_t slot;          /* of head 0's first part, where there are several */
+} decode_piece;
+
+/*
+ * What a run has to do, listed before it begins: each sequence with rows, cut by the lengths of
+ * all. The list depends on the plan and the lengths alone, and so do the results. It follows the
+ * slots that parts leave their results in, and a counter for each slot: that of a head's first part
+ * counts how many parts are there.
+ */
+typedef struct decode_pieces {
+    int64_t count;
+    decode_piece piece[];
+} decode_pieces;
+
+/* The slots that a run may need. Where runs cut keys by lengths, items are, besides parts, blocks
+ * of rows (core/tiling.h). */
+static int64_t slots_most(const fattn_tiling *tiling)
+{
+    const int64_t blocks = tiling->heads * tiling->q_blocks;
+    return tiling->splits == 1                       ? 0
+           : tiling->items < blocks * tiling->splits ? tiling->items - blocks
+                                                     : tiling->items;
+}
+
+static int64_t bytes_before_pieces(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    const int64_t size = part_size(p, tiling) * (int64_t)sizeof(float) + (int64_t)sizeof(int32_t);
+    return fattn_cpu_bytes(slots_most(tiling), size, 1);
+}
+
+static int64_t decode_shared(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    const int64_t most = p->heads_k ? tiling->items / p->heads_k : 0;
+    const int64_t before = bytes_before_pieces(p, tiling);
+    const int64_t pieces = fattn_cpu_bytes(most + 1, sizeof(decode_piece), 1);
+    return before < 0 || pieces < 0 ? -1 : fattn_cpu_bytes(before + pieces, 1, 1);
+}
+
+static decode_pieces *pieces_of(const fattn_cpu_run *run)
+{
+    const int64_t before = bytes_before_pieces(run->problem, run->tiling);
+    return (decode_pieces *)(void *)(run->shared + before);
+}
+
+/* Where head hk of a sequence in several parts has its first one; the others follow. */
+static int64_t slot_of(const decode_piece *piece, int64_t hk)
+{
+    return piece->slot + hk * piece->splits;
+}
+
+static int32_t *counter_of(const fattn_cpu_run *run, int64_t slot)
+{
+    const int64_t size = part_size(run->problem, run->tiling);
+    float *const past = (float *)(void *)run->shared + slots_most(run->tiling) * size;
+    return (int32_t *)(void *)past + slot;
+}
+
+/* Whether this is the last part of a head, which has so many from `slot` on. */
+static bool leaves_last(const fattn_cpu_run *run, int64_t slot, int64_t parts)
+{
+    return __atomic_fetch_add(counter_of(run, slot), 1, __ATOMIC_ACQ_REL) == parts - 1;
+}
+
+/* Lists the sequences that have rows, and returns their key blocks. */
+static int64_t list_sequences(const fattn_cpu_run *run, decode_pieces *list)
+{
+    const fattn_problem *const p = run->problem;
+    const bool differ =
+        p->features & (FATTN_VALIDATED | FATTN_POSITIONS); /* lengths are read, or positions */
+    int64_t blocks = 0;
+    list->count = 0;
+    panel pn;
+    pn.br = run->tiling->br;
+    fattn_parts keys = {0};
+    for (int64_t b = 0; b < p->batch && p->heads_k > 0; b++) {
+        if (differ || b == 0) {
+            if (!panel_place(&pn, run, b, 0, 0, true)) {
+                continue;
+            }
+            keys = parts_of(run->tiling, &pn, &pn); /* of any head: all see the same keys */
+        }
+        list->piece[list->count++] =
+            (decode_piece){.b = b, .first = keys.first, .past = keys.past, .splits = 1};
+        blocks += keys.past - keys.first;
+    }
+    return blocks;
+}
+
+/* Parts that so many key blocks are cut into, of `all` that the run has. As many as are pieces of
+ * all keys, rounded up: sequences of several parts have more than a piece, so that there are fewer
+ * of these than pieces, and fewer than two parts for each piece. */
+static int64_t parts_worth(const fattn_cpu_run *run, int64_t blocks, int64_t all)
+{
+    const int64_t most = fattn_schedule_most(run->tiling, blocks);
+    const int64_t heads = run->problem->heads_k;
+    const int64_t worth =
+        run->pieces && most > 1 ? fattn_ceil_div(blocks * run->pieces, all * heads) : most;
+    return fattn_min64(worth, most);
+}
+
+/* Lists what there is to do. Sequences are listed first, and take the places of their parts from
+ * the last one back: none has a place below its own number. */
+static void begin_pieces(const fattn_cpu_run *run)
+{
+    decode_pieces *const list = pieces_of(run);
+    const int64_t blocks = list_sequences(run, list), sequences = list->count;
+    int64_t slots = 0;
+    list->count = 0;
+    for (int64_t n = 0; n < sequences; n++) {
+        decode_piece *const all = &list->piece[n];
+        const int64_t keys = all->past - all->first;
+        const int64_t size = fattn_ceil_div(keys, parts_worth(run, keys, blocks));
+        all->splits = size ? fattn_ceil_div(keys, size) : 1;
+        all->slot = slots;
+        list->count += all->splits;
+        for (int64_t hk = 0; all->splits > 1 && hk < run->problem->heads_k; hk++) {
+            *counter_of(run, slot_of(all, hk)) = 0;
+        }
+        slots += all->splits > 1 ? all->splits * run->problem->heads_k : 0;
+    }
+    for (int64_t n = sequences - 1, to = list->count; to > n + 1; n--) {
+        const decode_piece all = list->piece[n];
+        const int64_t size = fattn_ceil_div(all.past - all.first, all.splits);
+        for (int64_t split = all.splits; split-- > 0;) {
+            decode_piece *const piece = &list->piece[--to];
+            *piece = all;
+            piece->split = split;
+            piece->first = all.first + split * size;
+            piece->past = fattn_min64(piece->first + size, all.past);
+        }
+    }
+}
+
 /* --- Rows of keys ----------------------------------------------------------------------------- */
 
 /* A tile of keys as the first head of an item has them. */
@@ -391,9 +531,10 @@ typedef struct decode_tile {
     int64_t live;
 } decode_tile;
 
-/* What an item is: a part of the keys of some heads. */
+/* What an item is: a piece of some heads. */
 typedef struct decode_item {
-    int64_t b, split, hk, heads;
+    const decode_piece *piece;
+    int64_t hk, heads;
 } decode_item;
 
 typedef struct decode {
@@ -642,7 +783,7 @@ static int64_t heads_of_item(const fattn_cpu_run *run)
 {
     const int64_t most = heads_most(run->problem), heads = fattn_max64(run->problem->heads_k, 1);
     const int64_t workers = run->tiling->workers;
-    const int64_t enough = workers > 1 ? run->tiling->items / (4 * workers) : most;
+    const int64_t enough = workers > 1 ? heads * pieces_of(run)->count / (4 * workers) : most;
     const int64_t some = fattn_max64(1, fattn_min64(enough, most));
     const int64_t groups = (heads + some - 1) / some;
     return (heads + groups - 1) / groups;
@@ -650,18 +791,16 @@ static int64_t heads_of_item(const fattn_cpu_run *run)
 
 static int64_t decode_count(const fattn_cpu_run *run)
 {
-    const int64_t heads = run->problem->heads_k, each = heads_of_item(run);
-    return heads ? run->tiling->items / heads * ((heads + each - 1) / each) : 0;
+    const int64_t each = heads_of_item(run);
+    return pieces_of(run)->count * ((run->problem->heads_k + each - 1) / each);
 }
 
-/* Items of a part of the keys follow one another. */
+/* Items of a piece follow one another. */
 static decode_item item_of(const fattn_cpu_run *run, int64_t item)
 {
     const int64_t all = run->problem->heads_k, each = heads_of_item(run);
-    const int64_t groups = (all + each - 1) / each, splits = run->tiling->splits;
-    const int64_t hk = item % groups * each;
-    return (decode_item){.b = item / groups / splits,
-                         .split = item / groups % splits,
+    const int64_t groups = (all + each - 1) / each, hk = item % groups * each;
+    return (decode_item){.piece = &pieces_of(run)->piece[item / groups],
                          .hk = hk,
                          .heads = fattn_min64(each, all - hk)};
 }
@@ -673,17 +812,15 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     const int64_t item = fattn_cpu_upcoming(run->items);
     decode_tile *const tile = &d->next;
     panel pn = d->head->panel;
-    int64_t block, past;
     tile->live = 0;
     if (item >= decode_count(run)) {
         return;
     }
     const decode_item it = item_of(run, item);
-    if (it.heads != d->heads || !panel_place(&pn, run, it.b, it.hk, 0, true)) {
+    if (it.heads != d->heads || !panel_place(&pn, run, it.piece->b, it.hk, 0, true)) {
         return;
     }
-    const fattn_parts parts = parts_of(run->tiling, &pn, &pn);
-    for ((void)fattn_schedule_keys(&parts, it.split, &block, &past); block < past; block++) {
+    for (int64_t block = it.piece->first; block < it.piece->past; block++) {
         const span s = span_of(&pn, block);
         if (s.kind != FATTN_TILE_EMPTY) {
             tile->block = block;
@@ -694,66 +831,30 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     }
 }
 
-/* After the parts, a counter for each block: how many of them are there. */
-static int64_t counted_shared(const fattn_problem *p, const fattn_tiling *tiling)
-{
-    const int64_t parts = forward_shared(p, tiling);
-    const int64_t counters = fattn_cpu_bytes(split_blocks(tiling), sizeof(int32_t), 1);
-    return parts < 0 || counters < 0 ? -1 : fattn_cpu_bytes(parts + counters, 1, 1);
-}
-
-static int32_t *counters_of(const fattn_cpu_run *run)
-{
-    return (int32_t *)(void *)(run->shared + forward_shared(run->problem, run->tiling));
-}
-
-static void begin_counting(const fattn_cpu_run *run)
-{
-    const int64_t blocks = split_blocks(run->tiling);
-    if (blocks > 0) {
-        memset(counters_of(run), 0, (size_t)blocks * sizeof(int32_t));
-    }
-}
-
-/* Whether this is the last part of a block, which has so many. */
-static bool leaves_last(const fattn_cpu_run *run, int64_t block, int64_t parts)
-{
-    return __atomic_fetch_add(counters_of(run) + block, 1, __ATOMIC_ACQ_REL) == parts - 1;
-}
-
 /* An item: tile by tile, each for all of its heads, while rows of the next tile are fetched. */
-static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
+static void decode_tiles_of(const fattn_cpu_run *run, decode_item it, void *scratch)
 {
-    const fattn_tiling *const tiling = run->tiling;
+    const decode_piece *const piece = it.piece;
     arena from = {.base = scratch};
     decode d = {.heads = it.heads};
 
-    decode_layout(&d, d.heads, run->problem, tiling, &from);
-    panel *const pn = &d.head->panel;
-    if (!panel_place(pn, run, it.b, it.hk, 0, true)) {
-        return;
-    }
-    const fattn_parts parts = parts_of(tiling, pn, pn); /* of any head: all see the same keys */
-    int64_t first, past;
-    if (!fattn_schedule_keys(&parts, it.split, &first, &past)) {
-        return;
-    }
-    panel_prepare(pn);
+    decode_layout(&d, d.heads, run->problem, run->tiling, &from);
+    panel_prepare(&d.head->panel);
     for (int64_t n = 0; n < d.heads; n++) {
-        (void)panel_open(&d.head[n].panel, run, it.b, it.hk + n, 0, true);
-        decode_begin(&d.head[n], it.split);
+        (void)panel_open(&d.head[n].panel, run, piece->b, it.hk + n, 0, true);
+        decode_begin(&d.head[n], piece->split);
     }
     for (int64_t n = 0; n < d.heads; n++) {
-        int64_t begin = first, end = past;
+        int64_t begin = piece->first, end = piece->past;
         /* For the panel's ranges. */
         skip_hidden_blocks(&d.head[n].panel, NULL, 0, &begin, &end);
     }
-    bool more = find_tile(&d, first, past, &d.next);
+    bool more = find_tile(&d, piece->first, piece->past, &d.next);
     while (more) {
         const decode_tile now = d.next;
         d.next = d.now; /* its arrays are free for the tile after it */
         d.now = now;
-        more = find_tile(&d, d.now.block + 1, past, &d.next);
+        more = find_tile(&d, d.now.block + 1, piece->past, &d.next);
         if (!more) {
             find_upcoming(&d, run);
         }
@@ -764,18 +865,19 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
             }
         }
     }
-    const int64_t head = it.b * run->problem->heads_k + it.hk, count = fattn_parts_count(&parts);
     for (int64_t n = 0; n < d.heads; n++) {
         decode_end(&d.head[n]);
-        if (count == 1) {
+        if (piece->splits == 1) {
             forward_store(&d.head[n]);
         } else {
-            forward_leave_part(&d.head[n], run, (head + n) * tiling->splits + it.split, 0);
+            forward_leave_part(&d.head[n], run, slot_of(piece, it.hk + n) + piece->split, 0);
         }
     }
-    for (int64_t n = 0; count > 1 && n < d.heads; n++) {
-        if (leaves_last(run, head + n, count)) {
-            merge_block(run, head + n, scratch); /* in which nothing is needed any more */
+    for (int64_t n = 0; piece->splits > 1 && n < d.heads; n++) {
+        const int64_t slot = slot_of(piece, it.hk + n);
+        if (leaves_last(run, slot, piece->splits)) { /* scratch is not needed any more */
+            const fattn_work work = {.batch = piece->b, .head = it.hk + n};
+            merge_parts(run, work, slot, piece->splits, scratch);
         }
     }
 }

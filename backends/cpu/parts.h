@@ -46,10 +46,12 @@ APART bool exists(const fattn_cpu_run *run, int64_t item)
     return fattn_schedule_keys(&parts, split, &first, &past);
 }
 
-/* Floats that one part leaves behind: m, l, o of each strip. */
+/* Floats that one part leaves behind: m, l, o of each strip, and of the last one's o the rows that
+ * exist. */
 static int64_t part_size(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return tiling->br * (2 + vectors_of(p->dim_v) * FV_LANES);
+    const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
+    return 2 * tiling->br + fattn_min64(rows, tiling->br) * vectors_of(p->dim_v) * FV_LANES;
 }
 
 /* Blocks of rows whose parts are merged. */
@@ -90,11 +92,11 @@ static void restore_scale(const forward *f)
     }
 }
 
-/* Leaves strip n of an item where the merge finds it. */
-static void forward_leave_part(const forward *f, const fattn_cpu_run *run, int64_t item, int64_t n)
+/* Leaves strip n of a part in a slot, where the merge finds it. */
+static void forward_leave_part(const forward *f, const fattn_cpu_run *run, int64_t slot, int64_t n)
 {
     const int64_t size = part_size(run->problem, run->tiling);
-    forward_keep_part(f, part_of(f, (float *)run->shared + item * size, n));
+    forward_keep_part(f, part_of(f, (float *)run->shared + slot * size, n));
 }
 
 /* --- Merging ---------------------------------------------------------------------------------- */
@@ -124,31 +126,21 @@ static void merge_part(forward *f, const float *other)
     }
 }
 
-static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
+/* Merges the parts of a block, `splits` of them from slot `slot` on. */
+static void merge_parts(const fattn_cpu_run *run, fattn_work work, int64_t slot, int64_t splits,
+                        void *scratch)
 {
-    const fattn_tiling *const tiling = run->tiling;
-    const int64_t size = part_size(run->problem, tiling), first = item * tiling->splits;
-    const fattn_work work = fattn_schedule_item(tiling, run->problem->heads_k, first);
-    float *const shared = (float *)run->shared;
-    panel all; /* rows of the block */
-    if (!place_item(&all, run, first)) {
-        return;
-    }
-    const fattn_parts there = parts_of(tiling, &all, &all);
-    const int64_t splits = fattn_parts_count(&there);
-    if (splits == 1) {
-        return;
-    }
+    const int64_t size = part_size(run->problem, run->tiling);
     arena from = {.base = scratch};
     forward strips[STRIPS];
-    const int64_t room = block_layout(strips, run->problem, tiling, 1, &from);
+    const int64_t room = block_layout(strips, run->problem, run->tiling, 1, &from);
     const int64_t count = forward_open(strips, room, run, work);
 
     panel_prepare(&strips->panel);
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];
         const panel *const pn = &f->panel;
-        const float *const parts = part_of(f, shared + first * size, n);
+        const float *const parts = part_of(f, (float *)run->shared + slot * size, n);
         memcpy(f->m, parts, (size_t)pn->br * sizeof(float));
         memcpy(f->l, parts + pn->br, (size_t)pn->br * sizeof(float));
         memcpy(f->o, parts + 2 * pn->br, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
@@ -161,6 +153,21 @@ static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
         } else {
             forward_store(f);
         }
+    }
+}
+
+static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    const int64_t first = item * run->tiling->splits;
+    panel all; /* rows of the block */
+    if (!place_item(&all, run, first)) {
+        return;
+    }
+    const fattn_parts there = parts_of(run->tiling, &all, &all);
+    const int64_t splits = fattn_parts_count(&there);
+    if (splits > 1) {
+        merge_parts(run, fattn_schedule_item(run->tiling, run->problem->heads_k, first), first,
+                    splits, scratch);
     }
 }
 

@@ -637,7 +637,10 @@ typedef struct fattn_plan_info {
     size_t struct_size;       /* sizeof(fattn_plan_info); set by fattn_plan_info_init */
     char kernel[64];          /* name of the kernel row */
     int64_t br, bc;           /* tile: queries, keys */
-    int64_t splits;           /* how many parts the keys of a row are cut into */
+    int64_t splits;           /* most parts that this kernel cuts the keys of a sequence into: a
+                               * run's lengths may be worth fewer. Where lengths of queries differ,
+                               * another kernel may have sequences of few rows, and cut those:
+                               * fattn_plan_describe() names it */
     int64_t work_items;       /* independent pieces of work */
     int64_t workspace_bytes;  /* what fattn_execute() needs */
     double predicted_bytes;   /* slow-memory traffic of this plan */

@@ -465,7 +465,7 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
     fattn_cpu_brief s;
     panel pn;
     pn.br = run->tiling->br;
-    if (it.piece->splits > 1) {
+    if (it.piece->splits > 1 || run->tiling->q_blocks > 1) {
         return false;
     }
     (void)panel_place(&pn, run, it.piece->b, it.hk, 0, true);
@@ -499,7 +499,7 @@ static bool brief_plan(const fattn_problem *p, const fattn_tiling *tiling, fattn
     const fattn_cpu_run run = {.problem = p, .buffers = &none, .tiling = tiling};
     panel pn;
     pn.br = tiling->br;
-    if (p->features & FATTN_VALIDATED || p->batch == 0 || p->heads_k == 0 ||
+    if (p->features & FATTN_VALIDATED || p->batch == 0 || p->heads_k == 0 || tiling->q_blocks > 1 ||
         !panel_place(&pn, &run, 0, 0, 0, true)) {
         return false;
     }

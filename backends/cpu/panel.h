@@ -352,7 +352,7 @@ static bool rows_in_place(const panel *pn, int64_t dim, int64_t r)
 
 /* --- Keys ------------------------------------------------------------------------------------- */
 
-/* Most rows of a key/value head for which decoding pays. */
+/* Rows of a key/value head that decoding takes at a time. */
 #define DECODE_ROWS 16
 _Static_assert(DECODE_ROWS % FV_LANES == 0, "lanes of a dense tile are whole vectors");
 _Static_assert(DECODE_ROWS % FV_ND == 0, "dense tiles hold whole steps of keys");

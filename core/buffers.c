@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The half of problem.h that looks at the pointers of one run, and at the lengths behind them. */
+#include <stdio.h>
 #include <string.h>
 
 #include "core/abi.h"
@@ -71,6 +72,23 @@ static fattn_status check_pointer(const fattn_operand *operand)
     return FATTN_OK;
 }
 
+/* Says where two operands lie, and how many pages one of them is taken to have. */
+static fattn_status fail_overlap(const fattn_problem *p, const fattn_operand *a,
+                                 const fattn_operand *b)
+{
+    int64_t a_bytes = 0, b_bytes = 0;
+    (void)fattn_region_span(&a->region, &a_bytes); /* fits: the problem was checked */
+    (void)fattn_region_span(&b->region, &b_bytes);
+    const bool paged = p->features & FATTN_PAGED && (b->name[0] == 'k' || b->name[0] == 'v');
+    char pages[48] = "";
+    if (paged) {
+        snprintf(pages, sizeof pages, ", num_pages %lld", (long long)p->num_pages);
+    }
+    return fattn_fail(FATTN_OVERLAP, "%s overlaps %s: %lld bytes at %p and %lld bytes at %p%s",
+                      a->name, b->name, (long long)a_bytes, (void *)a->region.base,
+                      (long long)b_bytes, (void *)b->region.base, pages);
+}
+
 fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_buffers *in,
                                      fattn_buffers *out)
 {
@@ -93,8 +111,7 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
             const bool once = !operands[j].output || j > i;
             if (j != i && once && fattn_operand_is_present(&operands[j]) &&
                 fattn_regions_overlap(&operands[i].region, &operands[j].region)) {
-                return fattn_fail(FATTN_OVERLAP, "%s overlaps %s", operands[i].name,
-                                  operands[j].name);
+                return fail_overlap(problem, &operands[i], &operands[j]);
             }
         }
     }
@@ -224,9 +241,11 @@ static fattn_status check_block_table(const fattn_problem *p, const fattn_buffer
         for (int64_t page = start / p->page_size; page < pages; page++) {
             const int32_t entry = buf->block_table[b * p->block_table_stride + page];
             if (entry < 0 || entry >= p->num_pages) {
-                return fattn_fail(FATTN_INVALID_DATA,
-                                  "block_table[%lld][%lld] is %d, not in 0..%lld", (long long)b,
-                                  (long long)page, (int)entry, (long long)p->num_pages - 1);
+                const bool left = p->window_left >= 0 && !(p->features & FATTN_SEQSTART_K);
+                return fattn_fail(
+                    FATTN_INVALID_DATA, "block_table[%lld][%lld] is %d, not in 0..%lld%s",
+                    (long long)b, (long long)page, (int)entry, (long long)p->num_pages - 1,
+                    left ? " (FATTN_SEQSTART_K leaves out pages before the window)" : "");
             }
         }
     }

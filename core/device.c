@@ -211,7 +211,8 @@ fattn_status fattn_device_take(const fattn_device *device, size_t bytes, fattn_s
     }
     *memory = device->allocate(device->allocator_user, bytes, stream);
     if (!*memory) {
-        return fattn_fail_memory((int64_t)bytes, "device memory of the caller's");
+        return fattn_fail(FATTN_OUT_OF_MEMORY, "the device's allocate() gave NULL for %zu bytes",
+                          bytes);
     }
     if ((uintptr_t)*memory % FATTN_MEMORY_ALIGNMENT) {
         const fattn_status status =

@@ -3,6 +3,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/abi.h"
@@ -459,6 +460,33 @@ static fattn_status check_strides(const fattn_problem *p)
     return status ? status : check_stride("alibi_slopes", "batch", p->alibi_batch_stride);
 }
 
+/* Names the strides, in elements, with the shape that they are too short for. */
+static fattn_status fail_overlap(const fattn_operand *operand)
+{
+    const fattn_region *const r = &operand->region;
+    const int64_t size = fattn_dtype_size(operand->dtype), channels = r->run / size;
+    char tail[32] = ")"; /* of the shape of tensors: their channels lie side by side */
+    if (operand->kind == FATTN_OPERAND_TENSOR) {
+        snprintf(tail, sizeof tail, ", %lld)", (long long)channels);
+    }
+    char strides[96], shape[96];
+    const int axes = operand->kind == FATTN_OPERAND_TENSOR ? 3 : 4;
+    size_t at = 0, to = 0;
+    bool set = false;
+    for (int a = 0; a < axes; a++) {
+        const char *const before = a ? ", " : "";
+        at += (size_t)snprintf(strides + at, sizeof strides - at, "%s%lld", before,
+                               (long long)(r->stride[a] / size));
+        to += (size_t)snprintf(shape + to, sizeof shape - to, "%s%lld", before,
+                               (long long)r->extent[a]);
+        set = set || r->stride[a] > 0;
+    }
+    return fattn_fail(FATTN_OVERLAP,
+                      "%s overlaps itself: strides (%s)%s let two elements of shape (%s%s share an "
+                      "address",
+                      operand->name, strides, set ? "" : ", which are not set,", shape, tail);
+}
+
 /* No operand's size in bytes passes 2^63, and no output overlaps itself. */
 static fattn_status check_operands(const fattn_problem *p)
 {
@@ -470,9 +498,7 @@ static fattn_status check_operands(const fattn_problem *p)
             return fattn_fail(FATTN_OVERFLOW, "%s spans more than 2^63 bytes", operands[i].name);
         }
         if (operands[i].output && fattn_region_overlaps_itself(&operands[i].region)) {
-            return fattn_fail(FATTN_OVERLAP,
-                              "%s overlaps itself: its strides let two elements share an address",
-                              operands[i].name);
+            return fail_overlap(&operands[i]);
         }
     }
     return FATTN_OK;

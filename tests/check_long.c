@@ -13,6 +13,7 @@
 #include "core/dtype.h"
 #include "core/plan.h"
 #include "tests/device.h"
+#include "tests/worst.h"
 
 enum { B = 96, HQ = 4, HK = 2, D = 32, SQ = 10, LONG = 6000, TOTAL = 24000, ROWS = B * SQ };
 
@@ -121,11 +122,11 @@ static bool agree(fattn_dtype dtype, const results *a, const results *truth)
     double worst = 0;
     for (int64_t n = 0; n < ROWS * HQ * D; n++) {
         const double x = fattn_dtype_load(dtype, a->o, n), y = fattn_dtype_load(dtype, truth->o, n);
-        worst = fmax(worst, memcmp(&x, &y, sizeof x) ? fabs(x - y) : 0);
+        worst = worst_of(worst, memcmp(&x, &y, sizeof x) ? fabs(x - y) : 0);
     }
     for (int n = 0; n < HQ * ROWS; n++) {
         const bool same = memcmp(&a->lse[n], &truth->lse[n], sizeof a->lse[n]) == 0;
-        worst = fmax(worst, same ? 0 : fabs((double)a->lse[n] - (double)truth->lse[n]));
+        worst = worst_of(worst, same ? 0 : fabs((double)a->lse[n] - (double)truth->lse[n]));
     }
     return worst < (dtype == FATTN_F32 ? 1e-5 : 1e-2);
 }

@@ -1188,6 +1188,7 @@ Test(allocators, of_a_device)
     cr_assert_eq(hooks_freed, 3);
     hooks_left = 1;
     ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OUT_OF_MEMORY);
+    REASON_HAS("the device's allocate() gave NULL for ");
     hooks_left = 1;
     ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OUT_OF_MEMORY);
     hooks_shift = 64;

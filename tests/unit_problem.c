@@ -321,8 +321,10 @@ Test(problem, strides)
     REFUSED(FATTN_INVALID_STRIDE, "seq stride of k is -8", STRIDED, p.k.seq = -8);
     REFUSED(FATTN_OVERFLOW, "head stride of v", STRIDED, p.v.head = INT64_MAX / 2);
     REFUSED(FATTN_OVERFLOW, "q spans", STRIDED, p.q.batch = p.q.head = p.q.seq = INT64_MAX / 8);
-    REFUSED(FATTN_OVERLAP, "o overlaps itself", STRIDED, p.o.head = 5);
+    REFUSED(FATTN_OVERLAP, "o overlaps itself: strides (256, 32, 5) let", STRIDED, p.o.head = 5);
     REFUSED(FATTN_OVERLAP, "o overlaps itself", STRIDED, p.o.batch = 0);
+    REFUSED(FATTN_OVERLAP, "o overlaps itself: strides (0, 0, 0), which are not set, let", STRIDED,
+            p.o = (fattn_strides){0});
     REFUSED(FATTN_INVALID_STRIDE, "query stride of bias", p.features = FATTN_BIAS,
             p.bias_stride[2] = -1);
     REFUSED(FATTN_INVALID_STRIDE, "key stride of mask", p.features = FATTN_MASK,
@@ -448,7 +450,7 @@ Test(buffers, pointers)
     refused_buffers(&w, FATTN_OVERFLOW, "end of memory");
     w.b.k = memory + 1024;
     w.b.o = memory + 1024 + 16;
-    refused_buffers(&w, FATTN_OVERLAP, "o overlaps k");
+    refused_buffers(&w, FATTN_OVERLAP, "o overlaps k: ");
     w.b.struct_size = 3;
     refused_buffers(&w, FATTN_INVALID_STRUCT, "fattn_buffers");
 }
@@ -669,6 +671,16 @@ Test(buffers, pages)
     refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is -1");
     table[1][3] = 6; /* of 6 pages */
     refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is 6");
+    w.p.window_left = 1; /* which page 0 of neither sequence is in */
+    table[0][0] = -1;
+    refused_buffers(
+        &w, FATTN_INVALID_DATA,
+        "block_table[0][0] is -1, not in 0..5 (FATTN_SEQSTART_K leaves out pages before");
+    table[0][0] = 0;
+    w.p.window_left = -1;
+    w.b.o = (void *)((uintptr_t)w.b.k + 16);
+    refused_buffers(&w, FATTN_OVERLAP, ", num_pages 6");
+    w.b.o = memory + 3072;
     table[1][3] = 5;
     refused_buffers(&w, FATTN_OK, "");
 }

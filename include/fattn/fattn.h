@@ -196,7 +196,7 @@ typedef enum fattn_anchor {
 #define FATTN_DETERMINISTIC 0x40000ull   /* backward bit-identical from run to run on GPUs too */
 #define FATTN_BATCH_INVARIANT 0x80000ull /* a row's result depends on its own inputs only */
 #define FATTN_CHECKED 0x100000ull        /* GPU: validate lengths and tables, synchronously */
-#define FATTN_SEQSTART_K 0x200000ull     /* seqstart_k: keys padded on the left (CPU, reference) */
+#define FATTN_SEQSTART_K 0x200000ull     /* seqstart_k: no keys before it (CPU, reference) */
 #define FATTN_ALIBI_BIAS 0x400000ull     /* slopes multiply bias, not distances (CPU, reference) */
 #define FATTN_CHUNK 0x800000ull          /* chunk: keys of the query's own chunk alone */
 /* All of these bits. */
@@ -262,13 +262,16 @@ typedef struct fattn_problem {
     fattn_strides q, k, v, o;       /* FATTN_STRIDED */
     fattn_strides dout, dq, dk, dv; /* FATTN_STRIDED, backward */
 
-    double scale;         /* FATTN_SCALE: any finite value */
-    double softcap;       /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
-    double dropout_p;     /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536; what is neither
+    double scale;     /* FATTN_SCALE: any finite value. 0, which it is until it is set, is one: all
+                           * keys that are kept weigh the same */
+    double softcap;   /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
+    double dropout_p; /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536; what is neither
                            * 0 nor 1 is 1/65536 at least and 65535/65536 at most */
-    int64_t window_left;  /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all;
+    int64_t window_left; /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all;
                            * default -1 */
-    int64_t window_right; /* FATTN_WINDOW: to the right, -1 for all; default -1. Causal sets 0 */
+    int64_t
+        window_right; /* FATTN_WINDOW: to the right, -1 for all; default -1. FATTN_CAUSAL makes it
+                           * 0, whatever it is */
 
     /* Strides of (batch, head, query, key); any of them may be 0 to broadcast. i and j count the
      * rows and keys of one sequence from 0, in packed batches too. */
@@ -339,7 +342,9 @@ typedef struct fattn_buffers {
     const int32_t *cu_seqlens_k; /* (B + 1), likewise */
     const int32_t *seqused_q;    /* (B): only so many rows of sequence b exist */
     const int32_t *seqused_k;    /* (B): only so many keys of sequence b exist */
-    const int32_t *block_table;  /* (B, max_pages): page of keys j * page_size .. of sequence b */
+    const int32_t *block_table;  /* (B, max_pages): page of keys j * page_size .. of sequence b. All
+                                  * that has keys of the sequence is valid, also before a window;
+                                  * what is before seqstart_k or past the keys is not read */
 
     /* FATTN_POSITIONS. The arrays, where not NULL, are per sequence (B) and replace the scalars. */
     int64_t q_offset, k_offset; /* position of the first local row and key in the whole sequence,
@@ -355,7 +360,8 @@ typedef struct fattn_buffers {
 
     const int32_t *seqstart_k; /* (B): keys of sequence b before this one do not exist. Those that
                                 * do keep their numbers j, and with them the diagonal, distances,
-                                * biases and masks */
+                                * biases and masks. For padding on the left, and for a cache that
+                                * has given up the pages which a window has left */
 } fattn_buffers;
 
 /* Fills *buffers with NULL pointers, offsets 0 and whole lengths -1. */
@@ -625,6 +631,13 @@ typedef struct fattn_plan fattn_plan;
  * fattn_execute() allocates nothing if it is given a workspace. problem is copied. *plan is
  * destroyed by fattn_plan_destroy(). It is immutable, and several threads may execute it
  * concurrently, each with a workspace of its own.
+ *
+ * One plan may serve all steps of an engine. Where lengths are data (cu_seqlens, seqused), batch,
+ * seqlen_q, seqlen_k and the totals are the most that a run may have, and a run takes the time of
+ * its actual lengths. Sequences that a run lacks have no rows: the last entry of cu_seqlens_q
+ * repeats, or seqused_q is 0. Strides do not change with the run: lse has total_q entries a head,
+ * however many rows there are. Other problems want other plans: fattn_attention() finds its own by
+ * all fields of the problem, and a seqlen_k that grows by one is a new one at each step.
  */
 FATTN_API fattn_status fattn_plan_create(fattn_device *device, const fattn_problem *problem,
                                          fattn_plan **plan);

@@ -477,6 +477,27 @@ GPU_DEVICE void wgmma_drop(const fattn_gpu_args &g, const mma_item &w, int row, 
 
 /* --- The end of an item ----------------------------------------------------------------------- */
 
+/* Eight channels of a row of o. (With gpu_store_eight() in its place, ptxas reloads a register
+ * among the products of 256 channels.) */
+template <class S>
+GPU_DEVICE void wgmma_store_eight(const fattn_gpu_args &g, int64_t at, int c, const uint32_t x[4])
+{
+    const int live = (int)g.problem.dim_v - c;
+    uint16_t *const to = (uint16_t *)g.buffers.o + at + c;
+    if (live >= 8 && g.chunks & FATTN_GPU_QUADS_O) {
+        gpu_u4 eight;
+        eight.x = x[0], eight.y = x[1], eight.z = x[2], eight.w = x[3];
+        *(gpu_u4 *)to = eight;
+        return;
+    }
+    GPU_UNROLL
+    for (int e = 0; e < 8; e++) {
+        if (e < live) {
+            to[e] = (uint16_t)(x[e / 2] >> e % 2 * 16);
+        }
+    }
+}
+
 /* Rows of o of the input's type. A warp's sums go through shared memory, 64 channels of eight rows
  * at a time, swizzled as a tile is, so that eight lanes store 128 bytes of a row. row: the warp's
  * first; factor, empty: of each of the thread's two rows. */
@@ -516,9 +537,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
                 uint32_t x[4];
                 mma_get<4>(from + 512 * k + ((lane % 8 ^ (4 * k + lane / 8)) << 4), x);
                 if (exists[k]) {
-                    const int c = 64 * panel + lane % 8 * 8, live = (int)g.problem.dim_v - c;
-                    gpu_store_eight((uint16_t *)g.buffers.o + at[k] + c, {x[0], x[1], x[2], x[3]},
-                                    live, live >= 8 && g.chunks & FATTN_GPU_QUADS_O);
+                    wgmma_store_eight<S>(g, at[k], 64 * panel + lane % 8 * 8, x);
                 }
             }
             __syncwarp();

@@ -861,6 +861,7 @@ static struct sloped {
     uint16_t dv[SLOPED_KEYS * SLOPED_DIM];
     float o[SLOPED_ROWS * SLOPED_DIM], dout[SLOPED_ROWS * SLOPED_DIM], lse[SLOPED_ROWS];
     float bias[SLOPED_ROWS * SLOPED_KEYS], slope;
+    int32_t table[(1 << 24) / SLOPED_KEYS + 1]; /* all pages are the first */
 } sloped;
 
 static fattn_problem sloped_problem(fattn_op op, fattn_dtype dtype, int64_t rows, int64_t keys)
@@ -891,6 +892,7 @@ static bool sloped_runs(const place *at, const fattn_problem *p)
     fattn_buffers_init(&b);
     b.q = sloped.q, b.k = sloped.k, b.v = sloped.v, b.o = sloped.o, b.lse = sloped.lse;
     b.alibi_slopes = &sloped.slope;
+    b.block_table = p->features & FATTN_PAGED ? sloped.table : NULL;
     b.bias = p->features & FATTN_BIAS ? sloped.bias : NULL;
     if (p->op == FATTN_BACKWARD) {
         b.dout = sloped.dout, b.dq = sloped.dq, b.dk = sloped.dk, b.dv = sloped.dv;
@@ -906,7 +908,7 @@ static bool sloped_runs(const place *at, const fattn_problem *p)
 static const fattn_dtype sloped_dtypes[] = {FATTN_F16, FATTN_BF16};
 
 /* Rows that see the four keys before them, of so many that f32 cannot count them. All keys are one,
- * by stride 0. The oracle would visit them all. */
+ * by stride 0, or all pages, for rows that take no such stride. The oracle would visit them all. */
 static void l12(void)
 {
     static const int64_t rows[] = {1, SLOPED_ROWS},
@@ -914,18 +916,26 @@ static void l12(void)
     const double lse = log(1 + exp(-1) + exp(-2) + exp(-3));
     for (int n = 0; n < hazard_place_count; n++) {
         const place *const at = &hazard_places[n];
-        for (int c = 0; strcmp(at->backend, "reference") != 0 && c < 2 * 2 * 3; c++) {
+        for (int c = 0; strcmp(at->backend, "reference") != 0 && c < 2 * 2 * 2 * 3; c++) {
             fattn_problem p =
-                sloped_problem(FATTN_FORWARD, sloped_dtypes[c % 2], rows[c / 2 % 2], keys[c / 4]);
+                sloped_problem(FATTN_FORWARD, sloped_dtypes[c % 2], rows[c / 2 % 2], keys[c / 8]);
             p.features |= FATTN_WINDOW;
             p.window_left = 3, p.window_right = 0;
-            p.layout = FATTN_STRIDED;
-            p.q.seq = p.o.seq = SLOPED_DIM;
+            if (c / 4 % 2) {
+                p.features |= FATTN_PAGED;
+                p.page_size = SLOPED_KEYS, p.num_pages = 1;
+                p.max_pages = p.block_table_stride = (p.seqlen_k + SLOPED_KEYS - 1) / SLOPED_KEYS;
+            } else {
+                p.layout = FATTN_STRIDED;
+                p.q.seq = p.o.seq = SLOPED_DIM;
+            }
             sloped.slope = 1;
             const bool ran = sloped_runs(at, &p);
             for (int i = 0; ran && i < p.seqlen_q; i++) {
-                hazard_check(fabs(sloped.lse[i] - lse) < 1e-5, "%s, %lld keys: lse of row %d is %g",
-                             at->kernel->name, (long long)p.seqlen_k, i, sloped.lse[i]);
+                hazard_check(fabs(sloped.lse[i] - lse) < 1e-5,
+                             "%s, %lld keys%s: lse of row %d is %g", at->kernel->name,
+                             (long long)p.seqlen_k, p.features & FATTN_PAGED ? " in pages" : "", i,
+                             sloped.lse[i]);
             }
         }
     }

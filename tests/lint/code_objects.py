@@ -253,13 +253,13 @@ def narrow(path, functions):
 def counts(path, functions):
     """Blocks that may be counted before what they stored is there: before the barrier that the counting thread
     has come from, each wave is to wait for its stores."""
-    wait = next(wait for name, wait in STORED if f".{name}" in path)
     for name, code in functions.items():
         texts = [text for _, text, _ in code]
         counting = [n for n, text in enumerate(texts) if re.match(COUNT, text)]
         if re.match(COUNTED, name) and not counting:
             yield f"{path}: {name}: counts no blocks"
         for n in counting:
+            wait = next(wait for name, wait in STORED if f".{name}" in path)
             before = iter(texts[n::-1])
             next((text for text in before if text.startswith("s_barrier")), None)
             last = next((text for text in before if re.match(wait, text) or re.match(r"(global|flat)_store", text)), "")

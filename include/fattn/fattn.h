@@ -262,16 +262,15 @@ typedef struct fattn_problem {
     fattn_strides q, k, v, o;       /* FATTN_STRIDED */
     fattn_strides dout, dq, dk, dv; /* FATTN_STRIDED, backward */
 
-    double scale;     /* FATTN_SCALE: any finite value. 0, which it is until it is set, is one: all
-                           * keys that are kept weigh the same */
-    double softcap;   /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
-    double dropout_p; /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536; what is neither
+    double scale;         /* FATTN_SCALE: any finite value. With 0, which it is until it is set,
+                           * all keys that are kept weigh the same */
+    double softcap;       /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
+    double dropout_p;     /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536; what is neither
                            * 0 nor 1 is 1/65536 at least and 65535/65536 at most */
-    int64_t window_left; /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all;
+    int64_t window_left;  /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all;
                            * default -1 */
-    int64_t
-        window_right; /* FATTN_WINDOW: to the right, -1 for all; default -1. FATTN_CAUSAL makes it
-                           * 0, whatever it is */
+    int64_t window_right; /* FATTN_WINDOW: to the right, -1 for all; default -1. FATTN_CAUSAL makes
+                           * it 0, whatever it is */
 
     /* Strides of (batch, head, query, key); any of them may be 0 to broadcast. i and j count the
      * rows and keys of one sequence from 0, in packed batches too. */

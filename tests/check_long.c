@@ -17,11 +17,11 @@
 
 enum { B = 96, HQ = 4, HK = 2, D = 32, SQ = 10, LONG = 6000, TOTAL = 24000, ROWS = B * SQ };
 
-static char q[ROWS * HQ * D * 4], k[TOTAL * HK * D * 4], v[TOTAL * HK * D * 4];
+_Alignas(16) static char q[ROWS * HQ * D * 4], k[TOTAL * HK * D * 4], v[TOTAL * HK * D * 4];
 
 typedef struct results {
-    char o[ROWS * HQ * D * 4];
-    float lse[HQ * ROWS];
+    _Alignas(16) char o[ROWS * HQ * D * 4];
+    _Alignas(16) float lse[HQ * ROWS];
 } results;
 
 /* Lengths of the sequences of a run. */

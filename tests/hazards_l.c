@@ -856,12 +856,14 @@ enum { SLOPED_ROWS = 24, SLOPED_KEYS = 64, SLOPED_DIM = 64 };
 /* Scores of the next two hazards are what ALiBi and a bias make of them: q and k are 0, v and dout
  * are 1. */
 static struct sloped {
-    uint16_t q[SLOPED_ROWS * SLOPED_DIM], k[SLOPED_KEYS * SLOPED_DIM], v[SLOPED_KEYS * SLOPED_DIM];
-    uint16_t dq[SLOPED_ROWS * SLOPED_DIM], dk[SLOPED_KEYS * SLOPED_DIM];
-    uint16_t dv[SLOPED_KEYS * SLOPED_DIM];
-    float o[SLOPED_ROWS * SLOPED_DIM], dout[SLOPED_ROWS * SLOPED_DIM], lse[SLOPED_ROWS];
-    float bias[SLOPED_ROWS * SLOPED_KEYS], slope;
-    int32_t table[(1 << 24) / SLOPED_KEYS + 1]; /* all pages are the first */
+    _Alignas(16) uint16_t q[SLOPED_ROWS * SLOPED_DIM], k[SLOPED_KEYS * SLOPED_DIM],
+        v[SLOPED_KEYS * SLOPED_DIM];
+    _Alignas(16) uint16_t dq[SLOPED_ROWS * SLOPED_DIM], dk[SLOPED_KEYS * SLOPED_DIM];
+    _Alignas(16) uint16_t dv[SLOPED_KEYS * SLOPED_DIM];
+    _Alignas(16) float o[SLOPED_ROWS * SLOPED_DIM], dout[SLOPED_ROWS * SLOPED_DIM],
+        lse[SLOPED_ROWS];
+    _Alignas(16) float bias[SLOPED_ROWS * SLOPED_KEYS], slope;
+    _Alignas(16) int32_t table[(1 << 24) / SLOPED_KEYS + 1]; /* all pages are the first */
 } sloped;
 
 static fattn_problem sloped_problem(fattn_op op, fattn_dtype dtype, int64_t rows, int64_t keys)

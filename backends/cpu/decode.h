@@ -658,7 +658,7 @@ static int64_t decode_count(const fattn_cpu_run *run)
     return pieces_of(run)->count * groups * run->tiling->q_blocks;
 }
 
-/* Items of a piece follow one another, and those of a head in it. */
+/* All items of a piece are neighbours, and among them all blocks of rows of the same heads. */
 static decode_item item_of(const fattn_cpu_run *run, int64_t item)
 {
     const int64_t all = run->problem->heads_k, each = heads_of_item(run);

@@ -84,6 +84,20 @@ enum {
     naive_dtypes = tiled_dtypes | FATTN_DTYPE_BIT(FATTN_F64)
 };
 
+#define TILED_ROW(row_name, io)                     \
+    {                                               \
+        .kernel = {.name = row_name,                \
+                   .ops = both_ops,                 \
+                   .dtypes = tiled_dtypes,          \
+                   .features = FATTN_KERNEL_COMMON, \
+                   .dim_max = 576,                  \
+                   .by_name = true,                 \
+                   .tiles = tiled_menu,             \
+                   .fast_bytes = tiled_fast_bytes,  \
+                   .workspace = tiled_workspace},   \
+        .run = run_tiled, .schedule = io            \
+    }
+
 static const row rows[] = {
     {.kernel = {.name = "naive",
                 .ops = both_ops,
@@ -96,28 +110,8 @@ static const row rows[] = {
                 .fast_bytes = no_fast_bytes,
                 .workspace = no_workspace},
      .run = run_naive},
-    {.kernel = {.name = "tiled_flash1",
-                .ops = both_ops,
-                .dtypes = tiled_dtypes,
-                .features = FATTN_KERNEL_COMMON,
-                .dim_max = 576,
-                .by_name = true,
-                .tiles = tiled_menu,
-                .fast_bytes = tiled_fast_bytes,
-                .workspace = tiled_workspace},
-     .run = run_tiled,
-     .schedule = FATTN_IO_FLASH1},
-    {.kernel = {.name = "tiled_flash2",
-                .ops = both_ops,
-                .dtypes = tiled_dtypes,
-                .features = FATTN_KERNEL_COMMON,
-                .dim_max = 576,
-                .by_name = true,
-                .tiles = tiled_menu,
-                .fast_bytes = tiled_fast_bytes,
-                .workspace = tiled_workspace},
-     .run = run_tiled,
-     .schedule = FATTN_IO_FLASH2},
+    TILED_ROW("tiled_flash1", FATTN_IO_FLASH1),
+    TILED_ROW("tiled_flash2", FATTN_IO_FLASH2),
 };
 #define ROW_COUNT ((int)(sizeof rows / sizeof rows[0]))
 

@@ -46,12 +46,14 @@ static int print_matrices(fattn_device *device, const sweep_case *c)
     static const char *const names[] = {
         [FATTN_SCORES] = "scores", [FATTN_PROBABILITIES] = "probabilities"};
     const fattn_problem *const p = &c->problem;
-    fattn_inspect_args args;
     for (int what = FATTN_SCORES; what <= FATTN_PROBABILITIES; what++) {
         if (!c->inspected[what]) {
             continue;
         }
         if (!device->backend->host_memory) { /* whose refusal says why */
+            fattn_inspect_args args;
+            fattn_inspect_args_init(&args);
+            args.what = (fattn_inspection)what;
             return tool_failure(device->backend->inspect(device->impl, p, &c->buffers, &args));
         }
         printf("  inspect    %s: %lld x %lld x %lld x %lld in %s, computed in f64 by one thread\n",

@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "core/backend.h"
+#include "core/cache.h"
+#include "core/hash.h"
 #include "core/plan.h"
 #include "tests/environment.h"
 #include "tests/unit_answers.h"
@@ -281,17 +283,21 @@ static bool attend(fattn_device *device, const fattn_problem *p)
     return memcmp(cached, o, sizeof cached) == 0;
 }
 
-/* One step of the cache's hash, FNV-1a over words. */
-static uint64_t hash_step(uint64_t hash, uint64_t word)
-{
-    return (hash ^ word) * UINT64_C(0x100000001b3);
-}
-
 static uint64_t word_of(double x)
 {
     uint64_t word;
     memcpy(&word, &x, sizeof word);
     return word;
+}
+
+/* As the cache computes it: were it another hash, the problems below would not collide. */
+static uint64_t hash_in_cache(fattn_device *device, const fattn_problem *p)
+{
+    fattn_loan loan;
+    ANSWERS(fattn_cache_borrow(device, p, NULL, &loan), FATTN_OK);
+    const uint64_t hash = loan.hash;
+    ANSWERS(fattn_cache_return(&loan, NULL, FATTN_OK), FATTN_OK);
+    return hash;
 }
 
 /* Two problems with one hash. The words of scale and softcap follow each other, so for another
@@ -308,22 +314,22 @@ Test(cache, one_hash_is_not_one_problem)
     _Static_assert(offsetof(fattn_problem, softcap) ==
                        offsetof(fattn_problem, scale) + sizeof(double),
                    "neighbours");
-    /* fattn_attention() sees the pointers' common alignment, at most 16. */
-    uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)(uintptr_t)device;
+    uint64_t hash = FATTN_HASH_BEGIN ^ (uint64_t)(uintptr_t)device;
     for (size_t at = 0; at < offsetof(fattn_problem, scale); at += sizeof hash) {
         uint64_t word;
         memcpy(&word, (const char *)&one + at, sizeof word);
-        hash = hash_step(hash, word);
+        hash = fattn_hash_step(hash, word);
     }
-    const uint64_t wanted = hash_step(hash, word_of(one.scale)) ^ word_of(one.softcap);
+    const uint64_t wanted = fattn_hash_step(hash, word_of(one.scale)) ^ word_of(one.softcap);
     int tried = 0;
     for (int i = 1; tried < 8; i++) {
         fattn_problem other = one;
         other.scale = 1.0 / (1 + i);
-        const uint64_t word = wanted ^ hash_step(hash, word_of(other.scale));
+        const uint64_t word = wanted ^ fattn_hash_step(hash, word_of(other.scale));
         memcpy(&other.softcap, &word, sizeof word);
         if (other.softcap >= 1e-3 && other.softcap < 1e30) {
             tried++;
+            cr_assert_eq(hash_in_cache(device, &one), hash_in_cache(device, &other));
             cr_assert(attend(device, &one));
             cr_assert(attend(device, &other), "scale %g, softcap %g", other.scale, other.softcap);
         }

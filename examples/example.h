@@ -4,9 +4,9 @@
  * device, test numbers; and attention of one query in plain C, to compare with.
  *
  * The programs run on the device that FATTN_BACKEND names ("cpu", "cuda:1" ...), or else on the
- * best one. A device may have its own memory, so arrays exist twice: on the host, where they are
- * filled and compared, and on the device, where fattn works. On a CPU both are the same kind of
- * memory.
+ * best one; ring runs on the CPU. A device may have its own memory, so arrays exist twice: on the
+ * host, where they are filled and compared, and on the device, where fattn works. On a CPU both are
+ * the same kind of memory.
  */
 #ifndef FATTN_EXAMPLES_EXAMPLE_H
 #define FATTN_EXAMPLES_EXAMPLE_H

@@ -956,6 +956,7 @@ static void train_all(model *m, const text *t)
     const int ranks = (int)number(RANKS);
     pthread_t thread[THREADS_MAX];
     threads_make(&crew.engine, ranks);
+    crew.engine.device = m->attention.device;
     pthread_barrier_init(&crew.barrier, NULL, (unsigned)ranks);
     crew.text = t;
     for (int r = 0; r < ranks; r++) {

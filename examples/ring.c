@@ -3,7 +3,8 @@
  * Training with the sequence divided over ranks. Each rank holds a zigzag share of the rows of q, k
  * and v, runs forward, a loss, backward and a step of gradient descent on its own rows, and the
  * ranks exchange keys and gradients in a ring. Ranks are threads here (threads.h); with fattn/mpi.h
- * they would be processes, and nothing else would change.
+ * they would be processes, and nothing else would change. They compute on the CPU, whatever
+ * FATTN_BACKEND says, because their tensors are arrays of the program.
  *
  * The losses must fall, and be those of the same training on one device.
  */
@@ -21,10 +22,11 @@ static int heads(int tensor) { return tensor == K || tensor == V ? HK : H; }
 /* What a rank has. Without a transport that is everything. */
 typedef struct rank {
     pthread_t thread;
+    fattn_device *device; /* of all ranks */
     fattn_transport transport;
     int64_t rows;
-    float x[TENSORS][S * H * D], gradient[TENSORS][S * H * D];
-    float o[S * H * D], dout[S * H * D], lse[H * S];
+    _Alignas(16) float x[TENSORS][S * H * D], gradient[TENSORS][S * H * D]; /* as plans expect */
+    _Alignas(16) float o[S * H * D], dout[S * H * D], lse[H * S];
     double loss[STEPS];
 } rank;
 
@@ -82,18 +84,16 @@ static void descend(rank *r)
 static void *train(void *context)
 {
     rank *const r = context;
-    fattn_device *device;
     fattn_group group;
     fattn_group_plan *forward, *backward;
-    must(fattn_device_open("cpu", &device));
     fattn_group_init(&group);
     group.transport = &r->transport;
-    group.device = device;
+    group.device = r->device;
     group.split = FATTN_SPLIT_ZIGZAG; /* equal work under a causal mask */
-    const fattn_problem of_forward = problem_of(FATTN_FORWARD);
-    const fattn_problem of_backward = problem_of(FATTN_BACKWARD);
-    must(fattn_group_plan_create(&group, &of_forward, NULL, NULL, &forward));
-    must(fattn_group_plan_create(&group, &of_backward, NULL, NULL, &backward));
+    const fattn_problem forward_problem = problem_of(FATTN_FORWARD);
+    const fattn_problem backward_problem = problem_of(FATTN_BACKWARD);
+    must(fattn_group_plan_create(&group, &forward_problem, NULL, NULL, &forward));
+    must(fattn_group_plan_create(&group, &backward_problem, NULL, NULL, &backward));
 
     fattn_buffers buffers;
     fattn_buffers_init(&buffers);
@@ -108,18 +108,18 @@ static void *train(void *context)
     }
     fattn_group_plan_destroy(forward);
     fattn_group_plan_destroy(backward);
-    fattn_device_close(device);
     return NULL;
 }
 
 /* Trains on so many ranks, and adds up their losses. */
-static void train_on(int ranks, double loss[STEPS])
+static void train_on(fattn_device *device, int ranks, double loss[STEPS])
 {
     static rank all[RANKS];
     static threads engine;
     threads_make(&engine, ranks);
+    engine.device = device;
     for (int r = 0; r < ranks; r++) {
-        all[r] = (rank){.transport = threads_transport(&engine, r)};
+        all[r] = (rank){.device = device, .transport = threads_transport(&engine, r)};
         take_share(&all[r]);
         if (pthread_create(&all[r].thread, NULL, train, &all[r])) {
             exit(EXIT_FAILURE);
@@ -136,12 +136,15 @@ static void train_on(int ranks, double loss[STEPS])
 
 int main(void)
 {
+    fattn_device *device;
     double one[STEPS], divided[STEPS];
     for (int t = 0; t < TENSORS; t++) {
         fill(whole[t], (int64_t)S * heads(t) * D, (uint32_t)t + 1);
     }
-    train_on(1, one);
-    train_on(RANKS, divided);
+    must(fattn_device_open("cpu", &device));
+    train_on(device, 1, one);
+    train_on(device, RANKS, divided);
+    fattn_device_close(device);
     int right = 1;
     for (int step = 0; step < STEPS; step++) {
         printf("step %d: loss %.6f on one device, %.6f on %d ranks\n", step, one[step],

@@ -22,6 +22,7 @@ typedef struct threads {
     pthread_cond_t changed;
     int ranks, failed; /* the rank that gave up, or -1 */
     char reason[256];
+    fattn_device *device; /* in whose memory messages are; NULL: the default one */
     const fattn_message *slots[THREADS_MAX][THREADS_MAX][THREADS_TAGS]; /* [from][to][tag] */
     struct threads_rank {
         struct threads *all;
@@ -85,9 +86,9 @@ static inline fattn_status threads_wait(void *user, const fattn_message *message
                 continue;
             }
             if (m->receive) {
-                /* From and to memory of the default device, be that the host's or not. */
-                copied = fattn_device_copy(NULL, m->data, (*slot)->data, (size_t)m->bytes, NULL);
-                copied = copied ? copied : fattn_stream_synchronize(NULL, NULL);
+                const size_t bytes = (size_t)m->bytes;
+                copied = fattn_device_copy(all->device, m->data, (*slot)->data, bytes, NULL);
+                copied = copied ? copied : fattn_stream_synchronize(all->device, NULL);
                 if (copied) {
                     snprintf(text, sizeof text, "what rank %d sent cannot be copied: %s", m->peer,
                              fattn_last_reason());

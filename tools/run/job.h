@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A run of `fattn run`: files of inputs and outputs, the problem that follows from their shapes and
+ * from options, and with --ranks the rows of it that this process has. tools/run.c has the order of
+ * its steps.
+ */
+#ifndef FATTN_TOOLS_JOB_H
+#define FATTN_TOOLS_JOB_H
+
+#include "tools/npy/npy.h"
+#include "tools/options/problem_options.h"
+#include "tools/ranks/engine.h"
+
+enum {
+    IN_Q,
+    IN_K,
+    IN_V,
+    IN_BIAS,
+    IN_MASK,
+    IN_BLOCK_MASK,
+    IN_SINK,
+    IN_ALIBI,
+    IN_CU_Q,
+    IN_CU_K,
+    IN_USED_Q,
+    IN_USED_K,
+    IN_START_K,
+    IN_TABLE,
+    IN_Q_OFFSETS,
+    IN_K_OFFSETS,
+    IN_WHOLES_Q,
+    IN_WHOLES_K,
+    IN_DO,
+    IN_DLSE,
+    INPUTS
+};
+enum {
+    OUT_O,
+    OUT_LSE,
+    OUT_DQ,
+    OUT_DK,
+    OUT_DV,
+    OUT_DBIAS,
+    OUT_DSINK,
+    OUT_SCORES,
+    OUT_PROBABILITIES,
+    OUTPUTS
+};
+
+/* The type that an input is converted to. */
+typedef enum role {
+    TENSOR, /* the problem's dtype; this and the next three have rows that ranks divide */
+    KEY,    /* dtype_kv */
+    VALUE,  /* dtype_v */
+    RESULT, /* the dtype of o */
+    BIAS,   /* dtype_bias; by default the problem's dtype if the file has it, else as REAL */
+    REAL,   /* f32, or f64 in an f64 problem */
+    BYTES,  /* bool or u8 */
+    COUNTS, /* int32 */
+    PLACES  /* int64 */
+} role;
+
+typedef struct job_input {
+    role role;
+    uint64_t feature; /* set if the input is given */
+} job_input;
+
+extern const job_input job_inputs[INPUTS];
+
+enum { QUERIES, KEYS, SIDES };
+
+/* The rows that this rank has of the queries or of the keys, in all sequences. */
+typedef struct share {
+    fattn_run *runs;
+    int64_t count, rows;
+} share;
+
+/* --ranks and what goes with it. */
+typedef struct divided {
+    bool wanted, any;  /* any: one of the others is given */
+    int split, scheme; /* words: all of splits, those of schemes after "auto" */
+    double timeout;
+    engine engine;
+    share share[SIDES];
+} divided;
+
+typedef struct job {
+    const char *in_path[INPUTS];   /* NULL: not given */
+    const char *out_path[OUTPUTS]; /* NULL: not wanted */
+    const char *device;
+    bool backward, has_seed, has_offset, alibi_bias;
+    uint64_t seed, offset;
+    int64_t threads; /* 0: the device's default */
+    problem_options options;
+    divided divided;
+
+    npy_array in[INPUTS], out[OUTPUTS];
+    fattn_problem problem;
+    fattn_buffers buffers;
+} job;
+
+enum { LINE = 512 }; /* of an error message */
+
+/* --- Errors ----------------------------------------------------------------------------------- */
+
+/* Prints why the run cannot go on, and returns false. Steps of a run return false after it. */
+bool job_complain(const char *why);
+
+/* What a function of npy.h returned: success, or a complaint. */
+bool job_succeeded(int failed, const char *why);
+
+/* Of files and options that cannot be used, or of memory. */
+int job_exit_status(void);
+
+/* --- Options ---------------------------------------------------------------------------------- */
+
+void job_init(job *j);
+void job_free(job *j);
+
+/* What options_parse() returns. */
+int job_parse(int argc, char **argv, job *j);
+
+/* False, and prints why, if options exclude each other or would have no effect. */
+bool job_check(const job *j);
+
+/* Sets what follows from the options alone, before any file is read. */
+void job_apply_options(job *j);
+
+/* Whether an option of problem_options.h is given. */
+bool job_given(const job *j, int which);
+
+/* --- Inputs ----------------------------------------------------------------------------------- */
+
+/* Completes what a killed run left unfinished. This changes files, so it comes first. */
+void job_recover(const job *j);
+
+/* Reads inputs; with --ranks not those of which a rank reads its own rows alone. */
+bool job_read(job *j);
+bool job_has_rows(const job *j, int input);
+
+/* Whether its file may hold bf16: where an option gives that type to it or to the whole problem. */
+bool job_reads_bf16(const job *j, int input);
+
+/* All that have been read: rows come later. */
+bool job_convert(job *j);
+bool job_convert_input(job *j, int input);
+
+/* The type that an input is converted to, once the types of the problem are known. */
+fattn_dtype job_type_of(const fattn_problem *p, role as);
+npy_kind job_kind_of(fattn_dtype dtype);
+
+/* Lengths and strides of the problem, by the shapes of inputs, which fit one another. */
+bool job_shape(job *j);
+
+/* "(2, any, 64)": where a length is negative, any will do. */
+void job_print_shape(char *text, size_t size, int rank, const int64_t *shape);
+
+/* --- Outputs ---------------------------------------------------------------------------------- */
+
+/* Zeroed arrays for everything that forward or backward writes; with FATTN_ACCUMULATE the sums
+ * that gradients are added to. */
+bool job_create_outputs(job *j);
+
+/* Points the buffers to the arrays. */
+void job_point(job *j);
+
+/* The library requires a pointer even to an empty array. */
+void *job_pointer(const npy_array *a);
+
+/* Writes all files, or none. */
+bool job_write(const job *j);
+
+/* --- --ranks ---------------------------------------------------------------------------------- */
+
+fattn_scheme job_scheme(const job *j);
+
+/* This rank's rows of everything that is divided. */
+bool job_read_rows(job *j);
+
+/* Strides of a share's scores, where the whole array's say which axes broadcast. */
+void job_narrow(job *j);
+
+/* The first rank makes the files, all write their rows into them, and the first puts them in place:
+ * all files or none. */
+bool job_write_rows(const job *j);
+
+#endif

@@ -12,6 +12,7 @@
 
 #include "backends/cpu/cpu.h"
 #include "core/plan.h"
+#include "tests/row.h"
 #include "tests/tap.h"
 #include "tools/judge/judge.h"
 
@@ -99,12 +100,13 @@ static void check_row(fattn_device *device, const fattn_kernel *row)
 int main(void)
 {
     fattn_device *device = NULL;
-    const fattn_kernel *row = NULL;
-    const char *missing = NULL;
+    const fattn_kernel *row;
     setenv("FATTN_NUM_THREADS", "1", 1);
-    tap_check(fattn_device_open("cpu", &device) == FATTN_OK, "device");
-    for (int i = 0; device && (row = device->backend->kernel(device->impl, i, &missing)); i++) {
-        if (!missing && ((const fattn_cpu_kernel *)row)->brief_plan) {
+    if (fattn_device_open("cpu", &device)) {
+        tap_bail(fattn_last_reason());
+    }
+    for (int at = 0; (row = row_next(device, &at));) {
+        if (((const fattn_cpu_kernel *)row)->brief_plan) {
             check_row(device, row);
         }
     }

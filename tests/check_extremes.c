@@ -10,6 +10,7 @@
 
 #include "core/backend.h"
 #include "core/plan.h"
+#include "tests/row.h"
 #include "tests/tap.h"
 #include "tests/worst.h"
 
@@ -160,11 +161,12 @@ static void check_dead_row(fattn_device *device, const fattn_kernel *row)
 int main(void)
 {
     fattn_device *device = NULL;
-    const fattn_kernel *row = NULL;
-    const char *missing = NULL;
-    tap_check(fattn_device_open("cpu", &device) == FATTN_OK, "device");
-    for (int i = 0; device && (row = device->backend->kernel(device->impl, i, &missing)); i++) {
-        if (missing || !(row->dtypes & FATTN_DTYPE_BIT(FATTN_F32))) {
+    const fattn_kernel *row;
+    if (fattn_device_open("cpu", &device)) {
+        tap_bail(fattn_last_reason());
+    }
+    for (int at = 0; (row = row_next(device, &at));) {
+        if (!(row->dtypes & FATTN_DTYPE_BIT(FATTN_F32))) {
             continue;
         }
         if (row->ops & FATTN_OP_BIT(FATTN_FORWARD)) {

@@ -15,6 +15,7 @@
 #include "core/plan.h"
 #include "core/schedule.h"
 #include "tests/device.h"
+#include "tests/row.h"
 
 enum { B = 2, HQ = 4, HK = 2, SK = 1024, D = 32, ROWS_MAX = 512, SPLITS = 4 };
 
@@ -221,13 +222,13 @@ int main(void)
         return 0;
     }
     fattn_device *device = NULL, *reference = NULL;
-    tap_check(fattn_device_open(named ? named : "cpu", &device) == FATTN_OK &&
-                  fattn_device_open("reference", &reference) == FATTN_OK,
-              "devices");
-    const fattn_kernel *row = NULL;
-    const char *missing = NULL;
-    for (int i = 0; device && (row = device->backend->kernel(device->impl, i, &missing)); i++) {
-        if (missing || !row->split || !(row->ops & FATTN_OP_BIT(FATTN_FORWARD))) {
+    if (fattn_device_open(named ? named : "cpu", &device) ||
+        fattn_device_open("reference", &reference)) {
+        tap_bail(fattn_last_reason());
+    }
+    const fattn_kernel *row;
+    for (int at = 0; (row = row_next(device, &at));) {
+        if (!row->split || !(row->ops & FATTN_OP_BIT(FATTN_FORWARD))) {
             continue;
         }
         for (fattn_dtype dtype = FATTN_F32; dtype <= FATTN_BF16; dtype++) {

@@ -16,6 +16,7 @@
 #include "core/dtype.h"
 #include "core/plan.h"
 #include "tests/device.h"
+#include "tests/row.h"
 #include "tests/tap.h"
 
 enum { HEADS = 2, ROWS = 150, DIM_MAX = 256, KEYS_MAX = 200 };
@@ -265,7 +266,6 @@ static bool is_named(const fattn_kernel *row, int count, char **names)
 
 int main(int argc, char **argv)
 {
-    const char *missing;
     const fattn_kernel *row;
     fattn_device *device;
     tally all = {0, 0, 0};
@@ -277,9 +277,8 @@ int main(int argc, char **argv)
     }
     must(!fattn_device_open(device_named() ? device_named() : "cpu", &device));
     const memory m = take(device);
-    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
-        if (!missing && row->ops & FATTN_OP_BIT(FATTN_FORWARD) &&
-            is_named(row, argc - 1, argv + 1)) {
+    for (int at = 0; (row = row_next(device, &at));) {
+        if (row->ops & FATTN_OP_BIT(FATTN_FORWARD) && is_named(row, argc - 1, argv + 1)) {
             check_row(&m, row, step, &all);
         }
     }

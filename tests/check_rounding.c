@@ -16,6 +16,7 @@
 
 #include "core/dtype.h"
 #include "core/plan.h"
+#include "tests/row.h"
 #include "tests/tap.h"
 
 enum { MOST_ROWS = 60, MOST_KEYS = 512, MOST_DIM = 128 };
@@ -120,11 +121,10 @@ int main(void)
     if (!t || fattn_device_open("cpu", &device)) {
         return 1;
     }
-    const char *missing = NULL;
     const fattn_kernel *row;
-    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)) != NULL; i++) {
+    for (int at = 0; (row = row_next(device, &at));) {
         for (int type = 0; type < (int)(sizeof types / sizeof *types); type++) {
-            if (!missing && row->ops & FATTN_OP_BIT(FATTN_FORWARD) &&
+            if (row->ops & FATTN_OP_BIT(FATTN_FORWARD) &&
                 row->dtypes & FATTN_DTYPE_BIT(types[type].dtype)) {
                 check_row(device, row, t, type);
             }

@@ -15,6 +15,7 @@
 #include "core/memory.h"
 #include "core/plan.h"
 #include "tests/attend.h"
+#include "tests/row.h"
 #include "tests/tap.h"
 #include "tools/judge/random_case.h"
 
@@ -179,13 +180,9 @@ int main(int argc, char **argv)
             return 1;
         }
     }
-    const char *missing = NULL;
     const fattn_kernel *row;
-    for (int i = 0; (row = devices[0]->backend->kernel(devices[0]->impl, i, &missing)) != NULL;
-         i++) {
-        if (!missing) {
-            check_row(row, cases);
-        }
+    for (int at = 0; (row = row_next(devices[0], &at));) {
+        check_row(row, cases);
     }
     for (int n = 0; n < COUNTS; n++) {
         fattn_device_close(devices[n]);

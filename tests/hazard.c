@@ -12,6 +12,7 @@
 
 #include "core/problem.h"
 #include "tests/device.h"
+#include "tests/row.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #define SANITIZED true
@@ -67,11 +68,9 @@ static void find_places(const char *named, fattn_device *devices[], int *device_
             continue;
         }
         devices[(*device_count)++] = device;
-        const char *missing = NULL;
         const fattn_kernel *row;
-        for (int n = 0; (row = backend->kernel(device->impl, n, &missing)) != NULL; n++) {
-            const bool chosen = !only || strcmp(only, row->name) == 0;
-            if (missing == NULL && chosen) {
+        for (int at = 0; (row = row_next(device, &at));) {
+            if (!only || strcmp(only, row->name) == 0) {
                 if (hazard_place_count == PLACES_MAX) {
                     tap_bail("more rows than PLACES_MAX");
                 }

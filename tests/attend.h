@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "fattn/fattn.h"
+#include "tests/random.h"
 #include "tests/tap.h"
 
 typedef struct attend {
@@ -39,8 +40,7 @@ static inline void attend_make(attend *a, fattn_op op, int64_t heads, int64_t ro
         tap_bail("out of memory");
     }
     for (size_t i = 0; i < inputs; i++) {
-        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        a->inputs[i] = (float)(state >> 40) * 0x1p-23f - 1;
+        a->inputs[i] = (float)(random_next(&state) >> 40) * 0x1p-23f - 1;
     }
     fattn_problem_init(&a->problem);
     a->problem.op = op;

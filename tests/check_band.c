@@ -8,6 +8,7 @@
 
 #include "core/band.h"
 #include "core/schedule.h"
+#include "tests/random.h"
 #include "tests/tap.h"
 
 /* --- Bands ------------------------------------------------------------------------------------ */
@@ -241,8 +242,7 @@ static void check_schedule(void)
 static int64_t drawn(int64_t low, int64_t high)
 {
     static uint64_t state = 20240229;
-    state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return low + (int64_t)((state >> 33) % (uint64_t)(high - low + 1));
+    return low + (int64_t)((random_next(&state) >> 33) % (uint64_t)(high - low + 1));
 }
 
 /* For any keys that a row attends to: every key block is in exactly one part, only a row without

@@ -12,6 +12,7 @@
 
 #include "backends/cpu/cpu.h"
 #include "core/plan.h"
+#include "tests/random.h"
 #include "tests/row.h"
 #include "tests/tap.h"
 #include "tools/judge/judge.h"
@@ -20,8 +21,7 @@ enum { CASES = 240 };
 
 static int64_t some(uint64_t *state, int64_t low, int64_t high)
 {
-    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return low + (int64_t)(*state >> 33) % (high - low + 1);
+    return low + (int64_t)(random_next(state) >> 33) % (high - low + 1);
 }
 
 static void draw(draw_case *c, int n)

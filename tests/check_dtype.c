@@ -19,20 +19,16 @@
 
 #include "core/dtype.h"
 #include "tests/tap.h"
+#include "tools/judge/random.h"
 
 /* -------------------------------------------------------------------------------------------------
  * A source of random words
  * ---------------------------------------------------------------------------------------------- */
 
-static uint64_t random_state = 20240229;
-
-/* splitmix64 */
 static uint64_t random_word(void)
 {
-    uint64_t x = random_state += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
+    static draw_rng rng = {20240229};
+    return draw_bits(&rng);
 }
 
 static double double_of(uint64_t bits)
@@ -499,7 +495,6 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: %s [--all]\n", argv[0]);
         return 2;
     }
-    printf("# random seed %" PRIu64 "\n", random_state);
     for (int n = 0; n < FORMATS; n++) format_tabulate(&formats[n]);
 
     check_names();

@@ -12,6 +12,7 @@
 #endif
 
 #include "fattn/fattn.h"
+#include "tests/random.h"
 #include "tests/tap.h"
 
 enum { ROWS = 150, DIM = 24, COUNT = ROWS * DIM };
@@ -52,8 +53,7 @@ static void draw(float *x, int64_t n, float size)
 {
     static uint64_t state = 3;
     for (int64_t i = 0; i < n; i++) {
-        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        x[i] = size * ((float)(state >> 40) * 0x1p-23f - 1);
+        x[i] = size * ((float)(random_next(&state) >> 40) * 0x1p-23f - 1);
     }
 }
 

@@ -13,6 +13,7 @@
 
 #include "core/dtype.h"
 #include "core/plan.h"
+#include "tests/random.h"
 #include "tests/row.h"
 #include "tests/tap.h"
 #include "tests/worst.h"
@@ -63,9 +64,8 @@ typedef struct tensors {
 
 static float noise(void)
 {
-    static uint64_t random = 1;
-    random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (float)(random >> 40) * 0x1p-23f - 1;
+    static uint64_t state = 1;
+    return (float)(random_next(&state) >> 40) * 0x1p-23f - 1;
 }
 
 static void narrow(float *x, uint16_t *to, int64_t n, bool rounds)

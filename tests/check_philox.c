@@ -12,6 +12,7 @@
 
 #include "core/problem.h"
 #include "tests/tap.h"
+#include "tools/judge/random.h"
 
 #if defined(__has_include)
 #if __has_include(<Random123/philox.h>)
@@ -70,15 +71,10 @@ static inline fv fv_from_bits(uv a)
  * A source of random words
  * ---------------------------------------------------------------------------------------------- */
 
-static uint64_t random_state = 20240229;
-
-/* splitmix64 */
 static uint64_t random_word(void)
 {
-    uint64_t x = random_state += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
+    static draw_rng rng = {20240229};
+    return draw_bits(&rng);
 }
 
 /* A number below bound, of random magnitude. */
@@ -447,7 +443,6 @@ static void check_independence(void)
 
 int main(void)
 {
-    printf("# random seed %" PRIu64 "\n", random_state);
     check_vectors();
     check_random123();
     check_scalar();

@@ -11,6 +11,7 @@
 #include "backends/cpu/vec_scalar.h"
 #include "core/online_softmax.h"
 #include "core/score.h"
+#include "tests/random.h"
 #include "tests/tap.h"
 #include "tests/worst.h"
 
@@ -21,11 +22,7 @@ static const float log2e = (float)FATTN_LOG2E;
 
 static uint64_t random_state = 7;
 
-static uint32_t random_bits(void)
-{
-    random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(random_state >> 33);
-}
+static uint32_t random_bits(void) { return (uint32_t)(random_next(&random_state) >> 33); }
 
 /* 0 .. n - 1 */
 static int random_below(int n) { return (int)(random_bits() % (uint32_t)n); }

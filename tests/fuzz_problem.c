@@ -21,6 +21,7 @@
 #include "core/memory.h"
 #include "fattn/fattn.h"
 #include "tests/fuzz_replay.h"
+#include "tests/random.h"
 
 enum { OPERANDS = 32, ROOM = 1 << 16 };
 #define COST 65536.0 /* products of an attention that is computed */
@@ -323,8 +324,7 @@ static void fill(source *s, const fattn_operand_info *info, char *block)
         char *const at = block + n * info->element_bytes;
         const int integers = info->dtype == FATTN_DTYPE_DEFAULT && info->element_bytes > 1;
         const int ascending = strncmp(info->name, "cu_", 3) == 0;
-        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        int64_t value = (int64_t)(state >> 33) % 5;
+        int64_t value = (int64_t)(random_next(&state) >> 33) % 5;
         if (integers && ascending) value = n == 0 ? style % 2 : (sum += value);
         if (integers && style >= 240) value = (int64_t)next_integer(s);
         if (info->dtype == FATTN_F32) {

@@ -15,6 +15,7 @@
 
 #include "backends/cpu/cpuid.h"
 #include "backends/cpu/window.h"
+#include "tests/random.h"
 #include "tests/tap.h"
 
 /* One rounding of f32, relative: half of the distance between 1 and the next number. */
@@ -173,12 +174,12 @@ static void measure_cap(float first, float last, uint32_t step, worst *value, wo
  * 2^-23. */
 static worst measure_lse(float reach, double ulps, int64_t count)
 {
-    uint64_t random = 1;
+    uint64_t random_state = 1;
     worst w = {0, 0};
     for (int64_t done = 0; done < count; done += FV_LANES) {
         float m[FV_LANES], l[FV_LANES], y[FV_LANES];
         for (int n = 0; n < FV_LANES; n++) {
-            random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+            const uint64_t random = random_next(&random_state);
             m[n] = reach * ((float)(random >> 40) * 0x1p-23f - 1);
             l[n] = exp2f((float)(random >> 16 & 0xffffff) * (21 * 0x1p-24f));
         }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "fattn/fattn.h"
+#include "tests/random.h"
 #include "tests/tap.h"
 #include "tests/worst.h"
 
@@ -18,8 +19,7 @@ static double normal(uint64_t *random)
 {
     double sum = -6;
     for (int n = 0; n < 12; n++) {
-        *random = *random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        sum += (double)(*random >> 40) * 0x1p-24;
+        sum += (double)(random_next(random) >> 40) * 0x1p-24;
     }
     return sum;
 }

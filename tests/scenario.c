@@ -7,6 +7,7 @@
 
 #include "core/dtype.h"
 #include "core/problem.h"
+#include "tests/random.h"
 #include "tests/strip.h"
 
 const char *const trait_names[TRAITS] = {
@@ -15,11 +16,9 @@ const char *const trait_names[TRAITS] = {
     "seqused_k", "positions", "gqa",      "Dv != D", "dlse",    "accumulate", "strided",
 };
 
-/* Knuth's 64-bit linear congruential generator; its upper bits are good enough for test data. */
 double scenario_random(uint64_t *state)
 {
-    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (double)(int64_t)(*state >> 11) / (double)(INT64_C(1) << 52) - 1;
+    return (double)(int64_t)(random_next(state) >> 11) / (double)(INT64_C(1) << 52) - 1;
 }
 
 double tensor_get(const tensor *t, int64_t n)

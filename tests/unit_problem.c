@@ -11,6 +11,7 @@
 #include "core/operands.h"
 #include "core/problem.h"
 #include "fattn/distributed.h"
+#include "tests/random.h"
 #include "tests/strip.h"
 #include "tests/unit_answers.h"
 #include "tools/judge/random_case.h"
@@ -881,11 +882,7 @@ static void mark(const fattn_region *r, uint8_t *bytes)
 
 static uint64_t state = 1;
 
-static int64_t draw(int64_t n)
-{
-    state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (int64_t)((state >> 33) % (uint64_t)n);
-}
+static int64_t draw(int64_t n) { return (int64_t)((random_next(&state) >> 33) % (uint64_t)n); }
 
 static fattn_region draw_region(void)
 {

@@ -4,14 +4,11 @@
 #include <stdlib.h>
 
 #include "tests/emulator/bench.h"
+#include "tests/random.h"
 
 static uint64_t random_state = 1;
 
-uint32_t bench_random_bits(void)
-{
-    random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(random_state >> 32);
-}
+uint32_t bench_random_bits(void) { return (uint32_t)(random_next(&random_state) >> 32); }
 
 float bench_random_float(void) { return (float)(int32_t)bench_random_bits() * 0x1p-30f; }
 

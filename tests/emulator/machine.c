@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tests/emulator/machine.h"
+#include "tests/random.h"
 
 const char *const emu_class_names[EMU_CLASSES] = {
     "salu", "smem", "valu", "trans", "matrix", "lds", "vmem", "atomic", "barrier", "branch", "wait",
@@ -221,11 +222,7 @@ static void start_group(launch_state *s)
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-static uint64_t draw(uint64_t *state)
-{
-    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return *state >> 33;
-}
+static uint64_t draw(uint64_t *state) { return random_next(state) >> 33; }
 
 /* Reports each instruction to the caller before it runs. */
 static void run_traced(emu_wave *w, const emu_instr *in)

@@ -25,6 +25,7 @@
 
 #include "core/memory.h"
 #include "core/status.h"
+#include "tests/folder.h"
 #include "tests/npy_specimens.h"
 #include "tests/tap.h"
 #include "tools/npy/npy.h"
@@ -41,7 +42,7 @@ static void need(int works, const char *what)
  * Files and the folder that they live in
  * ---------------------------------------------------------------------------------------------- */
 
-static char folder[512];
+static char folder[FOLDER_PATH];
 
 /* A path in the folder; it lives as long as the program. */
 static const char *in_folder(const char *name)
@@ -994,9 +995,7 @@ static int next_descriptor(void)
 static int run_tests(const char *corpus)
 {
     const int descriptor = next_descriptor();
-    const char *const base = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%s/check_npy_XXXXXX", base ? base : "/tmp");
-    need(mkdtemp(folder) != NULL, folder);
+    need(folder_make(folder, "check_npy"), folder);
     test_specimens(corpus);
     test_elements();
     test_damage();

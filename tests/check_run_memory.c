@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/memory.h"
+#include "tests/folder.h"
 #include "tests/tap.h"
 #include "tools/commands.h"
 #include "tools/npy/npy.h"
@@ -121,8 +122,8 @@ static void check_device(const char *device)
 
 int main(void)
 {
-    char folder[] = "/tmp/fattn-run-XXXXXX";
-    if (!mkdtemp(folder) || chdir(folder) != 0 || write_inputs() != 0) {
+    char folder[FOLDER_PATH];
+    if (!folder_make(folder, "check_run_memory") || chdir(folder) != 0 || write_inputs() != 0) {
         tap_check(false, "a temporary folder with the inputs is made");
         return tap_done();
     }

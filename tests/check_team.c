@@ -25,6 +25,7 @@
 #include "core/plan.h"
 #include "tests/attend.h"
 #include "tests/environment.h"
+#include "tests/folder.h"
 #include "tests/tap.h"
 
 enum { THREADS = 4 };
@@ -791,7 +792,7 @@ static void check_sets(void)
 
 static void write_file(const char *root, const char *path, const char *text)
 {
-    char name[512];
+    char name[2 * FOLDER_PATH];
     snprintf(name, sizeof name, "%s%s", root, path);
     for (char *at = name + strlen(root) + 1; (at = strchr(at, '/')) != NULL; at++) {
         *at = '\0';
@@ -808,8 +809,8 @@ static void write_file(const char *root, const char *path, const char *text)
 static void check_quota(const char *title, const char *groups, const char *const files[][2],
                         int64_t cpus)
 {
-    char root[] = "/tmp/fattn-grant-XXXXXX", command[64];
-    if (!mkdtemp(root)) {
+    char root[FOLDER_PATH], command[FOLDER_PATH + 16];
+    if (!folder_make(root, "check_team")) {
         tap_bail(root);
     }
     write_file(root, "/proc/self/cgroup", groups);

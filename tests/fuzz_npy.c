@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "core/memory.h"
+#include "tests/folder.h"
 #include "tests/fuzz_replay.h"
 #include "tools/npy/npy.h"
 
@@ -30,7 +31,7 @@ int fsync(int file)
     return 0;
 }
 
-static char folder[] = "/tmp/fuzz_npy_XXXXXX";
+static char folder[FOLDER_PATH];
 static char in[sizeof folder + 8], out[sizeof folder + 8];
 
 static void finish(void)
@@ -42,7 +43,7 @@ static void finish(void)
 
 static void start(void)
 {
-    if (!mkdtemp(folder)) abort();
+    if (!folder_make(folder, "fuzz_npy")) abort();
     snprintf(in, sizeof in, "%s/in.npy", folder);
     snprintf(out, sizeof out, "%s/out.npy", folder);
     atexit(finish);

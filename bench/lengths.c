@@ -16,10 +16,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "fattn/fattn.h"
 #include "plain_decode.h"
+#include "times.h"
 
 enum { LONGEST = 131072, TURNS = 301, WALK = 16 << 20 };
 
@@ -120,22 +120,15 @@ static void record(contender *c, int runs)
 
 static char *walked;
 
-static double clock_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
 /* Nanoseconds of a run. */
 static double time_host(const contender *c, int runs, int cold)
 {
     for (int n = 0; cold && n < WALK; n += 64) {
         walked[n]++;
     }
-    const double begin = clock_now();
+    const double begin = times_of(CLOCK_THREAD_CPUTIME_ID);
     run_often(c, runs);
-    return (clock_now() - begin) / runs;
+    return 1e9 * (times_of(CLOCK_THREAD_CPUTIME_ID) - begin) / runs;
 }
 
 static double time_device(const contender *c, int runs)
@@ -155,12 +148,6 @@ static double time_device(const contender *c, int runs)
     return milliseconds * 1e6 / runs;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Times of two contenders in turn, in nanoseconds. */
 static void compare(contender *two, int runs, int turns, int cold, double *times)
 {
@@ -177,7 +164,7 @@ static void compare(contender *two, int runs, int turns, int cold, double *times
         }
     }
     for (int c = 0; c < 2; c++) {
-        qsort(all[c], (size_t)turns, sizeof(double), ascending);
+        times_sort(all[c], turns);
         times[c] = all[c][turns / 4];
     }
 }

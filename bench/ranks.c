@@ -25,7 +25,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "times.h"
 
 enum { GPUS_MAX = 8, DIM = 128, TENSORS = 8, PERIOD = 251, REPEAT_MAX = 1000 };
 enum { Q, K, V, O, DOUT, DQ, DK, DV };
@@ -58,13 +59,6 @@ static void must_cuda(cudaError_t error, const char *what)
         fprintf(stderr, "ranks: %s: %s\n", what, cudaGetErrorString(error));
         exit(1);
     }
-}
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
 /* --- Tensors ---------------------------------------------------------------------------------- */
@@ -172,18 +166,6 @@ static fattn_split split(void) { return decode ? FATTN_SPLIT_CONTIGUOUS : FATTN_
 
 /* --- One GPU ---------------------------------------------------------------------------------- */
 
-static int by_size(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *times)
-{
-    qsort(times, (size_t)repeat, sizeof *times, by_size);
-    return times[repeat / 2];
-}
-
 /* A plan, and memory that it runs in: taking it takes time. */
 typedef struct planned {
     fattn_plan *plan;
@@ -221,12 +203,12 @@ static void plan_one(const tensors *x, long length, planned plans[2])
 static double run_one(const tensors *x, const planned plans[2])
 {
     const fattn_buffers b = buffers_of(x);
-    const double begin = now();
+    const double begin = times_now();
     for (int op = 0; op < 1 + backward; op++) {
         must(fattn_execute(plans[op].plan, &b, plans[op].workspace, x->stream), "a run");
     }
     must(fattn_stream_synchronize(x->device, x->stream), "a run");
-    return now() - begin;
+    return times_now() - begin;
 }
 
 /* --- What a step is made of ------------------------------------------------------------------- */
@@ -392,12 +374,12 @@ static void *run_rank(void *context)
     for (int n = -1; n < repeat; n++) { /* the first warms up */
         const double first = r->one ? run_one(r->one, single) : 0;
         pthread_barrier_wait(&barrier);
-        begun[r->number] = now();
+        begun[r->number] = times_now();
         for (int op = 0; op < 1 + backward; op++) {
             must(fattn_group_execute(plans[op], &b), "a run of a group");
         }
         must(fattn_stream_synchronize(r->x.device, r->x.stream), "a run of a group");
-        ended[r->number] = now();
+        ended[r->number] = times_now();
         pthread_barrier_wait(&barrier);
         if (n >= 0) {
             alone[n] = first;
@@ -405,8 +387,8 @@ static void *run_rank(void *context)
         }
         pthread_barrier_wait(&barrier);
     }
-    r->alone = median(alone);
-    r->together = median(together);
+    r->alone = times_median(alone, repeat);
+    r->together = times_median(together, repeat);
     for (int op = 0; r->one && op < 1 + backward; op++) {
         give_up(r->one, &single[op]);
     }

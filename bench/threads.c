@@ -16,24 +16,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <fattn/fattn.h>
+
+#include "times.h"
 
 /* Blocks of consecutive runs, and the runs before each that are not counted. A block has RUNS runs,
  * or fewer that take SECONDS. */
 enum { THREADS_MAX = 256, TURNS = 40, BLOCKS = 7, RUNS = 200, WARM = 20 };
 #define SECONDS 0.1
-
-static double seconds_of(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static double now(void) { return seconds_of(CLOCK_MONOTONIC); }
 
 static void relax(void)
 {
@@ -48,18 +40,6 @@ static void demand(fattn_status status)
         fprintf(stderr, "threads: %s\n", fattn_last_reason());
         exit(1);
     }
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *x, int n)
-{
-    qsort(x, (size_t)n, sizeof *x, by_value);
-    return x[n / 2];
 }
 
 /* --- A pool that is not the library's --------------------------------------------------------- */
@@ -95,8 +75,8 @@ static void *be_member(void *argument)
     member *const m = argument;
     pool *const p = m->of;
     for (int seen = 0;;) {
-        const double until = now() + p->spin;
-        while (atomic_load(&p->rounds) == seen && now() < until) {
+        const double until = times_now() + p->spin;
+        while (atomic_load(&p->rounds) == seen && times_now() < until) {
             relax();
         }
         if (atomic_load(&p->rounds) == seen) {
@@ -151,9 +131,9 @@ static void pool_run(void *of, int64_t count, void (*body)(void *context, int64_
     if (p->caller) {
         work_share(p, 0);
     }
-    const double until = now() + 20e-6;
+    const double until = times_now() + 20e-6;
     while (atomic_load(&p->left)) {
-        if (now() < until) {
+        if (times_now() < until) {
             relax();
         } else {
             sched_yield();
@@ -269,9 +249,9 @@ static void settle(void)
 {
     double used;
     do {
-        used = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+        used = times_of(CLOCK_PROCESS_CPUTIME_ID);
         usleep(10000);
-        used = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - used;
+        used = times_of(CLOCK_PROCESS_CPUTIME_ID) - used;
     } while (used > 1e-3);
 }
 
@@ -284,12 +264,13 @@ static double time_block(const job *j, double *least)
     for (int run = 0; run < WARM; run++) {
         job_run(j);
     }
-    for (double until = now() + SECONDS; runs < RUNS && (runs < 3 || now() < until); runs++) {
-        const double start = now();
+    for (double until = times_now() + SECONDS; runs < RUNS && (runs < 3 || times_now() < until);
+         runs++) {
+        const double start = times_now();
         job_run(j);
-        times[runs] = now() - start;
+        times[runs] = times_now() - start;
     }
-    const double middle = median(times, runs);
+    const double middle = times_median(times, runs);
     *least = times[0] < *least ? times[0] : *least;
     return middle;
 }
@@ -321,7 +302,7 @@ static void compare_engines(void)
         printf("%-14s", shapes[s].name);
         for (int e = 0; e < ENGINES; e++) {
             if (devices[e]) {
-                printf("%10.2f%10.2f", 1e6 * least[e], 1e6 * median(medians[e], BLOCKS));
+                printf("%10.2f%10.2f", 1e6 * least[e], 1e6 * times_median(medians[e], BLOCKS));
                 job_free(devices[e], &jobs[e]);
             } else {
                 printf("%20s", "-");
@@ -337,7 +318,7 @@ static void compare_engines(void)
 static void work_a_little(void *context, int64_t i)
 {
     (void)context, (void)i;
-    for (double until = now() + 50e-6; now() < until;) {}
+    for (double until = times_now() + 50e-6; times_now() < until;) {}
 }
 
 static void run_job(void *jobs, int64_t i) { job_run((const job *)jobs + i); }
@@ -352,15 +333,15 @@ static double time_prefill(int e, pool *others, pool *shares, const job *jobs)
         if (others) {
             pool_run(others, others->threads, work_a_little, NULL);
         }
-        const double start = now();
+        const double start = times_now();
         if (e == ENGINES) {
             pool_run(shares, shares->threads, run_job, (void *)(uintptr_t)jobs);
         } else {
             job_run(jobs);
         }
-        times[turn] = now() - start;
+        times[turn] = times_now() - start;
     }
-    return median(times, TURNS);
+    return times_median(times, TURNS);
 }
 
 static void compare_beside(int threads)

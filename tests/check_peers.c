@@ -2,7 +2,7 @@
 /*
  * Groups over fattn_peers, whose ranks are threads of one process: drawn problems against the
  * undivided one, and what becomes of the others when a rank is silent, gives up or sends another
- * length. That copies wait for what they have to is tested by check_gpu_host.
+ * length. That copies wait for what they have to is tested by check_cuda_contexts.
  *
  *     check_peers [PROBLEMS]
  *

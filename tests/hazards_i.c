@@ -495,7 +495,7 @@ static const hazard table[] = {
     {"hazard_I4", "a counter was not zeroed when a graph was replayed", i4, NULL},
     {"hazard_I5", "a fallback recursed, or ran in silence", i5, NULL},
     {"hazard_I6", "a failed launch went unnoticed", NULL,
-     "check_gpu_host makes every launch fail, on a driver that does so when told"},
+     "check_cuda_failures makes every launch fail, on a driver that does so when told"},
     {NULL, NULL, NULL, NULL},
 };
 

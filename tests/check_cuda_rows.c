@@ -135,6 +135,13 @@ static fattn_plan_info plan_info(fattn_device *device, const fattn_problem *p, c
     return info;
 }
 
+/* The row that the planner takes for the n-th case. */
+static void expect_row(fattn_device *device, size_t n, const fattn_problem *p, const char *row)
+{
+    const fattn_plan_info info = plan_info(device, p, row);
+    expect(strcmp(info.kernel, row) == 0, "case %d: %s, expected %s", (int)n, info.kernel, row);
+}
+
 /* Problems without query heads, or without any, are planned by rows that do not divide by a group;
  * those that do say so when they are named. */
 static void check_without_heads(void)
@@ -264,9 +271,7 @@ static void check_half_a_device(void)
         fattn_device_close(device);
         stub->units /= (int)n + 1;
         expect_ok(fattn_device_open("cuda:0", &device), "opening");
-        const fattn_plan_info info = plan_info(device, &p, rows[n]);
-        expect(strcmp(info.kernel, rows[n]) == 0, "%d multiprocessors: %s", stub->units,
-               info.kernel);
+        expect_row(device, n, &p, rows[n]);
         close_h100(device);
         tap_check(expect_held(), "how many blocks pay follows from the multiprocessors, here %d",
                   132 / ((int)n + 1));
@@ -379,10 +384,7 @@ static void check_looked_tiles(void)
         p.seqlen_q = 64, p.seqlen_k = 65536;
         p.total_q = 64 * p.batch, p.total_k = 200 * p.batch;
         p.mask_stride[2] = p.seqlen_k, p.mask_stride[3] = 1;
-        const char *const row = many ? "mma_full_64" : "wgmma_full_64";
-        const fattn_plan_info info = plan_info(device, &p, row);
-        expect(strcmp(info.kernel, row) == 0, "%lld sequences: %s by %lld", (long long)p.batch,
-               info.kernel, (long long)info.br);
+        expect_row(device, (size_t)many, &p, many ? "mma_full_64" : "wgmma_full_64");
     }
     close_h100(device);
     tap_check(expect_held(), "a kernel that looks at a mask counts 2^32 - 1 tiles at most");
@@ -417,9 +419,7 @@ static void check_backward_rows(void)
         p.seqlen_q = cases[n].seqlen_q, p.seqlen_k = cases[n].seqlen_k;
         p.total_q = cases[n].mean * p.batch;
         p.dim = p.dim_v = cases[n].dim;
-        const fattn_plan_info info = plan_info(device, &p, cases[n].row);
-        expect(strcmp(info.kernel, cases[n].row) == 0, "case %d: %s, expected %s", (int)n,
-               info.kernel, cases[n].row);
+        expect_row(device, n, &p, cases[n].row);
     }
     close_h100(device);
     tap_check(expect_held(), "rows of lean backward, in %d problems",
@@ -454,9 +454,7 @@ static void check_block_mask_rows(void)
         p.dim = p.dim_v = cases[n].dim;
         p.block_m = cases[n].block_m, p.block_n = cases[n].block_n;
         memcpy(p.block_mask_stride, stride, sizeof stride);
-        const fattn_plan_info info = plan_info(device, &p, cases[n].row);
-        expect(strcmp(info.kernel, cases[n].row) == 0, "case %d: %s, expected %s", (int)n,
-               info.kernel, cases[n].row);
+        expect_row(device, n, &p, cases[n].row);
     }
     close_h100(device);
     tap_check(expect_held(), "block masks of %d problems go to the rows that take them",

@@ -338,11 +338,7 @@ static void report_subject(bench *b, const char *device_word, const fattn_device
 /* Backward needs the o and lse of these inputs. */
 static fattn_status run_forward(fattn_device *device, const sweep_case *c, const workload *w)
 {
-    fattn_problem forward = c->problem;
-    forward.op = FATTN_FORWARD;
-    forward.features &= ~(FATTN_DLSE | FATTN_ACCUMULATE);
-    memset(forward.dbias_stride, 0, sizeof forward.dbias_stride);
-    forward.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+    const fattn_problem forward = problem_forward_of(&c->problem);
     const fattn_status status = fattn_attention(device, &forward, &w->buffers, NULL);
     fattn_cache_clear();
     return status;

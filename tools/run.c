@@ -151,15 +151,12 @@ static fattn_status open_device(const job *j, fattn_device **device)
 
 static fattn_status compute(job *j)
 {
-    fattn_problem forward = j->problem, backward = j->problem;
+    fattn_problem forward = problem_forward_of(&j->problem), backward = j->problem;
     uint32_t wanted = 0;
     for (int i = 0; i < OUTPUTS; i++) {
         wanted |= j->out_path[i] ? output_bits[i] : 0;
     }
     const uint32_t state = FATTN_OUT_O | FATTN_OUT_LSE;
-    forward.op = FATTN_FORWARD;
-    forward.features &= ~(FATTN_DLSE | FATTN_ACCUMULATE);
-    memset(forward.dbias_stride, 0, sizeof forward.dbias_stride);
     forward.outputs = j->backward ? state : wanted | FATTN_OUT_O;
     backward.op = FATTN_BACKWARD;
     backward.outputs = wanted & ~state;

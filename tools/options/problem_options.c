@@ -263,3 +263,13 @@ bool problem_options_check(const problem_options *values, const char *command, u
     }
     return true;
 }
+
+fattn_problem problem_forward_of(const fattn_problem *backward)
+{
+    fattn_problem p = *backward;
+    p.op = FATTN_FORWARD;
+    p.features &= ~(FATTN_DLSE | FATTN_DETERMINISTIC | FATTN_ACCUMULATE);
+    memset(p.dbias_stride, 0, sizeof p.dbias_stride);
+    p.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+    return p;
+}

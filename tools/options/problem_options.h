@@ -70,4 +70,7 @@ void problem_options_apply(const problem_options *values, const int64_t at[PROBL
 bool problem_options_check(const problem_options *values, const char *command, uint64_t present,
                            bool forward, bool backward);
 
+/* The forward that writes o and lse for a backward. */
+fattn_problem problem_forward_of(const fattn_problem *backward);
+
 #endif

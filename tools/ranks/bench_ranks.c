@@ -140,10 +140,7 @@ static fattn_status measure_speed(divided_case *c, fattn_speed *speed)
 static fattn_status run_forward(divided_case *c)
 {
     fattn_group_plan *plan;
-    fattn_problem p = c->whole;
-    p.op = FATTN_FORWARD;
-    p.features &= ~(FATTN_DLSE | FATTN_DETERMINISTIC);
-    p.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+    const fattn_problem p = problem_forward_of(&c->whole);
     fattn_status status = fattn_group_plan_create(&c->group, &p, NULL, NULL, &plan);
     if (!status) {
         status = fattn_group_execute(plan, &c->work.buffers);

@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 
+import tap
+
 FIND = """
 import ctypes, sys
 for name in ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"):
@@ -57,14 +59,10 @@ def results(fattn, library):
 def main(fattn):
     why, library = reason_to_skip(fattn)
     if why:
-        print(f"ok 1 - AMD's runtime without a device # SKIP {why}\n1..1")
-        return 0
-    count, failures = 0, 0
-    for count, (good, title) in enumerate(results(fattn, library) if library else results_without(fattn), 1):
-        failures += not good
-        print("ok" if good else "not ok", count, "-", title)
-    print(f"1..{count}")
-    return int(failures > 0)
+        return tap.skip_all(why)
+    for good, title in results(fattn, library) if library else results_without(fattn):
+        tap.ok(good, title)
+    return tap.done()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs pytest over this folder and tells its results in TAP.
 
-usage: tap.py PACKAGE LIBRARY [FILE]...
+usage: pytest_tap.py PACKAGE LIBRARY [FILE]...
 
 PACKAGE is the folder that holds `fattn`, LIBRARY those that hold its libraries, with colons between. What a
 test imports and this Python lacks is a skipped test.

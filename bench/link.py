@@ -9,11 +9,13 @@ Needs root, ip, tc, PyTorch with gloo, and two cores. PYTHONPATH and LD_LIBRARY_
 bandwidth. The delay is that of a process which carries packets from one namespace to the other, for many kernels
 have no netem.
 
-The link is measured by itself first. Then its bandwidth is set so that a step's transfer takes 1/4, 1/2, 1, 2 and 4 times
-as long as its computation: of the step with the largest messages, which of heads are an exchange of a turn. A step lasts from the start of its messages on both ranks until they have come and its kernels are
-done; its bound is the larger of the time that kernels took then and there, which other load on the machine lengthens too,
-and of the time that its bytes take on the link. Medians, of which the worst step's is shown. Exit status 1: a step above 1.08 of its
-bound, or a whole run off its forecast by more than 15 %.
+The link is measured by itself first. Then its bandwidth is set so that the transfer of the step with the largest
+messages takes 1/4, 1/2, 1, 2 and 4 times as long as its computation. (Where ranks exchange heads, a step is a turn.)
+
+A step lasts from the start of its messages on both ranks until they have come and its kernels are done. Its bound is the
+larger of two times: that of its kernels in the same run, which other load on the machine lengthens too, and that of its
+bytes on the link. Times are medians; the table shows the worst step. Exit status 1: a step takes more than 1.08 times its
+bound, or a whole run is off its forecast by more than 15 %.
 """
 
 import argparse

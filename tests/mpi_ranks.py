@@ -4,8 +4,8 @@
 
     mpi_ranks.py MPIEXEC RANKS[,RANKS ...] SECONDS PROGRAM [ARGUMENT ...]
 
-The program is ended after so many seconds on each number of ranks. Ranks may share processors. Skipped where MPIEXEC cannot start processes: many sandboxes and
-containers do not let it.
+The program is ended after so many seconds on each number of ranks. Ranks may share processors. Skipped where MPIEXEC
+cannot start processes: many sandboxes and containers do not let it.
 """
 
 import os

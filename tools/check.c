@@ -31,29 +31,34 @@ static int64_t default_jobs(void)
     return processors > 16 ? 16 : processors;
 }
 
-int fattn_tool_check(int argc, char **argv)
+/* What is asked for. */
+typedef struct request {
+    const char *device, *kernel;
+    int64_t cases, single, jobs; /* jobs 0: by default */
+    uint64_t seed;
+    bool listing, verbose, one, insist, counted; /* one, counted: --case, --cases is given */
+} request;
+
+/* What options_parse() returns. */
+static int parse(int argc, char **argv, request *r)
 {
-    const char *device = NULL, *kernel = NULL;
-    int64_t cases = 1000, single = -1, jobs = 0;
-    uint64_t seed = 1;
-    bool listing = false, verbose = false, one = false, insist = false, counted = false;
     const option table[] = {
         {"device SPEC", "cpu, reference, cuda:1 ...; default FATTN_BACKEND, else the best present",
-         OPTION_TEXT, .value = &device},
-        {"cases N", "how many problems; default 1000", OPTION_INTEGER, .value = &cases, .min = 1,
-         .max = INT64_C(1) << 40, .given = &counted},
-        {"seed S", "which problems; default 1", OPTION_UNSIGNED, .value = &seed},
-        {"case I", "only the I-th problem, in detail", OPTION_INTEGER, .value = &single, .min = 0,
-         .max = INT64_C(1) << 40, .given = &one},
+         OPTION_TEXT, .value = &r->device},
+        {"cases N", "how many problems; default 1000", OPTION_INTEGER, .value = &r->cases, .min = 1,
+         .max = INT64_C(1) << 40, .given = &r->counted},
+        {"seed S", "which problems; default 1", OPTION_UNSIGNED, .value = &r->seed},
+        {"case I", "only the I-th problem, in detail", OPTION_INTEGER, .value = &r->single,
+         .min = 0, .max = INT64_C(1) << 40, .given = &r->one},
         {"kernel ROW", "only this row of the device's table; default: every row", OPTION_TEXT,
-         .value = &kernel},
+         .value = &r->kernel},
         {"jobs N", "cases judged in parallel; default: one per processor granted, at most 16",
-         OPTION_INTEGER, .value = &jobs, .min = 1, .max = 256},
+         OPTION_INTEGER, .value = &r->jobs, .min = 1, .max = 256},
         {"insist", "gaps in what the cases cover are failures, not notes", OPTION_SWITCH,
-         .value = &insist},
-        {"list", "print the problems and run nothing", OPTION_SWITCH, .value = &listing},
+         .value = &r->insist},
+        {"list", "print the problems and run nothing", OPTION_SWITCH, .value = &r->listing},
         {"verbose", "print every problem, every refusal and every pair of features", OPTION_SWITCH,
-         .value = &verbose},
+         .value = &r->verbose},
         {.name = NULL},
     };
     const option_set set = {
@@ -64,58 +69,32 @@ int fattn_tool_check(int argc, char **argv)
             "a failure prints the command that shows it again.",
         .table = table,
     };
-    const int parsed = options_parse(&set, argc, argv);
-    if (parsed) {
-        return parsed > 0 ? TOOL_OK : TOOL_USAGE;
-    }
-    if (one && counted) {
-        return tool_usage("check", "--case is one problem and takes no --cases");
-    }
-    if (listing && (device || kernel || jobs || insist || verbose)) {
-        return tool_usage("check", "--list runs nothing and takes no --%s",
-                          device   ? "device"
-                          : kernel ? "kernel"
-                          : jobs   ? "jobs"
-                          : insist ? "insist"
-                                   : "verbose");
-    }
-    const int64_t first = one ? single : 0, count = one ? 1 : cases;
-    if (listing) {
-        list(seed, first, count);
-        return TOOL_OK;
-    }
-    if (jobs == 0) {
-        jobs = one ? 1 : default_jobs();
-    }
-    if (jobs > 1) { /* cases run in parallel, so a thread for each is enough */
-        setenv("FATTN_NUM_THREADS", "1", 0);
-    }
+    return options_parse(&set, argc, argv);
+}
 
-    trials s = {.prefix = "",
-                .seed = seed,
-                .first = first,
-                .count = count,
-                .jobs = (int)jobs,
-                .verbose = verbose || one,
-                .progress = verbose || one ? NULL : tool_progress};
-    fattn_status status = fattn_device_open(device, &s.device);
-    if (status) {
-        return tool_failure(status);
+/* Refuses options that would have no effect. */
+static bool consistent(const request *r)
+{
+    if (r->one && r->counted) {
+        tool_usage("check", "--case is one problem and takes no --cases");
+        return false;
     }
-    fattn_device_info info = {.struct_size = sizeof info};
-    status = fattn_device_get_info(s.device, &info);
-    status = status ? status : trials_open(&s, kernel);
-    if (status) {
-        fattn_device_close(s.device);
-        return tool_failure(status);
+    if (r->listing && (r->device || r->kernel || r->jobs || r->insist || r->verbose)) {
+        tool_usage("check", "--list runs nothing and takes no --%s",
+                   r->device   ? "device"
+                   : r->kernel ? "kernel"
+                   : r->jobs   ? "jobs"
+                   : r->insist ? "insist"
+                               : "verbose");
+        return false;
     }
-    char command[128];
-    snprintf(command, sizeof command, "fattn check --device %s", device ? device : info.backend);
-    s.command = command;
-    printf("device %s (%s), seed %" PRIu64 ", cases %" PRId64 "..%" PRId64 "\n", info.backend,
-           info.isa, seed, first, first + count - 1);
-    trials_run(&s);
-    const trials_findings found = trials_report(&s);
+    return true;
+}
+
+/* Prints what was found. Returns the number of failures. */
+static int64_t report(const trials *s, bool insist)
+{
+    const trials_findings found = trials_report(s);
     if (found.gaps) {
         printf("%d gaps in what the cases cover, marked above%s\n", found.gaps,
                insist ? "" : ": no fault of a kernel; more --cases close them");
@@ -123,11 +102,64 @@ int fattn_tool_check(int argc, char **argv)
     if (found.medians) {
         printf("%d medians of errors are too large, marked above\n", found.medians);
     }
-    const int64_t failures = s.failed + found.medians + (insist ? found.gaps : 0);
-    printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " skipped\n", s.passed, failures,
-           s.skipped);
-    const bool failed = failures > 0;
+    const int64_t failures = s->failed + found.medians + (insist ? found.gaps : 0);
+    printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " skipped\n", s->passed, failures,
+           s->skipped);
+    return failures;
+}
+
+static int judge(const request *r, int64_t first, int64_t count)
+{
+    const int64_t jobs = r->jobs ? r->jobs : r->one ? 1 : default_jobs();
+    if (jobs > 1) { /* cases run in parallel, so a thread for each is enough */
+        setenv("FATTN_NUM_THREADS", "1", 0);
+    }
+    const bool verbose = r->verbose || r->one;
+    trials s = {.prefix = "",
+                .seed = r->seed,
+                .first = first,
+                .count = count,
+                .jobs = (int)jobs,
+                .verbose = verbose,
+                .progress = verbose ? NULL : tool_progress};
+    fattn_status status = fattn_device_open(r->device, &s.device);
+    if (status) {
+        return tool_failure(status);
+    }
+    fattn_device_info info = {.struct_size = sizeof info};
+    status = fattn_device_get_info(s.device, &info);
+    status = status ? status : trials_open(&s, r->kernel);
+    if (status) {
+        fattn_device_close(s.device);
+        return tool_failure(status);
+    }
+    char command[128];
+    snprintf(command, sizeof command, "fattn check --device %s",
+             r->device ? r->device : info.backend);
+    s.command = command;
+    printf("device %s (%s), seed %" PRIu64 ", cases %" PRId64 "..%" PRId64 "\n", info.backend,
+           info.isa, r->seed, first, first + count - 1);
+    trials_run(&s);
+    const int64_t failures = report(&s, r->insist);
     trials_close(&s);
     fattn_device_close(s.device);
-    return failed ? TOOL_FAILED : TOOL_OK;
+    return failures > 0 ? TOOL_FAILED : TOOL_OK;
+}
+
+int fattn_tool_check(int argc, char **argv)
+{
+    request r = {.cases = 1000, .seed = 1};
+    const int parsed = parse(argc, argv, &r);
+    if (parsed) {
+        return parsed > 0 ? TOOL_OK : TOOL_USAGE;
+    }
+    if (!consistent(&r)) {
+        return TOOL_USAGE;
+    }
+    const int64_t first = r.one ? r.single : 0, count = r.one ? 1 : r.cases;
+    if (!r.listing) {
+        return judge(&r, first, count);
+    }
+    list(r.seed, first, count);
+    return TOOL_OK;
 }

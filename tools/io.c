@@ -518,6 +518,32 @@ static bool given_value(const option *table, const bool *given, const void *valu
     return given[n];
 }
 
+/* Refuses a density that is none, and options that would have no effect. */
+static bool consistent(const request *r, const option *table, const bool *given)
+{
+    bool sparse = false;
+    for (int n = 0; n < r->density.count; n++) {
+        const double density = r->density.at[n];
+        if (!(density >= 0 && density <= 1)) {
+            tool_usage("io", "--density: %g is not in 0..1", density);
+            return false;
+        }
+        sparse = sparse || density < 1;
+    }
+    if (!sparse && given_value(table, given, &r->block)) {
+        tool_usage("io", "--block-size needs a --density below 1");
+        return false;
+    }
+    for (int n = 0; r->paper && table[n].name; n++) {
+        if (given[n] && table[n].value != &r->paper && table[n].value != &r->json) {
+            tool_usage("io", "--paper is one fixed problem and takes no --%.*s",
+                       (int)strcspn(table[n].name, " "), table[n].name);
+            return false;
+        }
+    }
+    return true;
+}
+
 int fattn_tool_io(int argc, char **argv)
 {
     request r = {
@@ -575,25 +601,8 @@ int fattn_tool_io(int argc, char **argv)
     if (parsed != 0) {
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
     }
-    for (int n = 0; n < r.density.count; n++) {
-        if (!(r.density.at[n] >= 0 && r.density.at[n] <= 1)) {
-            return tool_usage("io", "--density: %g is not in 0..1", r.density.at[n]);
-        }
-    }
-    bool sparse = false;
-    for (int n = 0; n < r.density.count; n++) {
-        sparse = sparse || r.density.at[n] < 1;
-    }
-    for (int n = 0; !sparse && table[n].name; n++) {
-        if (given[n] && table[n].value == &r.block) {
-            return tool_usage("io", "--block-size needs a --density below 1");
-        }
-    }
-    for (int n = 0; r.paper && table[n].name; n++) {
-        if (given[n] && table[n].value != &r.paper && table[n].value != &r.json) {
-            return tool_usage("io", "--paper is one fixed problem and takes no --%.*s",
-                              (int)strcspn(table[n].name, " "), table[n].name);
-        }
+    if (!consistent(&r, table, given)) {
+        return TOOL_USAGE;
     }
     if (r.plot) {
         plot_defaults(&r, given_value(table, given, &r.n), given_value(table, given, &r.m));

@@ -267,36 +267,44 @@ static void l4_heads(void)
  * runs of one number. The odd row is the first, the last or the middle one. Both runs are longer
  * than a vector, among the first 64 keys too. The same with a mask, of whose keys the rows see only
  * the outer or only the others. */
+enum { ODD_ROWS = 71, ODD_KEYS = 203 };
+
+static void check_odd_row(int odd, bool masks, bool hides, fattn_dtype dtype)
+{
+    static const int begin[2][3] = {{28, 30, 34}, {20, 24, 40}};
+    const double outer = masks ? !hides : hides ? -(double)INFINITY : 0;
+    const draw_id id = masks ? DRAW_MASK : DRAW_BIAS;
+    draw_case c = hazard_case(FATTN_FORWARD, dtype, 1, 1, 1, ODD_ROWS, ODD_KEYS, 64);
+    const int64_t stride[4] = {0, 0, ODD_KEYS, 1};
+    c.problem.features = masks ? FATTN_MASK : FATTN_BIAS;
+    c.problem.dtype_bias = masks ? FATTN_DTYPE_DEFAULT : dtype;
+    memcpy(masks ? c.problem.mask_stride : c.problem.bias_stride, stride, sizeof stride);
+    if (!hazard_build(&c)) {
+        draw_free(&c);
+        return;
+    }
+    for (int64_t n = 0; n < ODD_ROWS * ODD_KEYS; n++) {
+        const int64_t i = n / ODD_KEYS, j = n % ODD_KEYS;
+        const int *const from = begin[i == odd];
+        draw_set(&c, id, draw_at(&c, id, 0, 0, i, j),
+                 j < from[0] || j >= from[2] ? outer
+                 : masks                     ? hides
+                 : j < from[1]               ? 3
+                                             : -2);
+    }
+    hazard_judge(&c, 2, "row %d alone has its %s, %g outside", odd, masks ? "mask" : "bias", outer);
+}
+
 static void l4_rows(void)
 {
-    enum { ROWS = 71, KEYS = 203 };
-    static const int begin[2][3] = {{28, 30, 34}, {20, 24, 40}};
-    for (int m = 0; m < (hazard_emulated() ? 18 : 36); m++) { /* no GPU takes a mask for ranges */
-        const fattn_dtype dtype = dtypes[m % 3];
-        const int odd = m / 3 % 3 * (ROWS / 2);
-        const bool masks = m >= 18, hides = m % 18 < 9;
-        const double outer = masks ? !hides : hides ? -(double)INFINITY : 0;
-        const draw_id id = masks ? DRAW_MASK : DRAW_BIAS;
-        draw_case c = hazard_case(FATTN_FORWARD, dtype, 1, 1, 1, ROWS, KEYS, 64);
-        const int64_t stride[4] = {0, 0, KEYS, 1};
-        c.problem.features = masks ? FATTN_MASK : FATTN_BIAS;
-        c.problem.dtype_bias = masks ? FATTN_DTYPE_DEFAULT : dtype;
-        memcpy(masks ? c.problem.mask_stride : c.problem.bias_stride, stride, sizeof stride);
-        const bool built = hazard_build(&c);
-        for (int64_t n = 0; built && n < ROWS * KEYS; n++) {
-            const int64_t i = n / KEYS, j = n % KEYS;
-            const int *const from = begin[i == odd];
-            draw_set(&c, id, draw_at(&c, id, 0, 0, i, j),
-                     j < from[0] || j >= from[2] ? outer
-                     : masks                     ? hides
-                     : j < from[1]               ? 3
-                                                 : -2);
-        }
-        if (built) {
-            hazard_judge(&c, 2, "row %d alone has its %s, %g outside", odd, masks ? "mask" : "bias",
-                         outer);
-        } else {
-            draw_free(&c);
+    const int kinds = hazard_emulated() ? 1 : 2; /* no GPU takes a mask for ranges */
+    for (int masks = 0; masks < kinds; masks++) {
+        for (int hides = 0; hides < 2; hides++) {
+            for (int odd = 0; odd < ODD_ROWS; odd += ODD_ROWS / 2) {
+                EACH (d, dtypes) {
+                    check_odd_row(odd, masks, hides, dtypes[d]);
+                }
+            }
         }
     }
 }
@@ -667,58 +675,70 @@ static bool is_plain_sum(const draw_case *c, lone_kind kind, int64_t j, int64_t 
 }
 
 /* lse from the forward at the same place, or from the oracle, is rounded. */
+static void check_lone(const place *at, lone_kind kind, int64_t dim, fattn_dtype dtype)
+{
+    draw_case c = lone_rows(kind, dtype, dim);
+    bool good = hazard_build(&c) && hazard_takes(at, &c);
+    if (good) {
+        fill_lone(&c, kind);
+        for (int64_t n = 0; n < c.problem.seqlen_q * dim; n++) {
+            const int64_t to = draw_at(&c, DRAW_DOUT, 0, n / dim, 0, n % dim);
+            draw_set(&c, DRAW_DOUT, to, (double)(n * 37 % 61 - 30) / 32);
+        }
+        good = draw_save(&c) == FATTN_OK &&
+               hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    }
+    for (int64_t n = 0; good && n < c.problem.seqlen_k * dim; n++) {
+        good = hazard_check(is_plain_sum(&c, kind, n / dim, n % dim),
+                            "%s, dtype %d, kind %d, dim %lld: dV is not the sum of dO",
+                            at->kernel->name, (int)dtype, (int)kind, (long long)dim);
+    }
+    draw_free(&c);
+}
+
 static void l6(void)
 {
     static const int64_t dims[] = {64, 128, 256};
-    for (int m = 0; m < hazard_place_count * LONE_KINDS * 9; m++) {
-        const place *const at = &hazard_places[m / 9 / LONE_KINDS];
-        const lone_kind kind = (lone_kind)(m / 9 % LONE_KINDS);
-        draw_case c = lone_rows(kind, dtypes[m % 3], dims[m / 3 % 3]);
-        bool good =
-            strcmp(at->backend, "reference") != 0 && hazard_build(&c) && hazard_takes(at, &c);
-        if (good) {
-            fill_lone(&c, kind);
-            for (int64_t n = 0; n < c.problem.seqlen_q * c.problem.dim; n++) {
-                const int64_t to =
-                    draw_at(&c, DRAW_DOUT, 0, n / c.problem.dim, 0, n % c.problem.dim);
-                draw_set(&c, DRAW_DOUT, to, (double)(n * 37 % 61 - 30) / 32);
+    for (int n = 0; n < hazard_place_count; n++) {
+        const place *const at = &hazard_places[n];
+        for (int kind = 0; kind < LONE_KINDS && strcmp(at->backend, "reference") != 0; kind++) {
+            EACH (c, dims) {
+                EACH (d, dtypes) {
+                    check_lone(at, (lone_kind)kind, dims[c], dtypes[d]);
+                }
             }
-            good = draw_save(&c) == FATTN_OK &&
-                   hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
         }
-        for (int64_t n = 0; good && n < c.problem.seqlen_k * c.problem.dim; n++) {
-            good = hazard_check(is_plain_sum(&c, kind, n / c.problem.dim, n % c.problem.dim),
-                                "%s, dtype %d, kind %d, dim %lld: dV is not the sum of dO",
-                                at->kernel->name, (int)c.problem.dtype, (int)kind,
-                                (long long)c.problem.dim);
-        }
-        draw_free(&c);
     }
 }
 
 /* The gradient of a bias that hides a pair is 0, whatever is in the key. */
-static void l7(void)
+static void check_hidden_dbias(const place *at, fattn_dtype dtype, int64_t rows)
 {
     static const double wild[] = {NAN, INFINITY, -INFINITY};
-    for (int m = 0; m < hazard_place_count * 6; m++) {
-        const place *const at = &hazard_places[m / 6];
-        const int64_t rows = m % 2 ? 66 : 67;
-        draw_case c = biased(FATTN_BACKWARD, dtypes[m % 6 / 2], rows, 100);
-        c.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS;
-        bool good = hazard_build(&c);
-        for (int64_t j = 1; good && j < c.problem.seqlen_k; j += 3) {
-            hide_key(&c, j, DRAW_K, wild[j / 3 % 3]);
+    draw_case c = biased(FATTN_BACKWARD, dtype, rows, 100);
+    c.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS;
+    bool good = hazard_build(&c);
+    for (int64_t j = 1; good && j < c.problem.seqlen_k; j += 3) {
+        hide_key(&c, j, DRAW_K, wild[j / 3 % 3]);
+    }
+    good = good && draw_save(&c) == FATTN_OK && hazard_takes(at, &c) &&
+           hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    for (int64_t n = 0; good && n < rows * c.problem.seqlen_k; n++) {
+        const int64_t i = n % rows, j = n / rows;
+        const double x = draw_get(&c, DRAW_DBIAS, draw_at(&c, DRAW_DBIAS, 0, 0, i, j));
+        good = j % 3 != 1 || hazard_check(x == 0, "%s, dtype %d: dBias of hidden key %lld is %g",
+                                          at->kernel->name, (int)dtype, (long long)j, x);
+    }
+    draw_free(&c);
+}
+
+static void l7(void)
+{
+    for (int n = 0; n < hazard_place_count; n++) {
+        EACH (d, dtypes) {
+            check_hidden_dbias(&hazard_places[n], dtypes[d], 67);
+            check_hidden_dbias(&hazard_places[n], dtypes[d], 66);
         }
-        good = good && draw_save(&c) == FATTN_OK && hazard_takes(at, &c) &&
-               hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
-        for (int64_t n = 0; good && n < rows * c.problem.seqlen_k; n++) {
-            const int64_t i = n % rows, j = n / rows;
-            const double x = draw_get(&c, DRAW_DBIAS, draw_at(&c, DRAW_DBIAS, 0, 0, i, j));
-            good =
-                j % 3 != 1 || hazard_check(x == 0, "%s, dtype %d: dBias of hidden key %lld is %g",
-                                           at->kernel->name, (int)c.problem.dtype, (long long)j, x);
-        }
-        draw_free(&c);
     }
 }
 
@@ -758,50 +778,54 @@ static bool hides_from(const draw_case *c, int64_t i, int64_t j)
     return c->problem.features & FATTN_CAUSAL ? j > i : j % 3 == 1;
 }
 
+enum { WILD_LENGTH = 67, WILD_ROW = 5 };
+
+static void check_wild_row(const place *at, uint64_t hidden_by, fattn_dtype dtype)
+{
+    draw_case c = biased(FATTN_BACKWARD, dtype, WILD_LENGTH, WILD_LENGTH);
+    c.problem.features |= hidden_by;
+    c.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS;
+    bool good = hazard_build(&c) && hazard_takes(at, &c);
+    for (int64_t n = 0; good && n < WILD_LENGTH * WILD_LENGTH; n++) {
+        const int64_t i = n / WILD_LENGTH, j = n % WILD_LENGTH;
+        const bool hidden = hides_from(&c, i, j);
+        draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, i, j),
+                 !hidden_by && hidden ? -(double)INFINITY : 0.25);
+        if (hidden_by & FATTN_MASK) {
+            draw_set(&c, DRAW_MASK, draw_at(&c, DRAW_MASK, 0, 0, i, j), !hidden);
+        }
+    }
+    if (good) {
+        draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, WILD_ROW, 2), NAN);
+        good = draw_save(&c) == FATTN_OK &&
+               hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    }
+    for (int64_t j = 0; good && j < WILD_LENGTH; j++) {
+        const double x = draw_get(&c, DRAW_DBIAS, draw_at(&c, DRAW_DBIAS, 0, 0, WILD_ROW, j));
+        const double k = draw_get(&c, DRAW_DK, draw_at(&c, DRAW_DK, 0, j, 0, 3));
+        const double v = draw_get(&c, DRAW_DV, draw_at(&c, DRAW_DV, 0, j, 0, 3));
+        const bool hidden = hides_from(&c, WILD_ROW, j);
+        good = hazard_check(
+            hidden ? x == 0 && isfinite(k) && isfinite(v) : isnan(x) && isnan(k) && isnan(v),
+            "%s, dtype %d, features %llx: %s key %lld has %g, %g, %g", at->kernel->name, (int)dtype,
+            (unsigned long long)hidden_by, hidden ? "hidden" : "seen", (long long)j, x, k, v);
+    }
+    draw_free(&c);
+}
+
 static void l10(void)
 {
     static const uint64_t features[] = {FATTN_MASK, 0, FATTN_CAUSAL, FATTN_MASK | FATTN_ALIBI};
-    enum { KINDS = sizeof features / sizeof features[0], WILD_ROW = 5 };
     if (!hazard_on_host(&hazard_places[0])) {
         hazard_skip("GPUs do not promise it");
         return;
     }
-    for (int m = 0; m < hazard_place_count * KINDS * 3; m++) {
-        const place *const at = &hazard_places[m / 3 / KINDS];
-        const int kind = m / 3 % KINDS;
-        draw_case c = biased(FATTN_BACKWARD, dtypes[m % 3], 67, 67);
-        c.problem.features |= features[kind];
-        c.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS;
-        bool good = hazard_build(&c) && hazard_takes(at, &c);
-        for (int64_t n = 0; good && n < 67 * 67; n++) {
-            const int64_t i = n / 67, j = n % 67;
-            const bool hidden = hides_from(&c, i, j);
-            draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, i, j),
-                     kind == 1 && hidden ? -(double)INFINITY : 0.25);
-            if (c.problem.features & FATTN_MASK) {
-                draw_set(&c, DRAW_MASK, draw_at(&c, DRAW_MASK, 0, 0, i, j), !hidden);
+    for (int n = 0; n < hazard_place_count; n++) {
+        EACH (f, features) {
+            EACH (d, dtypes) {
+                check_wild_row(&hazard_places[n], features[f], dtypes[d]);
             }
         }
-        if (good) {
-            draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, WILD_ROW, 2), NAN);
-            good = draw_save(&c) == FATTN_OK &&
-                   hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
-        }
-        for (int64_t j = 0; good && j < 67; j++) {
-            const double x = draw_get(&c, DRAW_DBIAS, draw_at(&c, DRAW_DBIAS, 0, 0, WILD_ROW, j));
-            const double k = draw_get(&c, DRAW_DK, draw_at(&c, DRAW_DK, 0, j, 0, 3));
-            const double v = draw_get(&c, DRAW_DV, draw_at(&c, DRAW_DV, 0, j, 0, 3));
-            good = hides_from(&c, WILD_ROW, j)
-                       ? hazard_check(x == 0 && isfinite(k) && isfinite(v),
-                                      "%s, dtype %d, kind %d: hidden key %lld has %g, %g, %g",
-                                      at->kernel->name, (int)c.problem.dtype, kind, (long long)j, x,
-                                      k, v)
-                       : hazard_check(isnan(x) && isnan(k) && isnan(v),
-                                      "%s, dtype %d, kind %d: key %lld lost a NaN: %g, %g, %g",
-                                      at->kernel->name, (int)c.problem.dtype, kind, (long long)j, x,
-                                      k, v);
-        }
-        draw_free(&c);
     }
 }
 

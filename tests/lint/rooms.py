@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which folder may include from which, and which words are allowed where.
+"""Which folder may include from which, and which words are allowed where. A room is a folder that has rules of
+its own.
 
 usage: rooms.py ROOT
 """
@@ -19,7 +20,7 @@ INSIDE = ["core/backend.h", "core/band.h", "core/io_model.h", "core/kernel.h", "
 
 # folder: folders and files that its files may include, its own being understood. The longest folder that a
 # path begins with is its room.
-DOORS = {
+MAY_INCLUDE = {
     "include": [],
     "core": ["include"],
     "core/distributed": ["include", "core"],
@@ -46,8 +47,8 @@ DOORS = {
     "tests/consumer": ["include"],
 }
 
-# Subcommands with doors of their own besides their room's.
-KEYS = {
+# Subcommands that may include more than their room.
+EXCEPTIONS = {
     r"tools/(explain|info)\.c": INSIDE,
     r"tools/check\.c": INSIDE + ["backends/cpu/team.h"],
     r"tools/bench\.c": INSIDE + ["core/env.h"],
@@ -81,7 +82,7 @@ WORDS = [
      "a row names the features that it honours: FATTN_KERNEL_COMMON, FATTN_KERNEL_LAST and single ones"),
     (r"\bgetenv\b", r"core/env\.c|tests/.*|tools/.*|bench/.*", "the environment is read in core/env.c"),
     (r"(?<![\w.>])(malloc|calloc|realloc|aligned_alloc|posix_memalign|strdup|strndup|asprintf|free)\s*\(",
-     r"core/memory\.c|core/distributed/transports/.*|tests/.*|bench/.*|examples/.*|tools/.*", "core/memory.c is the only door to the heap"),
+     r"core/memory\.c|core/distributed/transports/.*|tests/.*|bench/.*|examples/.*|tools/.*", "the library's memory comes from core/memory.c alone"),
     (r"(?<![\w.>])(abort|exit|_Exit|quick_exit)\s*\(", r"tests/.*|tools/.*|bench/.*|examples/.*",
      "the library never ends the program"),
     (r"\bfmaxf?\(\s*\w*(error|worst|differ|\boff)\w*\b", r"(?!tests/).*",
@@ -105,7 +106,7 @@ TEMPLATES = ("core/online_softmax.h", "core/score.h", "core/philox.h", "core/ban
 
 def room_of(path):
     """The room that a path lies in, or None."""
-    rooms = [room for room in DOORS if path == room or path.startswith(room + "/")]
+    rooms = [room for room in MAY_INCLUDE if path == room or path.startswith(room + "/")]
     return max(rooms, key=len) if rooms else None
 
 
@@ -140,19 +141,19 @@ def resolve(root, path, name):
 
 def may_include(path, target):
     room = room_of(path)
-    doors = [room] + DOORS[room] + [d for key in KEYS if re.fullmatch(key, path) for d in KEYS[key]]
+    allowed = [room] + MAY_INCLUDE[room] + [d for names in EXCEPTIONS if re.fullmatch(names, path) for d in EXCEPTIONS[names]]
     home = GENERATED.get(target) or room_of(target)
-    for door in doors:
-        if door == target or door == home or (home or "").startswith(door + "/"):
+    for place in allowed:
+        if place == target or place == home or (home or "").startswith(place + "/"):
             return True
     return False
 
 
-def doors(root):
-    """Every include that goes through a wall."""
+def includes(root):
+    """Every include that is not allowed."""
     for path in tap.files(root):
         if room_of(path) is None:
-            yield f"{path}: lies in no room"
+            yield f"{path}: lies in no folder of MAY_INCLUDE"
             continue
         code = without_comments(tap.read(root, path))
         for number, match in lines_matching(code, r'^\s*#\s*include\s*(?:"([^"]+)"|<(fattn/[^>]+)>)'):
@@ -164,20 +165,20 @@ def doors(root):
                 yield f"{path}:{number}: {room_of(path)} may not include {target}"
 
 
-def circles(doors_of):
-    """Rooms from which a way leads back to themselves, each once."""
+def circles(may_include):
+    """Folders that may include themselves through others, each once."""
     reported = set()
-    for start in doors_of:
-        ways, seen = [(start,)], set()
-        while ways:
-            way = ways.pop()
-            for door in doors_of.get(way[-1], []):
-                if door == start and not reported & set(way):
-                    reported |= set(way)
-                    yield " -> ".join(way + (start,))
-                elif door in doors_of and door not in seen:
-                    seen.add(door)
-                    ways.append(way + (door,))
+    for start in may_include:
+        paths, seen = [(start,)], set()
+        while paths:
+            path = paths.pop()
+            for target in may_include.get(path[-1], []):
+                if target == start and not reported & set(path):
+                    reported |= set(path)
+                    yield " -> ".join(path + (start,))
+                elif target in may_include and target not in seen:
+                    seen.add(target)
+                    paths.append(path + (target,))
 
 
 def lines_of(root, room):
@@ -188,21 +189,21 @@ def lines_of(root, room):
 
 
 def table(root):
-    """Where the table of rooms in docs/DESIGN.md is not what DOORS and the files say. A size may be off by
+    """Where the table of folders in docs/DESIGN.md is not what MAY_INCLUDE and the files say. A size may be off by
     a fifth before it has to be written anew."""
     listed = {}
     for number, match in lines_matching(tap.read(root, "docs/DESIGN.md"),
                                         r"^\| `([\w/]+)` \|.*\| ([\d,]+) \|$"):
         listed[match.group(1)] = (number, int(match.group(2).replace(",", "")))
-    for room in DOORS:
+    for room in MAY_INCLUDE:
         lines = lines_of(root, room)
         if room not in listed:
-            yield f"docs/DESIGN.md: the table of rooms lacks `{room}`, {lines} lines"
+            yield f"docs/DESIGN.md: the table of folders lacks `{room}`, {lines} lines"
         elif abs(listed[room][1] - lines) * 5 > lines:
             yield f"docs/DESIGN.md:{listed[room][0]}: `{room}` has {lines} lines"
     for room, (number, _) in listed.items():
-        if room not in DOORS:
-            yield f"docs/DESIGN.md:{number}: `{room}` is no room of rooms.py"
+        if room not in MAY_INCLUDE:
+            yield f"docs/DESIGN.md:{number}: `{room}` is no folder of tests/lint/rooms.py"
 
 
 LONG = 600  # lines of a file about which docs/DESIGN.md says why it is one
@@ -221,7 +222,7 @@ def long_files(root):
 
 
 def words(root):
-    """Every word that is not at home."""
+    """Every word outside the files that it is restricted to."""
     for path in tap.files(root):
         text = tap.read(root, path)
         code = without_comments(text, keep_strings=False)
@@ -271,14 +272,14 @@ def imports(root):
 
 def results(root):
     return [
-        ("rooms include through doors", doors(root)),
-        ("no way through doors leads back", circles(DOORS)),
-        ("the table of rooms is true", table(root)),
-        ("long files are explained", long_files(root)),
-        ("words are at home", words(root)),
-        ("core names no backend", backend_names(root)),
+        ("folders include only what they may", includes(root)),
+        ("no folder includes itself through others", circles(MAY_INCLUDE)),
+        ("docs/DESIGN.md has the folders and their sizes", table(root)),
+        ("docs/DESIGN.md has the long files and why", long_files(root)),
+        ("restricted words stay in their files", words(root)),
+        ("the core names no backend", backend_names(root)),
         ("template headers need no C library", templates(root)),
-        ("Python modules import through doors", imports(root)),
+        ("Python modules import only what they may", imports(root)),
     ]
 
 

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/dtype.h"
 #include "tests/hazard.h"
 
 static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
-static const char *const dtype_names[] = {"f32", "f16", "bf16"};
 
 /* -------------------------------------------------------------------------------------------------
  * The same run again
@@ -107,7 +107,8 @@ static void g1(void)
             EACH (d, dims) {
                 stage s = {.c = grouped(FATTN_FORWARD, dtypes[t], dims[d], FATTN_CAUSAL)};
                 if (stage_make(&s, &hazard_places[n])) {
-                    check_repeats(&s, runs_at(&hazard_places[n], 50), false, dtype_names[t]);
+                    check_repeats(&s, runs_at(&hazard_places[n], 50), false,
+                                  fattn_dtype_name(dtypes[t]));
                 }
                 stage_free(&s);
             }
@@ -129,7 +130,8 @@ static void g2(void)
                 s.c.problem.dropout_p = more & FATTN_DROPOUT ? 0.25 : 0;
                 s.c.tensors[DRAW_BIAS].flat[0] = s.c.tensors[DRAW_DBIAS].flat[0] = true;
                 if (stage_make(&s, &hazard_places[n])) {
-                    check_repeats(&s, runs_at(&hazard_places[n], 50), false, dtype_names[t]);
+                    check_repeats(&s, runs_at(&hazard_places[n], 50), false,
+                                  fattn_dtype_name(dtypes[t]));
                 }
                 stage_free(&s);
             }
@@ -246,7 +248,7 @@ static void g4(void)
                 draw_case c = hazard_case(FATTN_BACKWARD, dtypes[t], 3, 2, 2, 37, 70, dims[d]);
                 c.family = families[f];
                 hazard_judge_drawn(&c, -1, "%s in %s, D %lld", draw_family_names[families[f]],
-                                   dtype_names[t], (long long)dims[d]);
+                                   fattn_dtype_name(dtypes[t]), (long long)dims[d]);
             }
         }
     }
@@ -281,7 +283,7 @@ static void g5(void)
                 hazard_case(FATTN_BACKWARD, dtypes[t], 2, heads[h][0], heads[h][1], 21, 45, 32);
             c.problem.features = h % 2 ? FATTN_CAUSAL : 0;
             hazard_judge_drawn(&c, -1, "%lld heads on %lld in %s", (long long)heads[h][0],
-                               (long long)heads[h][1], dtype_names[t]);
+                               (long long)heads[h][1], fattn_dtype_name(dtypes[t]));
         }
     }
 }
@@ -294,7 +296,8 @@ static void g6(void)
             draw_case c =
                 hazard_case(FATTN_BACKWARD, dtypes[t], 1, 2, 2, lengths[l], lengths[7 - l] + 3, 64);
             c.family = DRAW_MASSIVE;
-            hazard_judge_drawn(&c, -1, "%lld rows in %s", (long long)lengths[l], dtype_names[t]);
+            hazard_judge_drawn(&c, -1, "%lld rows in %s", (long long)lengths[l],
+                               fattn_dtype_name(dtypes[t]));
         }
     }
 }
@@ -329,7 +332,8 @@ static void g7(void)
             if (c.problem.features & FATTN_WINDOW) {
                 c.problem.window_left = 9, c.problem.window_right = 4;
             }
-            hazard_judge_drawn(&c, -1, "alibi, causal, window: %d in %s", set, dtype_names[t]);
+            hazard_judge_drawn(&c, -1, "alibi, causal, window: %d in %s", set,
+                               fattn_dtype_name(dtypes[t]));
         }
     }
 }
@@ -347,7 +351,7 @@ static void g10(void)
                     flat >> axis & 1;
             }
             hazard_judge_drawn(&c, -1, "bias in f32 repeated along axes %d, the rest in %s", flat,
-                               dtype_names[t]);
+                               fattn_dtype_name(dtypes[t]));
         }
     }
 }
@@ -360,7 +364,7 @@ static void g12(void)
             draw_case c = hazard_case(FATTN_BACKWARD, dtypes[t], 1, 2, 1, 140, 200, dims[d]);
             c.problem.features = FATTN_CAUSAL;
             hazard_judge_drawn(&c, 0, "every tile, D %lld in %s", (long long)dims[d],
-                               dtype_names[t]);
+                               fattn_dtype_name(dtypes[t]));
         }
     }
 }

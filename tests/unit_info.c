@@ -17,14 +17,7 @@
 #include "core/hash.h"
 #include "core/plan.h"
 #include "tests/environment.h"
-#include "tests/unit_answers.h"
-
-static fattn_device *open_device(const char *spec)
-{
-    fattn_device *device = NULL;
-    ANSWERS(fattn_device_open(spec, &device), FATTN_OK);
-    return device;
-}
+#include "tests/unit_small.h"
 
 /* Distinct lengths and dimensions. */
 static fattn_problem sample(void)
@@ -55,7 +48,7 @@ static bool is_near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); 
 
 Test(info, numbers_of_a_plan)
 {
-    fattn_device *const device = open_device("cpu");
+    fattn_device *const device = unit_device("cpu");
     fattn_problem p = sample();
     fattn_plan *plan = NULL;
     p.features = FATTN_DROPOUT;
@@ -98,7 +91,7 @@ Test(info, numbers_of_a_plan)
  * while tokens are generated into a cache: otherwise one thread would be thought enough. */
 Test(info, positions_are_taken_to_end_with_the_keys)
 {
-    fattn_device *const device = open_device("cpu");
+    fattn_device *const device = unit_device("cpu");
     fattn_problem p = sample();
     fattn_plan *plan = NULL;
     p.features = FATTN_POSITIONS | FATTN_WINDOW;
@@ -121,7 +114,7 @@ static double number_after(const char *text, const char *words)
 
 Test(info, words_of_a_plan)
 {
-    fattn_device *const device = open_device("cpu");
+    fattn_device *const device = unit_device("cpu");
     fattn_problem p = sample();
     fattn_plan *plan = NULL;
     p.features = FATTN_DROPOUT | FATTN_CAUSAL;
@@ -178,7 +171,7 @@ Test(info, words_of_a_plan)
 
 Test(info, the_environment_decides_tiles_and_splits)
 {
-    fattn_device *const device = open_device("cpu");
+    fattn_device *const device = unit_device("cpu");
     fattn_problem p = sample();
     fattn_plan *plan = NULL;
     p.seqlen_q = 3000; /* large enough that more memory gives larger tiles */
@@ -209,7 +202,7 @@ Test(info, the_environment_decides_tiles_and_splits)
 Test(info, numbers_of_a_device)
 {
     set_environment("FATTN_NUM_THREADS", "3");
-    fattn_device *const device = open_device("cpu");
+    fattn_device *const device = unit_device("cpu");
     fattn_device_info info = {.struct_size = sizeof info};
     fattn_limits limits;
     ANSWERS(fattn_device_get_info(device, &info), FATTN_OK);
@@ -228,7 +221,7 @@ Test(info, numbers_of_a_device)
 /* A clock that is right by a factor of 1000, even across the end of a second. */
 Test(info, events_measure_milliseconds)
 {
-    fattn_device *const device = open_device("cpu");
+    fattn_device *const device = unit_device("cpu");
     fattn_event *start = NULL, *stop = NULL;
     ANSWERS(fattn_event_create(device, &start), FATTN_OK);
     ANSWERS(fattn_event_create(device, &stop), FATTN_OK);
@@ -305,7 +298,7 @@ static uint64_t hash_in_cache(fattn_device *device, const fattn_problem *p)
 Test(cache, one_hash_is_not_one_problem)
 {
     set_environment("FATTN_BACKEND", "cpu");
-    fattn_device *const device = open_device("cpu");
+    fattn_device *const device = unit_device("cpu");
     fattn_problem one;
     fattn_problem_init(&one);
     one.seqlen_q = ROWS, one.seqlen_k = KEYS, one.dim = one.dim_v = DIM;
@@ -341,7 +334,7 @@ Test(cache, one_hash_is_not_one_problem)
 
 Test(cache, what_is_there_is_used_again)
 {
-    fattn_device *const device = open_device("cpu"), *const other = open_device("reference");
+    fattn_device *const device = unit_device("cpu"), *const other = unit_device("reference");
     fattn_cache_info info = {.struct_size = sizeof info};
     const fattn_buffers b = tensors();
     fattn_problem p;

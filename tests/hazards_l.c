@@ -458,27 +458,36 @@ static void check_names(fattn_device *device)
 
 /* A NaN among the values of such tiles has no effect; times a weight of 0 it would be a NaN. Tiles
  * of all rows end at multiples of 384 keys. */
-static void check_skipped(const place *at, draw_case *c, draw_id out)
+static void check_skipped(const place *at, fattn_op op, fattn_dtype dtype, uint64_t feature,
+                          int64_t rows)
 {
-    const int64_t heads = c->problem.heads_q, dim = c->problem.dim;
-    for (int64_t j = 0; j < c->problem.seqlen_k; j++) {
+    const int64_t keys = hazard_on_host(at) ? 1160 : 2312; /* more than 32 tiles */
+    const draw_id out = op == FATTN_FORWARD ? DRAW_O : DRAW_DQ;
+    draw_case c = biased(op, dtype, rows, keys);
+    const int64_t heads = c.problem.heads_q, dim = c.problem.dim;
+    c.problem.features = feature;
+    c.problem.dtype_bias = feature == FATTN_BIAS ? c.problem.dtype_bias : FATTN_DTYPE_DEFAULT;
+    bool good = !hazard_spares(at, &c) && hazard_build(&c) && draw_save(&c) == FATTN_OK &&
+                hazard_takes(at, &c);
+    for (int64_t j = 0; good && j < keys; j++) {
         if (j / 384 % 2) {
-            hide_key(c, j, DRAW_V, NAN);
+            hide_key(&c, j, DRAW_V, NAN);
         }
     }
-    bool good = hazard_check(hazard_run(at, c, NULL) == FATTN_OK, "%s", fattn_last_reason());
-    for (int64_t m = 0; good && m < c->problem.seqlen_q * heads * dim; m++) {
-        const int64_t n = draw_at(c, out, 0, m / dim / heads, m / dim % heads, m % dim);
+    good = good && hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    for (int64_t m = 0; good && m < rows * heads * dim; m++) {
+        const int64_t n = draw_at(&c, out, 0, m / dim / heads, m / dim % heads, m % dim);
         good =
-            hazard_check(isfinite(draw_get(c, out, n)), "%s: %lld rows: a hidden tile is computed",
-                         at->kernel->name, (long long)c->problem.seqlen_q);
+            hazard_check(isfinite(draw_get(&c, out, n)), "%s: %lld rows: a hidden tile is computed",
+                         at->kernel->name, (long long)rows);
     }
+    draw_free(&c);
 }
 
 /* wgmma_full_* computes rows by 64, in items of up to 192. The first NEAR rows of an item skip a
  * key tile that only later rows of the item attend to. */
 #define NEAR 128
-static bool passes(const place *at) { return begins(at->kernel, forward_rows); }
+static bool skips_near(const place *at) { return begins(at->kernel, forward_rows); }
 
 /* On a GPU hidden tiles at the end of a row's keys are not multiplied, and in backward those at the
  * beginning of a key's queries, as under a causal mask: a NaN there, among values or dO, has no
@@ -516,32 +525,29 @@ static void check_causal_bias(const place *at, fattn_op op, fattn_dtype dtype, b
     draw_free(&c);
 }
 
+static void check_hidden(const place *at, fattn_op op, fattn_dtype dtype)
+{
+    if (!hazard_on_host(at)) {
+        check_causal_bias(at, op, dtype, false);
+    }
+    if (skips_near(at) && op == FATTN_FORWARD) {
+        check_causal_bias(at, op, dtype, true);
+    }
+    for (int64_t rows = 1; rows <= 141 && skips(at); rows += 70) {
+        check_skipped(at, op, dtype, FATTN_BIAS, rows);
+        check_skipped(at, op, dtype, FATTN_MASK, rows);
+    }
+}
+
 static void l5(void)
 {
-    static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
-    for (int n = 0; n < 2 * hazard_place_count; n++) {
-        const place *const at = &hazard_places[n / 2];
-        if (n == 0 && strcmp(at->backend, "cuda") == 0) {
-            check_names(at->device);
-        }
+    if (strcmp(hazard_places[0].backend, "cuda") == 0) {
+        check_names(hazard_places[0].device);
+    }
+    for (int n = 0; n < hazard_place_count; n++) {
         EACH (d, dtypes) {
-            if (!hazard_on_host(at)) {
-                check_causal_bias(at, ops[n % 2], dtypes[d], false);
-            }
-            if (passes(at) && n % 2 == 0) {
-                check_causal_bias(at, FATTN_FORWARD, dtypes[d], true);
-            }
-            for (int m = 0; m < 6 && skips(at); m++) {
-                const int64_t keys = hazard_on_host(at) ? 1160 : 2312; /* more than 32 tiles */
-                draw_case c = biased(ops[n % 2], dtypes[d], 1 + 70 * (m / 2), keys);
-                c.problem.features = m % 2 ? FATTN_MASK : FATTN_BIAS;
-                c.problem.dtype_bias = m % 2 ? FATTN_DTYPE_DEFAULT : c.problem.dtype_bias;
-                if (!hazard_spares(at, &c) && hazard_build(&c) && draw_save(&c) == FATTN_OK &&
-                    hazard_takes(at, &c)) {
-                    check_skipped(at, &c, n % 2 ? DRAW_DQ : DRAW_O);
-                }
-                draw_free(&c);
-            }
+            check_hidden(&hazard_places[n], FATTN_FORWARD, dtypes[d]);
+            check_hidden(&hazard_places[n], FATTN_BACKWARD, dtypes[d]);
         }
     }
 }

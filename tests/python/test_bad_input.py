@@ -92,8 +92,8 @@ CASES = [
     (dict(out_dtype=np.dtype("float16")), fattn.InvalidArgument, "o would have dtype float16, not float32$"),
     (dict(device="abacus"), fattn.UnknownDevice, "abacus"),
     (dict(device="cpu:9"), fattn.NoDevice, "9"),
-    (dict(q=lambda a: zeros(1, 7, 4, 300), k=lambda a: zeros(1, 9, 2, 300), v=lambda a: zeros(1, 9, 2, 6)),
-     fattn.Unsupported, "300"),
+    (dict(q=lambda a: zeros(1, 7, 4, 577), k=lambda a: zeros(1, 9, 2, 577), v=lambda a: zeros(1, 9, 2, 6)),
+     fattn.InvalidShape, "577"),
     (dict(q=lambda a: a.astype(np.float64), k=lambda a: a.astype(np.float64),
           v=lambda a: a.astype(np.float64)), fattn.Unsupported, 'f64.*device="reference"'),
     (dict(q=lambda a: np.frombuffer(bytearray(a.tobytes() + b"...."), np.uint8)[1:-3].view(np.float32)

@@ -387,6 +387,16 @@ def test_narrow_bias(rng):
     close(fattn.attention(q, k, v, bias=bias), oracle.attention(q, k, v, bias=bias)[0])
 
 
+@pytest.mark.parametrize("sq", [1, 5])
+def test_latent_attention(rng, sq):
+    q, k = draw(rng, 2, sq, 16, 576), draw(rng, 2, 70, 1, 576)
+    v = k[..., :512]
+    o, lse = fattn.attention(q, k, v, causal=True, return_lse=True)
+    wanted = oracle.attention(q, k, v, causal=True)
+    close(o, wanted[0], 4e-6)
+    close(lse, wanted[1], 4e-6)
+
+
 @pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 2.0}, {"sink": (4,)}, {"chunk": 16},
                                      {"seqused_k": [20, 53]}, {"seqstart_k": [9, 0], "causal": True}], ids=str)
 def test_inspect(rng, options):

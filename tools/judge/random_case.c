@@ -180,6 +180,30 @@ static void draw_peaked(fattn_problem *p, uint64_t seed, int64_t index)
     p->dtype_o = p->op == FATTN_BACKWARD || p->dtype == FATTN_F64 ? p->dtype_o : FATTN_F32;
 }
 
+/* And a twentieth of the problems have more than 256 channels, for the kernels that take them. */
+static bool draws_wide(uint64_t seed, int64_t index)
+{
+    draw_rng rng = draw_stream(seed, index, 11);
+    return draw_chance(&rng, 20);
+}
+
+static void draw_wide(fattn_problem *p, uint64_t seed, int64_t index)
+{
+    static const int64_t dims[] = {264, 288, 320, 384, 512, 576};
+    draw_rng rng = draw_stream(seed, index, 12);
+    const int64_t budget = INT64_C(1) << draw_between(&rng, 17, 21);
+    p->dim = draw_chance(&rng, 2) ? PICK(&rng, dims) : draw_between(&rng, 257, 576);
+    p->dim_v = draw_chance(&rng, 2)   ? p->dim
+               : draw_chance(&rng, 2) ? PICK(&rng, dims)
+                                      : draw_between(&rng, 1, 576);
+    p->batch = p->batch > 1 ? 1 : p->batch;
+    const int64_t row = p->heads_q * (p->dim + p->dim_v) * (p->op == FATTN_BACKWARD ? 3 : 1);
+    for (int64_t n = 0; p->seqlen_q * p->seqlen_k * row > budget && n < 64; n++) {
+        int64_t *const cut = n % 2 ? &p->seqlen_q : &p->seqlen_k;
+        *cut = *cut > 1 ? *cut - *cut / 2 : *cut;
+    }
+}
+
 static uint32_t draw_outputs(const fattn_problem *p, draw_rng *rng)
 {
     if (p->op == FATTN_FORWARD) {
@@ -387,6 +411,8 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     draw_sizes(p, plain, rng);
     if (peaked) {
         draw_peaked(p, seed, index);
+    } else if (draws_wide(seed, index)) {
+        draw_wide(p, seed, index);
     }
     if (c->aligned_rows) {
         p->pointer_alignment = p->pointer_alignment < 16 ? 16 : p->pointer_alignment;

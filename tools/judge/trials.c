@@ -155,8 +155,8 @@ static int64_t key_tiles(const draw_case *c, const judge_verdict *v)
 /* Traits of a run besides its features. */
 enum { TRAIT_DEEP, TRAIT_F32, TRAIT_F16, TRAIT_BF16, TRAIT_GROUPED, TRAIT_D };
 static const char *const trait_names[TRIALS_TRAITS] = {
-    "3+ key tiles", "f32",     "f16",     "bf16",     "grouped heads",
-    "D to 16",      "D to 32", "D to 64", "D to 128", "D to 256",
+    "3+ key tiles", "f32",     "f16",      "bf16",     "grouped heads", "D to 16",
+    "D to 32",      "D to 64", "D to 128", "D to 256", "D to 576",
 };
 
 static void count_traits(trials_row *row, const draw_case *c, const judge_verdict *v)
@@ -164,7 +164,7 @@ static void count_traits(trials_row *row, const draw_case *c, const judge_verdic
     const fattn_problem *const p = &c->problem;
     int64_t *const seen = row->traits[p->op == FATTN_BACKWARD];
     int width = 0;
-    while (width < 4 && p->dim > INT64_C(16) << width) {
+    while (width < 5 && p->dim > INT64_C(16) << width) {
         width++;
     }
     seen[TRAIT_DEEP] += key_tiles(c, v) >= 3;

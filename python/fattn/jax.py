@@ -84,8 +84,9 @@ def _call(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=512)
 def _runner(options: Options, names: tuple[str, ...]) -> Any:
-    """A run as a function of the arrays with these names. It is made once, so that JAX finds what it has compiled
-    for it."""
+    """A run as a function of the arrays with these names, not differentiable: where _attention's gradients are taken,
+    what is differentiated here is a second derivative. It is made once, so that JAX finds what it has compiled for
+    it."""
     @jax.custom_batching.custom_vmap  # type: ignore[untyped-decorator]
     def run(*arrays: Any) -> dict[str, Any]:
         return _run_parts(options, dict(zip(names, arrays)))
@@ -95,7 +96,16 @@ def _runner(options: Options, names: tuple[str, ...]) -> Any:
         made = _run_each(options, n, dict(zip(names, arrays)), {a for a, is_mapped in zip(names, mapped) if is_mapped})
         return made, dict.fromkeys(made, True)
 
-    return jax.jit(run)
+    @jax.custom_jvp  # type: ignore[untyped-decorator]
+    def run_once(*arrays: Any) -> dict[str, Any]:
+        made: dict[str, Any] = run(*arrays)
+        return made
+
+    @run_once.defjvp  # type: ignore[untyped-decorator]
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise Unsupported("attention has no second derivatives")
+
+    return jax.jit(run_once)
 
 
 def _run(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -319,16 +329,6 @@ def _named(arrays: tuple[Any, ...]) -> dict[str, Any]:
     return {name: a for name, a in zip(_INPUTS, arrays) if a is not None}
 
 
-def _call_once(options: Options, arrays: dict[str, Any]) -> Any:
-    """_call() where a gradient is taken: what is differentiated there already is a second derivative."""
-    try:
-        return _call(options, arrays)
-    except NotImplementedError as error:
-        if "Differentiation rule" not in str(error):
-            raise
-        raise Unsupported("attention has no second derivatives") from None
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(static: _Static, *arrays: Any) -> Any:
     made = _call(static.options, _named(arrays))
@@ -336,7 +336,7 @@ def _attention(static: _Static, *arrays: Any) -> Any:
 
 
 def _forward(static: _Static, *arrays: Any) -> tuple[Any, Any]:
-    made = _call_once(static.options._replace(return_lse=True), _named(arrays))
+    made = _call(static.options._replace(return_lse=True), _named(arrays))
     o, lse = made["o"], made["lse"]
     return ((o, lse) if static.return_lse else o), (arrays, o, lse)
 
@@ -349,8 +349,7 @@ def _backward(static: _Static, kept: Any, cotangents: Any) -> tuple[Any, ...]:
     outputs |= _c.OUT_DBIAS if "bias" in named else 0
     outputs |= _c.OUT_DSINK if "sink" in named else 0
     given = named | {"o": o, "lse": lse, "dout": dout} | ({} if dlse is None else {"dlse": dlse})
-    made = _call_once(static.options._replace(op=_c.BACKWARD, outputs=outputs, return_lse=False,
-                                              out_dtype=None), given)
+    made = _call(static.options._replace(op=_c.BACKWARD, outputs=outputs, return_lse=False, out_dtype=None), given)
     gradients = {"q": made["dq"], "k": made["dk"], "v": made["dv"]}
     for name in ("bias", "sink"):
         if name in named:

@@ -13,7 +13,7 @@ import ctypes
 import functools
 import inspect
 import math
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import jax
 import jax.experimental.custom_partitioning
@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fattn import _c
 from fattn._arrays import View, contiguous_strides
-from fattn._calls import integers, number, window_of
+from fattn._calls import integers, number, unhashable, window_of
 from fattn._devices import handle
 from fattn._errors import InvalidArgument, InvalidShape, NoDevice, Unsupported
 from fattn._plans import PlanHandle
@@ -57,13 +57,6 @@ if _parse is None or "sharding_rule" not in inspect.signature(_custom_partitioni
 # Arrays of a call, in the order of _Arrays; the seed is one uint64, as two uint32.
 _INPUTS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seqused_q", "seqused_k", "seqstart_k",
            "seed_ptr")
-
-
-class _Static(NamedTuple):
-    """What a compiled call depends on besides shapes and types."""
-
-    options: Options
-    return_lse: bool
 
 
 def _view(name: str, a: Any) -> View:
@@ -330,26 +323,26 @@ def _named(arrays: tuple[Any, ...]) -> dict[str, Any]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(static: _Static, *arrays: Any) -> Any:
-    made = _call(static.options, _named(arrays))
-    return (made["o"], made["lse"]) if static.return_lse else made["o"]
+def _attention(options: Options, *arrays: Any) -> Any:
+    made = _call(options, _named(arrays))
+    return (made["o"], made["lse"]) if options.return_lse else made["o"]
 
 
-def _forward(static: _Static, *arrays: Any) -> tuple[Any, Any]:
-    made = _call(static.options._replace(return_lse=True), _named(arrays))
+def _forward(options: Options, *arrays: Any) -> tuple[Any, Any]:
+    made = _call(options._replace(return_lse=True), _named(arrays))
     o, lse = made["o"], made["lse"]
-    return ((o, lse) if static.return_lse else o), (arrays, o, lse)
+    return ((o, lse) if options.return_lse else o), (arrays, o, lse)
 
 
-def _backward(static: _Static, kept: Any, cotangents: Any) -> tuple[Any, ...]:
+def _backward(options: Options, kept: Any, cotangents: Any) -> tuple[Any, ...]:
     arrays, o, lse = kept
-    dout, dlse = cotangents if static.return_lse else (cotangents, None)
+    dout, dlse = cotangents if options.return_lse else (cotangents, None)
     named = _named(arrays)
     outputs = _c.OUT_DQ | _c.OUT_DK | _c.OUT_DV
     outputs |= _c.OUT_DBIAS if "bias" in named else 0
     outputs |= _c.OUT_DSINK if "sink" in named else 0
     given = named | {"o": o, "lse": lse, "dout": dout} | ({} if dlse is None else {"dlse": dlse})
-    made = _call(static.options._replace(op=_c.BACKWARD, outputs=outputs, return_lse=False, out_dtype=None), given)
+    made = _call(options._replace(op=_c.BACKWARD, outputs=outputs, return_lse=False, out_dtype=None), given)
     gradients = {"q": made["dq"], "k": made["dk"], "v": made["dv"]}
     for name in ("bias", "sink"):
         if name in named:
@@ -374,7 +367,9 @@ def _refuse_traced(**options: Any) -> None:
     """They are part of the problem that goes into a program."""
     for name, value in options.items():
         if any([isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)]):
-            raise InvalidArgument(f"{name} is traced, and a program needs its value: name it in jit's static_argnames")
+            instead = ", or multiply q by it and let scale be 1.0" if name == "scale" else ""
+            raise InvalidArgument(f"{name} is traced, and a program needs its value: name it in jit's "
+                                  f"static_argnames{instead}")
 
 
 def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None,
@@ -397,9 +392,16 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
     mapped sink, and for gradients of sink or of a bias without a batch, there is a run for each value. Raises
     fattn.Error while a program is traced; what only a run can see, such as lengths, is JAX's error with the library's sentence.
     """
-    _refuse_traced(causal=causal, window=window, scale=scale, softcap=softcap, dropout_p=dropout_p, chunk=chunk)
+    _refuse_traced(causal=causal, window=window, scale=scale, softcap=softcap, dropout_p=dropout_p, chunk=chunk,
+                   return_lse=return_lse)
+    options = Options(_c.FORWARD, number(causal), window_of(window), number(scale), number(softcap), number(dropout_p),
+                      anchor, layout, out_dtype, bool(return_lse), device=device, chunk=integers(chunk=chunk)[0])
+    try:
+        hash(options)
+    except TypeError:
+        raise unhashable(Options._fields, options) from None
     seed = None
-    if dropout_p != 0:
+    if options.dropout_p != 0:
         if key is None or not hasattr(key, "dtype"):
             raise InvalidArgument(f"key is {key!r}: dropout needs a key of jax.random")
         words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
@@ -408,13 +410,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         seed = words[:2].astype(jnp.uint32)
     if alibi_slopes is not None:
         alibi_slopes = _constant(alibi_slopes)
-    static = _Static(
-        Options(_c.FORWARD, number(causal), window_of(window), None if scale is None else float(scale), number(softcap),
-                float(dropout_p), anchor, layout, out_dtype, return_lse, device=device,
-                chunk=integers(chunk=chunk)[0]),
-        return_lse)
-    return _attention(static, *_alike(q, k, v, bias, mask, alibi_slopes, sink, seqused_q, seqused_k, seqstart_k,
-                                      seed))
+    return _attention(options, *_alike(q, k, v, bias, mask, alibi_slopes, sink, seqused_q, seqused_k, seqstart_k,
+                                       seed))
 
 
 # --- The function of jax.nn -----------------------------------------------------------------------
@@ -432,7 +429,7 @@ def dot_product_attention(
     local_window_size are anchored at the top left. Rows past query_seq_lengths are 0, as are rows that see
     no key. implementation is None: it is fattn's. return_residual adds lse, (B, T, N).
     """
-    _refuse_traced(is_causal=is_causal, local_window_size=local_window_size)
+    _refuse_traced(is_causal=is_causal, local_window_size=local_window_size, return_residual=return_residual)
     if implementation is not None:
         raise Unsupported(f"implementation is {implementation!r}: this one is fattn's")
     query, key, value = (jnp.asarray(a) for a in (query, key, value))

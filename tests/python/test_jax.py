@@ -358,6 +358,11 @@ def test_bad_input():
             (dict(dropout_p=0.5), fattn.InvalidArgument, "key is None: dropout needs a key of jax.random"),
             (dict(dropout_p=0.5, key=3), fattn.InvalidArgument, "key is 3: dropout needs a key"),
             (dict(chunk=2.5), fattn.InvalidArgument, "chunk is 2.5, not an integer"),
+            (dict(causal=np.array([True, False])), fattn.InvalidArgument, "causal is array.*one value is needed"),
+            (dict(causal=jnp.array([True])), fattn.InvalidArgument, "causal is Array.*one value is needed"),
+            (dict(scale=np.array([0.3])), fattn.InvalidArgument, "scale is array.*one value is needed"),
+            (dict(scale="a"), fattn.InvalidArgument, "scale is 'a', not a number"),
+            (dict(dropout_p=np.array([0.3, 0.4])), fattn.InvalidArgument, "dropout_p is array.*one value is needed"),
             (dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'"),
             (dict(softcap=-1.0), fattn.InvalidArgument, "softcap is -1"),
             (dict(device="abacus"), fattn.UnknownDevice, "abacus"),
@@ -384,11 +389,18 @@ def test_options_are_part_of_a_program():
     q, k, v = arrays()
     for name, call in (("is_causal", lambda x: fj.dot_product_attention(q, k, v, is_causal=x)),
                        ("local_window_size", lambda x: fj.dot_product_attention(q, k, v, local_window_size=(x, 0))),
+                       ("return_residual", lambda x: fj.dot_product_attention(q, k, v, return_residual=x)),
+                       ("return_lse", lambda x: fj.attention(q, k, v, return_lse=x)),
                        ("causal", lambda x: fj.attention(q, k, v, causal=x)),
                        ("scale", lambda x: fj.attention(q, k, v, scale=x)),
                        ("chunk", lambda x: fj.attention(q, k, v, chunk=x))):
         with pytest.raises(fattn.InvalidArgument, match=f"{name} is traced.*static_argnames"):
             jax.jit(call)(1)
+
+    by_scale = jax.jit(lambda scale: fj.attention(q * scale, k, v, scale=1.0))  # as the error says
+    close(by_scale(0.3), fj.attention(q, k, v, scale=0.3))
+    for one in (np.bool_(True), np.array(True)):
+        np.testing.assert_array_equal(fj.attention(q, k, v, causal=one), fj.attention(q, k, v, causal=True))
     np.testing.assert_array_equal(fj.attention(q, k, v, causal=jnp.array(True)), fj.attention(q, k, v, causal=True))
     n, = export.symbolic_shape("n")
     shapes = [jax.ShapeDtypeStruct((2, n, *a.shape[2:]), a.dtype) for a in (q, k, v)]

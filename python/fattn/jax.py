@@ -141,9 +141,8 @@ def _check(options: Options, description: Description) -> None:
 
 def _run_parts(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
     """A run of which each device computes its part of the batch and of the heads, where the partitioner of a program
-    has divided q so. In a shard_map arrays are parts already. The pattern of dropout follows from places in the
-    whole: it is not divided."""
-    if _custom_partitioning is None or "seed_ptr" in arrays or _in_shard_map():
+    has divided q so. In a shard_map arrays are parts already."""
+    if _custom_partitioning is None or _in_shard_map():
         return _run(options, arrays)
     made: dict[str, Any] = jax.eval_shape(functools.partial(_run, options), arrays)
     names, sizes = tuple(made), _sizes(options, arrays["q"].shape, arrays["k"].shape)
@@ -165,13 +164,16 @@ def _run_parts(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
             over = spec[inputs["q"].index(axis)] if axis in inputs["q"] else None
             over = () if over is None else (over,) if isinstance(over, str) else tuple(over)
             divided[axis] = over if sizes[axis] % math.prod([mesh.shape[n] for n in over]) == 0 else ()
+        counts = {axis: math.prod([mesh.shape[n] for n in over]) for axis, over in divided.items()}
+        if "seed_ptr" in arrays and math.prod(counts.values()) > _PLACES:
+            divided = dict.fromkeys(divided, ())
 
         def placed(arrays: dict[str, tuple[str, ...]]) -> tuple[Any, ...]:
             return tuple([NamedSharding(mesh, PartitionSpec(*[divided.get(axis) or None for axis in axes]))
                           for axes in arrays.values()])
 
         def part(*args: Any) -> tuple[Any, ...]:
-            results = _run(options, dict(zip(inputs, args)))
+            results = _run_at_place(options, dict(zip(inputs, args)), divided, counts)
             # Gradients are sums over the axes that an array does not have.
             over = {name: sum([divided[axis] for axis in divided if axis not in outputs[name]], ())
                     for name in names if options.op == _c.BACKWARD}
@@ -182,6 +184,29 @@ def _run_parts(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
 
     run.def_partition(partition, decode_shardings=False, sharding_rule=_rule(inputs, outputs, arrays, made, sizes))
     return dict(zip(names, run(*arrays.values())))
+
+
+# The largest number of parts with dropout.
+_PLACES = 64
+
+
+def _run_at_place(options: Options, arrays: dict[str, Any], divided: dict[str, Any],
+                  counts: dict[str, int]) -> dict[str, Any]:
+    """_run() of a part. divided, counts: the axes of the mesh that divide batch and heads, and into how many parts.
+
+    The pattern of dropout follows from places in the whole, and those are part of a problem. So there is a problem for
+    each place, and a device takes that of its own.
+    """
+    over = [axis for axis in divided if divided[axis]]
+    if "seed_ptr" not in arrays or not over:
+        return _run(options, arrays)
+    q = arrays["q"].shape
+    batch, heads = q[0], q[2 if options.layout == "bshd" else 1]
+    places = [options._replace(batch_offset=b * batch, head_offset=h * heads)
+              for b in range(counts["batch"]) for h in range(counts["heads"])]
+    here = jax.lax.axis_index(sum([divided[axis] for axis in over], ()))  # the last axis of the mesh varies first
+    made: dict[str, Any] = jax.lax.switch(here, [functools.partial(_run, place) for place in places], arrays)
+    return made
 
 
 def _spec_of(sharding: Any, mesh: Any) -> tuple[Any, ...]:
@@ -213,6 +238,8 @@ def _axes_in(name: str, shape: tuple[int, ...], options: Options, sizes: dict[st
         axes = full[:3] if name in ("lse", "dlse") else full[4 - len(shape):]
     elif name in ("alibi_slopes", "sink", "dsink"):
         axes = ("batch", "heads")[2 - len(shape):]
+    elif name == "seed_ptr":
+        axes = ("",)
     elif len(shape) == 1:
         axes = ("batch",)
     else:

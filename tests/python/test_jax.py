@@ -257,12 +257,13 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 import jax, fattn.jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 devices = np.array(jax.devices())
-meshes = {"flat": Mesh(devices, ("x",)), "square": Mesh(devices.reshape(2, 2), ("b", "h"))}
+meshes = {"flat": Mesh(devices, ("x",)), "square": Mesh(devices.reshape(2, 2), ("b", "h")),
+          "turned": Mesh(devices[[2, 0, 3, 1]].reshape(2, 2), ("h", "b"))}
 draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)
 def attend(given, options):
     return fattn.jax.attention(**given, **options, return_lse=True)
 def slope(given, options):
-    learnt = {n: a for n, a in given.items() if n not in ("mask", "alibi_slopes")}
+    learnt = {n: a for n, a in given.items() if n not in ("mask", "alibi_slopes", "key")}
     return jax.grad(lambda learnt: sum((a ** 2).sum() for a in attend(given | learnt, options)))(learnt)
 def check(mesh, spec, heads, heads_k, gathers, options={}, **more):
     given = {"q": draw(0, 4, 5, heads, 8), "k": draw(1, 4, 6, heads_k, 8), "v": draw(2, 4, 6, heads_k, 8)} | more
@@ -284,6 +285,14 @@ check("square", both, 8, 2, False, sink=draw(3, 8), bias=draw(4, 8, 5, 6))
 check("square", both, 8, 2, False, bias=draw(4, 4, 1, 5, 6))
 check("square", P("b", "h"), 8, 2, False, {"layout": "bhsd"})
 check("flat", P("x"), 3, 3, False)
+random = {"dropout_p": 0.5}
+check("square", both, 8, 2, False, random, key=jax.random.key(1))
+check("square", both, 4, 1, False, random, key=jax.random.key(1), sink=draw(3, 4))
+check("turned", both, 8, 2, False, random, key=jax.random.key(1))
+check("flat", P("x"), 3, 3, False, random, key=jax.random.key(1))
+check("flat", P(None, "x"), 4, 4, False, random | {"layout": "bhsd"}, key=jax.random.key(1))
+fattn.jax._PLACES = 3
+check("square", both, 8, 2, True, random, key=jax.random.key(1))
 check("flat", P(None, None, "x"), 8, 2, True)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,6 +17,7 @@ from typing import Any, Sequence
 
 import jax
 import jax.experimental.custom_partitioning
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -34,7 +35,7 @@ try:
 except ImportError:
     _parse = None
 
-__all__ = ["attention", "dot_product_attention"]
+__all__ = ["attention", "disabled_checks", "dot_product_attention"]
 
 Array = Any
 Window = Sequence[int | None] | int | None
@@ -48,6 +49,14 @@ except OSError as error:
 for _platform, _handler in (("cpu", _lib.fattn_xla_host), ("CUDA", _lib.fattn_xla_gpu),
                             ("ROCM", _lib.fattn_xla_gpu)):
     jax.ffi.register_ffi_target("fattn_attention", jax.ffi.pycapsule(_handler), platform=_platform)
+
+disabled_checks = (jax.export.DisabledSafetyCheck.custom_call("fattn_attention"),)
+"""What jax.export needs to be told of calls that are not JAX's own:
+
+    exported = jax.export.export(jax.jit(f), disabled_checks=fattn.jax.disabled_checks)(q, k, v)
+
+A process that runs such a program imports fattn.jax first.
+"""
 
 # None where it takes no rules of Shardy, and where JAX does not say what a sharding means.
 _custom_partitioning: Any = jax.experimental.custom_partitioning.custom_partitioning

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """fattn.jax: values, gradients and transforms, against the formula and jax.nn's own function."""
 
+import importlib.util
 import inspect
 import os
 import re
@@ -415,6 +416,33 @@ def test_options_are_part_of_a_program():
     shapes = [jax.ShapeDtypeStruct((2, n, *a.shape[2:]), a.dtype) for a in (q, k, v)]
     with pytest.raises(fattn.Unsupported, match="symbolic ones are not taken"):
         export.export(jax.jit(fj.attention))(*shapes)
+
+
+def test_export(tmp_path):
+    """A program with its gradient, and where JAX can write it to a file, in another process."""
+    q, k, v = arrays(dv=8)
+
+    def attend(q, k, v):
+        return fj.dot_product_attention(q, k, v, is_causal=True)
+
+    exported = export.export(jax.jit(attend), disabled_checks=fj.disabled_checks)(q, k, v)
+    wanted, gradients = jax.vjp(attend, q, k, v)
+    np.testing.assert_array_equal(exported.call(q, k, v), wanted)
+    for a, b in zip(exported.vjp().call(q, k, v, jnp.ones_like(wanted)), gradients(jnp.ones_like(wanted))):
+        np.testing.assert_array_equal(a, b)
+    if importlib.util.find_spec("flatbuffers") is None:
+        return
+    (tmp_path / "program").write_bytes(exported.serialize(vjp_order=1))
+    np.savez(tmp_path / "arrays.npz", q=q, k=k, v=v, wanted=wanted)
+    code = """
+import fattn.jax, sys, numpy as np
+from jax import export
+with open(sys.argv[1] + "/program", "rb") as file:
+    exported = export.deserialize(bytearray(file.read()))
+arrays = np.load(sys.argv[1] + "/arrays.npz")
+np.testing.assert_array_equal(exported.call(arrays["q"], arrays["k"], arrays["v"]), arrays["wanted"])
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
 def test_refusals():

@@ -995,6 +995,7 @@ BAD = [
      "alibi_slopes requires a gradient"),
     (lambda q, k, v: dict(anchor="middle"), fattn.InvalidArgument, "anchor is 'middle'"),
     (lambda q, k, v: dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'"),
+    (lambda q, k, v: dict(block_size=(2, 2)), fattn.InvalidArgument, "block_size is given without block_mask"),
     (lambda q, k, v: dict(chunk=2**64 + 4), fattn.InvalidArgument, "chunk is 18446744073709551620, not in"),
     (lambda q, k, v: dict(window=(2**70, 0)), fattn.InvalidArgument, "window_left is 1180591620717411303424, not in"),
     (lambda q, k, v: dict(positions=(2**63, 0, -1, -1)), fattn.InvalidArgument, "q_offset is 9223372036854775808"),

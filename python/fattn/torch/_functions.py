@@ -240,7 +240,7 @@ def attention(
     if deterministic is None:
         deterministic = _deterministic()
     if not (bias is not None or mask is not None or sink is not None or block_mask is not None or
-            alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
+            block_size is not None or alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
             seqused_q is not None or seqstart_k is not None or positions is not None or is_traced()):
         numbers = (causal, left, right, scale, softcap, 0.0, check_anchor(anchor) == "top_left",
                    check_layout(layout) == "bhsd", _wide(out_dtype, q), None, None, 0, 0, None, batch_invariant,

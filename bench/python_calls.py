@@ -65,6 +65,19 @@ def torch_rows(name, a, **options):
             lambda: fattn.torch.scaled_dot_product_attention(b, b, b), **options)
     measure(f"{name}: F.scaled_dot_product_attention",
             lambda: torch.nn.functional.scaled_dot_product_attention(b, b, b), **options)
+    mask = torch.ones(a.shape[1], a.shape[1], dtype=torch.bool, device=a.device)
+    measure(f"{name}: fattn.torch.attention, mask", lambda: fattn.torch.attention(a, a, a, mask=mask), **options)
+    measure(f"{name}: fattn.torch.scaled_dot_product_attention, mask",
+            lambda: fattn.torch.scaled_dot_product_attention(b, b, b, mask), **options)
+    measure(f"{name}: F.scaled_dot_product_attention, mask",
+            lambda: torch.nn.functional.scaled_dot_product_attention(b, b, b, mask), **options)
+    lengths = torch.tensor([0, a.shape[1]], dtype=torch.int32, device=a.device)
+    packed, used = a[0], lengths[1:]
+    measure(f"{name}: fattn.torch.attention_with_kvcache",
+            lambda: fattn.torch.attention_with_kvcache(a, a, a, cache_seqlens=used), **options)
+    measure(f"{name}: fattn.torch.attention_varlen", lambda: fattn.torch.attention_varlen(
+        packed, packed, packed, cu_seqlens_q=lengths, cu_seqlens_k=lengths, max_seqlen_q=a.shape[1],
+        max_seqlen_k=a.shape[1]), **options)
     g = a.clone().requires_grad_()
     h = g.transpose(1, 2)
     measure(f"{name}: fattn.torch.attention, recording gradients", lambda: fattn.torch.attention(g, g, g),

@@ -98,6 +98,7 @@ class Prepared:
                      (description.forward() if options.op == _c.FORWARD else description.backward())]
         self.new: list[Any] = [made.new for made in self.made]
         self.reaches = [view.reach(name) for name, view in views.items()]
+        self.reaches_of_extras = self.reaches[3:]  # of a forward without `out`
         self.reach_of_qkv = tuple([number for needed, size, _ in self.reaches[:3] for number in (needed, size)])
         # Of a backward: whether it makes dq, dk and dv alone.
         self.makes_three = [made.name for made in self.made] == ["dq", "dk", "dv"]

@@ -1170,6 +1170,34 @@ def test_known_calls_with_a_tensor_twice(grad):
     assert sum(known.check(p, p, p, cu, cu) for known in known if len(known.call.places) == 5) == 1
 
 
+@guarded
+@pytest.mark.parametrize("grad", (False, True))
+def test_known_calls_with_masks(grad, monkeypatch):
+    """Are found by one look as well, whatever the mask, and the masks of others are not taken for theirs."""
+    fattn.cache_clear()
+    masks = [lambda n: torch.rand(2, 3, n, n) < 0.7, lambda n: torch.rand(n, n) < 0.7, lambda n: None,
+             lambda n: torch.randn(n).expand(2, 3, n, n), lambda n: torch.randn(n, n, requires_grad=grad)]
+
+    def check():
+        for n in (7, 9):
+            for make in masks:
+                mask = make(n)
+                leaves = [torch.randn(2, 3, n, 16, requires_grad=grad) for _ in range(3)]
+                o = fattn.torch.scaled_dot_product_attention(*leaves, mask)
+                expected = F.scaled_dot_product_attention(*leaves, mask).nan_to_num()
+                torch.testing.assert_close(o, expected, atol=1e-5, rtol=1e-5)
+                leaves += [mask] if mask is not None and mask.requires_grad else []
+                g = torch.randn_like(o)
+                for a, b in zip(*(torch.autograd.grad(x, leaves, g) for x in (o, expected)) if grad else ()):
+                    torch.testing.assert_close(a, b.nan_to_num(), atol=4e-5, rtol=4e-5)
+
+    for _ in range(3):
+        check()
+    for slower in ("make_known", "operator"):
+        monkeypatch.setattr(fattn.torch._sdpa, slower, lambda *_, **__: pytest.fail("it is not known"))
+    check()
+
+
 class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
     def __init__(self):
         super().__init__()
@@ -1184,6 +1212,7 @@ class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
 def test_known_calls_elsewhere():
     """What a known call's tensors do not show: autocast, transforms, modes, tracing and freed memory."""
     sdpa = fattn.torch.scaled_dot_product_attention
+    fattn.cache_clear()
     q, k, v = (torch.randn(2, 3, 8, 16) for _ in range(3))
     expected = [sdpa(q, k, v) for _ in range(4)][-1]
     assert any(known.check(q, k, v) for few in fattn.torch._calls._known.values() for known in few)
@@ -1199,6 +1228,19 @@ def test_known_calls_elsewhere():
     with Recorder() as recorder:
         sdpa(q, k, v)
     assert "fattn::forward" in recorder.names
+    mask = torch.ones(8, 8, dtype=torch.bool)
+    for _ in range(4):
+        torch.testing.assert_close(sdpa(q, k, v, mask), expected)
+    with Recorder() as recorder:
+        sdpa(q, k, v, mask)
+    assert "fattn::forward" in recorder.names
+    with pytest.raises(RuntimeError, match="attn_mask and is_causal together"):
+        sdpa(q, k, v, mask, is_causal=True)
+    with pytest.raises(TypeError, match="attn_mask is a list"):
+        sdpa(q, k, v, [[True]])
+    mask.untyped_storage().resize_(0)
+    with pytest.raises(fattn.NullPointer, match="mask needs"):
+        sdpa(q, k, v, mask)
     with torch._subclasses.FakeTensorMode() as mode:
         assert sdpa(*(mode.from_tensor(t) for t in (q, k, v))).shape == expected.shape
     with torch.inference_mode():

@@ -122,8 +122,12 @@ class Call:
         q_bytes, q_size, k_bytes, k_size, v_bytes, v_size = prepared.reach_of_qkv
         if (q.untyped_storage().nbytes() < q_bytes + q_size * q.storage_offset() or
                 k.untyped_storage().nbytes() < k_bytes + k_size * k.storage_offset() or
-                v.untyped_storage().nbytes() < v_bytes + v_size * v.storage_offset() or extras):
-            _check_memory((q, k, v, *extras), prepared.reaches)
+                v.untyped_storage().nbytes() < v_bytes + v_size * v.storage_offset()):
+            _check_memory((q, k, v), prepared.reaches)
+        if extras:
+            for e, reach in zip(extras, prepared.reaches_of_extras):
+                if e.untyped_storage().nbytes() < reach[0] + reach[1] * e.storage_offset():
+                    _check_memory((e,), (reach,))
         o = prepared.new[0]()
         qp, kp, vp, op = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
         lse, at_lse = None, 0

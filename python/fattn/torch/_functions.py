@@ -83,6 +83,8 @@ _TENSOR = (Tensor, torch.nn.Parameter)
 _PLAIN = (*_TENSOR, type(None))
 _QKV = TENSORS[:3]
 _N = len(TENSORS)
+_EXTRAS = range(3, _N)  # places of the tensors that may be None
+_BIAS_ALONE, _MASK_ALONE = (TENSORS.index("bias"),), (TENSORS.index("mask"),)
 
 
 def is_watched(*tensors: Tensor | None) -> bool:
@@ -114,21 +116,21 @@ def readable(t: Tensor, name: str) -> Tensor:
     return t
 
 
-def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """fattn::forward, by a shorter way where nothing but autograd watches."""
-    tensors, numbers = arguments[:_N], arguments[_N:]
-    if is_traced():
-        check_types(tensors)
-        return dispatched(*arguments)  # type: ignore[no-any-return]
-    key = numbers, tuple([t is None for t in tensors]), _grads(), any_autocast()
-    given = [t for t in tensors if t is not None]
-    known = find_known(key, *given)
-    if known is not None:
-        return recorded_with_lse(known, *given) if known.records else known.forward(*given)
+def operator(*arguments: Any, lse: bool) -> tuple[Tensor, Any]:
+    """fattn::forward, by a shorter way where nothing but autograd watches. lse: whether it is wanted; it may be None
+    otherwise."""
+    if not is_traced():
+        extras = tuple([i for i in _EXTRAS if arguments[i] is not None])
+        key = arguments[_N:], extras, lse, _grads(), any_autocast()
+        given = [*arguments[:3], *[arguments[i] for i in extras]]
+        known = find_known(key, *given)
+        if known is not None:
+            return recorded_with_lse(known, *given) if known.records else known.forward(*given)
+    tensors = arguments[:_N]
     check_types(tensors)
-    if is_watched(*tensors):
+    if is_traced() or is_watched(*tensors):
         return dispatched(*arguments)  # type: ignore[no-any-return]
-    return eager(key, tensors, numbers, _grads() and any([t.requires_grad for t in given]))
+    return eager(key, tensors, arguments[_N:], lse, _grads() and any([t.requires_grad for t in given]))
 
 
 def number(x: Any, name: str) -> Any:
@@ -239,24 +241,32 @@ def attention(
     left, right = (-1, -1) if window is None else window_of(window) or (-1, -1)
     if deterministic is None:
         deterministic = _deterministic()
-    if not (bias is not None or mask is not None or sink is not None or block_mask is not None or
+    extra, extras = (mask, _MASK_ALONE) if bias is None else (bias, _BIAS_ALONE)
+    if not (bias is not None and mask is not None or sink is not None or block_mask is not None or
             block_size is not None or alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
             seqused_q is not None or seqstart_k is not None or positions is not None or is_traced()):
         numbers = (causal, left, right, scale, softcap, 0.0, check_anchor(anchor) == "top_left",
                    check_layout(layout) == "bhsd", _wide(out_dtype, q), None, None, 0, 0, None, batch_invariant,
                    checked, deterministic, device, chunk, alibi_bias)
-        key = numbers, return_lse, _grads(), autocasts
-        known = find_known(key, q, k, v)
-        if known is not None and known.records:
-            return recorded_with_lse(known, q, k, v) if return_lse else recorded(known, q, k, v)
-        if known is None and not are_watched(q, k, v):
-            record = _grads() and (q.requires_grad or k.requires_grad or v.requires_grad)
-            known = make_known(key, call_of(numbers, (), return_lse or record), record, q, k, v)
-            if record:
-                return (RecordedWithLse if return_lse else Recorded).apply(known, q, k, v)
-        if known is not None:
-            plain = known.forward(q, k, v)
-            return plain if return_lse else plain[0]
+        if extra is not None:  # what operator() may know
+            known = find_known((numbers, extras, return_lse, _grads(), autocasts), q, k, v, extra)
+            if known is not None:
+                result = (recorded_with_lse(known, q, k, v, extra) if known.records else
+                          known.forward(q, k, v, extra))
+                return result if return_lse else result[0]
+        else:
+            key = numbers, return_lse, _grads(), autocasts
+            known = find_known(key, q, k, v)
+            if known is not None and known.records:
+                return recorded_with_lse(known, q, k, v) if return_lse else recorded(known, q, k, v)
+            if known is None and not are_watched(q, k, v):
+                record = _grads() and (q.requires_grad or k.requires_grad or v.requires_grad)
+                known = make_known(key, call_of(numbers, (), return_lse or record), record, q, k, v)
+                if record:
+                    return (RecordedWithLse if return_lse else Recorded).apply(known, q, k, v)
+            if known is not None:
+                result = known.forward(q, k, v)
+                return result if return_lse else result[0]
     dropout_p = number(dropout_p, "dropout_p")
     if dropout_p != 0 and seed is None:
         seed = new_seed(q)
@@ -269,7 +279,8 @@ def attention(
         q, k, v, bias, mask, block_mask, alibi_slopes, sink, None, None, seqused_q, seqused_k, None,
         seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
         check_anchor(anchor) == "top_left", check_layout(layout) == "bhsd", _wide(out_dtype, q), None, None,
-        block_m, block_n, positions, batch_invariant, checked, deterministic, device, chunk, alibi_bias)
+        block_m, block_n, positions, batch_invariant, checked, deterministic, device, chunk, alibi_bias,
+        lse=return_lse)
     return result if return_lse else result[0]
 
 
@@ -321,7 +332,7 @@ def attention_varlen(
         block_table, seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap,
         dropout_p, check_anchor(anchor) == "top_left", check_layout(layout) == "bhsd", _wide(out_dtype, q),
         max_seqlen_q, max_seqlen_k, 0, 0, None, batch_invariant, checked,
-        _deterministic() if deterministic is None else deterministic, device, chunk, False)
+        _deterministic() if deterministic is None else deterministic, device, chunk, False, lse=return_lse)
     return result if return_lse else result[0]
 
 
@@ -358,5 +369,5 @@ def attention_with_kvcache(
             q, k_cache, v_cache, bias, mask, None, alibi_slopes, sink, None, None, None, cache_seqlens,
             block_table, seqstart_k, None, causal, left, right, scale, softcap, 0.0, check_anchor(anchor) == "top_left",
             check_layout(layout) == "bhsd", _wide(out_dtype, q), None,
-            max_seqlen_k, 0, 0, None, batch_invariant, checked, False, device, chunk, False)
+            max_seqlen_k, 0, 0, None, batch_invariant, checked, False, device, chunk, False, lse=return_lse)
     return result if return_lse else result[0]

@@ -55,12 +55,12 @@ def _split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
     return arguments[:_N], _Numbers(*arguments[_N:])
 
 
-def _call(tensors: tuple[Any, ...], numbers: Any) -> tuple[Call, list[torch.Tensor]]:
+def _call(tensors: tuple[Any, ...], numbers: Any, lse: bool = True) -> tuple[Call, list[torch.Tensor]]:
     """The Call, and the tensors that are there."""
     if numbers.positions is not None:
         numbers = numbers._replace(positions=tuple(numbers.positions))
     given = tuple([i for i in range(3, _N) if tensors[i] is not None])
-    return call_of(numbers, given), [t for t in tensors if t is not None]
+    return call_of(numbers, given, lse), [t for t in tensors if t is not None]
 
 
 def _run_forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,9 +75,9 @@ def _run_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor
     return tuple([tensors[0].new_empty(0) if a is None else a for a in made])
 
 
-def eager(key: Any, tensors: tuple[Any, ...], numbers: tuple[Any, ...], record: bool) -> tuple[Any, Any]:
-    """fattn::forward where nothing but autograd watches. key: find_known()'s."""
-    call, given = _call(tensors, _Numbers(*numbers))
+def eager(key: Any, tensors: tuple[Any, ...], numbers: tuple[Any, ...], lse: bool, record: bool) -> tuple[Any, Any]:
+    """fattn::forward where nothing but autograd watches. key: find_known()'s. lse: whether it is wanted, too."""
+    call, given = _call(tensors, _Numbers(*numbers), lse or record)
     if record:
         check_gradients(tensors)
     known = make_known(key, call, record, *given)

@@ -16,9 +16,10 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, Unsupported
-from fattn.torch._calls import TENSORS, Recorded, call_of, find_known, make_known, recorded
-from fattn.torch._functions import (any_autocast, are_watched, autocast, channels_together, is_traced, new_seed,
-                                    number, operator, readable, type_name)
+from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, find_known, make_known, recorded,
+                                recorded_with_lse)
+from fattn.torch._functions import (any_autocast, autocast, channels_together, is_traced, is_watched, new_seed, number,
+                                    operator, readable, type_name)
 
 _grads = torch.is_grad_enabled
 _has_override = has_torch_function_variadic
@@ -45,29 +46,40 @@ def scaled_dot_product_attention(
             dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     if scale is not None:
         scale = number(scale, "scale")
-    plain = attn_mask is None and dropout_p == 0 and not is_traced()
+    plain = dropout_p == 0 and not is_traced()
     if plain:
-        options = is_causal, scale, enable_gqa, _grads(), _deterministic(), any_autocast()
-        known = find_known(options, query, key, value)
-        if known is not None:
-            return recorded(known, query, key, value) if known.records else known.forward(query, key, value)[0]
+        options = is_causal, scale, enable_gqa, _grads(), _deterministic(), any_autocast(), attn_mask is None
+        if attn_mask is None:
+            known = find_known(options, query, key, value)
+            if known is not None:
+                return recorded(known, query, key, value) if known.records else known.forward(query, key, value)[0]
+        else:
+            known = find_known(options, query, key, value, attn_mask)
+            if known is not None:
+                return (recorded_with_lse(known, query, key, value, attn_mask) if known.records else
+                        known.forward(query, key, value, attn_mask))[0]
     dropout_p = number(dropout_p, "dropout_p")
     if _are_nested(query, key, value):
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    before = query, key, value
+    before = query, key, value, attn_mask
     if any_autocast():
         query, key, value = autocast(query, key, value)
     if query.dtype != key.dtype or query.dtype != value.dtype:
         raise RuntimeError(f"scaled_dot_product_attention: query, key and value are {query.dtype}, "
                            f"{key.dtype} and {value.dtype}: one dtype is needed")
-    if (plain and not are_watched(query, key, value) and _are_dense(query, key, value, enable_gqa) and
-            query.stride(-1) == key.stride(-1) == value.stride(-1) == 1):
-        record = _grads() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if (plain and not is_watched(query, key, value, attn_mask) and _are_dense(query, key, value, enable_gqa) and
+            query.stride(-1) == key.stride(-1) == value.stride(-1) == 1 and not (is_causal and attn_mask is not None)):
+        mask = () if attn_mask is None else (mask_for(query, attn_mask),)
+        places = tuple([TENSORS.index("mask" if t.dtype == torch.bool else "bias") for t in mask])
+        given = query, key, value, *mask
+        record = _grads() and any([t.requires_grad for t in given])
         call = call_of((is_causal, -1, -1, scale, None, 0.0, True, True, False, None, None, 0, 0, None, False, False,
-                        options[4], None, None, False), (), record, not enable_gqa)
-        cast = query is not before[0] or key is not before[1] or value is not before[2]
-        known = make_known(None if cast else options, call, record, query, key, value)
-        return Recorded.apply(known, query, key, value) if record else known.forward(query, key, value)[0]
+                        options[4], None, None, False), places, record, not enable_gqa)
+        cast = any([t is not other for t, other in zip(given, before)])
+        known = make_known(None if cast else options, call, record, *given)
+        if not record:
+            return known.forward(*given)[0]
+        return RecordedWithLse.apply(known, *given)[0] if mask else Recorded.apply(known, *given)
     if query.dim() == key.dim() == value.dim() == 3:
         return scaled_dot_product_attention(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), attn_mask,
                                             dropout_p, is_causal, scale, enable_gqa)[0]
@@ -176,7 +188,7 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
     seed = new_seed(q) if dropout_p != 0 else None
     o = operator(q, k, v, bias, mask, None, None, None, None, None, None, None, None, None, seed,
                  is_causal, -1, -1, scale, None, dropout_p, top_left, True, False, None, None, 0, 0, None,
-                 False, False, _deterministic(), None, None, False)[0]
+                 False, False, _deterministic(), None, None, False, lse=False)[0]
     if rank < 4:
         return o[(0,) * (4 - rank)]
     return o if rank == 4 else o.unflatten(0, leading[:-1])
@@ -200,7 +212,7 @@ def _nested(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
     seed = new_seed(q) if dropout_p != 0 else None
     o = operator(q, k, v, None, None, None, None, None, cu_q, cu_k, used_q, used_k, None, None, seed,
                  is_causal, -1, -1, scale, None, dropout_p, True, False, False, longest_q, longest_k, 0, 0,
-                 None, False, False, _deterministic(), None, None, False)[0]
+                 None, False, False, _deterministic(), None, None, False, lse=False)[0]
     nested: Tensor = torch.nested.nested_tensor_from_jagged(
         o, packed[0].offsets(), packed[0].lengths(), min_seqlen=packed[0]._get_min_seqlen(),
         max_seqlen=packed[0]._get_max_seqlen())

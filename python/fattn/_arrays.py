@@ -328,6 +328,8 @@ def _kind_of_type(cls: type, name: str) -> Kind:
         module, traced = base.__module__.split(".")[0], base.__name__.endswith("Tracer")
         if base.__name__ == "FakeTensor" or traced and module in ("jax", "jaxlib"):
             raise Unsupported(f"a {cls.__name__} has no numbers yet: use fattn.{'jax' if traced else 'torch'}")
+        if base.__name__ == "DTensor":
+            raise Unsupported(f"{name} is a DTensor, of which this process may have a part: use fattn.torch")
         if base.__name__ == "MaskedArray":
             raise InvalidArgument("a masked array has a mask that would be ignored: pass its data, and mask=")
         maker = _BY_MODULE.get(module)

@@ -914,28 +914,12 @@ LEFT = {
     "many channels": lambda q: ([torch.randn(1, 2, 4, 300)] * 3, {}),
     "heads of key and of value": lambda q: ([q.repeat(1, 2, 1, 1), q, q[:, :1]], {"enable_gqa": True}),
     "nested, strided": lambda q: ([nested(layout=torch.strided)] * 3, {}),
-    "DTensor": lambda q: ([distributed(q)] * 3, {}),
 }
-
-
-def distributed(t):
-    tensor = pytest.importorskip("torch.distributed.tensor")
-    return tensor.distribute_tensor(t, tensor.init_device_mesh("cpu", (1,)), [tensor.Replicate()])
-
-
-@pytest.fixture
-def group():
-    """A process group of one."""
-    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-        pytest.skip("PyTorch has no gloo")
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", LEFT)
-def test_switch_leaves_what_it_cannot(name, group):
+def test_switch_leaves_what_it_cannot(name):
     given, options = LEFT[name](torch.randn(1, 2, 4, 8))
     wanted = F.scaled_dot_product_attention(*given, **options)
     with pytest.raises((fattn.Error, NotImplementedError)):

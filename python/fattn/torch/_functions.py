@@ -183,8 +183,13 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def new_seed(like: Tensor) -> Tensor:
-    """(seed, offset) from PyTorch's generator, so that manual_seed and checkpointing govern dropout."""
-    return torch.randint(0, 1 << 62, (2,), dtype=torch.int64, device=like.device)
+    """(seed, offset) from PyTorch's generator, so that manual_seed and checkpointing govern dropout. For a DTensor
+    that of the first process."""
+    seed = torch.randint(0, 1 << 62, (2,), dtype=torch.int64, device=like.device)
+    if type(like).__name__ != "DTensor":
+        return seed
+    from torch.distributed.tensor import distribute_tensor
+    return distribute_tensor(seed, like.device_mesh)
 
 
 def channels_together(t: Tensor, name: str) -> Tensor:

@@ -424,9 +424,13 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         key: a key of jax.random, for dropout.
         device: "reference" for double precision; where the program runs when None.
 
-    Other arguments: fattn.attention(). Under vmap the mapped axis joins the batch, in one run; with dropout, with a
-    mapped sink, and for gradients of sink or of a bias without a batch, there is a run for each value. Raises
-    fattn.Error while a program is traced; what only a run can see, such as lengths, is JAX's error with the library's sentence.
+    Other arguments: fattn.attention(). Those that are no arrays are part of the program: under jit they are constants or
+    among its static_argnames. Under vmap the mapped axis joins the batch, in one run; with dropout, with a mapped sink,
+    and for gradients of sink or of a bias without a batch, there is a run for each value.
+
+    Raises:
+        fattn.Error: while a program is traced, whatever its arguments show.
+        jax.errors.JaxRuntimeError: what only a run can see, such as lengths, with the library's sentence.
     """
     _refuse_traced(causal=causal, window=window, scale=scale, softcap=softcap, dropout_p=dropout_p, chunk=chunk,
                    return_lse=return_lse)
@@ -461,9 +465,19 @@ def dot_product_attention(
         return_residual: bool = False) -> Any:
     """jax.nn.dot_product_attention, argument for argument.
 
-    query is (B, T, N, H) or (T, N, H), key and value (B, S, K, H) or (S, K, H). is_causal and
-    local_window_size are anchored at the top left. Rows past query_seq_lengths are 0, as are rows that see
-    no key. implementation is None: it is fattn's. return_residual adds lse, (B, T, N).
+    Args:
+        query: (B, T, N, H), or (T, N, H) without a batch.
+        key, value: (B, S, K, H) or (S, K, H); N is a multiple of K.
+        bias, mask: added to scores; boolean, True keeps. They broadcast to (B, N, T, S).
+        scale: factor of the scores, a number; 1 / sqrt(H) if None.
+        is_causal, local_window_size: anchored at the top left. The window is (left, right), in keys, or one number
+            for both.
+        query_seq_lengths, key_value_seq_lengths: integers (B), how many rows and keys exist. Rows that do not are 0,
+            as are rows that see no key.
+        implementation: None: it is fattn's.
+        return_residual: return (result, lse), lse float32 (B, T, N), the natural logarithm of each row's sum.
+
+    Raises fattn.Error while a program is traced, as attention() does.
     """
     _refuse_traced(is_causal=is_causal, local_window_size=local_window_size, return_residual=return_residual)
     if implementation is not None:

@@ -214,6 +214,7 @@ static fattn_status free_workspace(fattn_workspace *w, fattn_status status)
     }
     fattn_reason_hold(status);
     const fattn_status freed = w->memory ? fattn_device_give(device, w->memory) : FATTN_OK;
+    fattn_reason_let();
     status = status ? status : freed;
     status = relaxed ? restore_capture(device, mode, status) : status;
     fattn_reason_let();

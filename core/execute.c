@@ -29,6 +29,7 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
     if (own) {
         fattn_reason_hold(status);
         const fattn_status waited = backend->stream_synchronize(impl, stream);
+        fattn_reason_let();
         status = status ? status : waited;
         fattn_reason_hold(status);
         const fattn_status freed = fattn_device_give(plan->device, own);

@@ -131,19 +131,20 @@ static fattn_status copy_out(const staging *s, fattn_stream stream)
  * the first failure after it. */
 static fattn_status release(staging *s, fattn_stream stream, fattn_status status)
 {
-    fattn_reason_hold(status);
     if (status) {
+        fattn_reason_hold(status);
         (void)s->plan->device->backend->stream_synchronize(s->plan->device->impl, stream);
+        fattn_reason_let();
     }
     for (int i = 0; i < s->range_count; i++) {
         if (s->ranges[i].device) {
             char *const memory = s->ranges[i].device - s->ranges[i].first % FATTN_MEMORY_ALIGNMENT;
             fattn_reason_hold(status);
             const fattn_status freed = fattn_device_give(s->plan->device, memory);
+            fattn_reason_let();
             status = status ? status : freed;
         }
     }
-    fattn_reason_let();
     return status;
 }
 

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/status.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 /* Long enough for a sentence with a name and three 64-bit numbers. */
 static _Thread_local char reason[512];
-static _Thread_local int held; /* the reason stays */
+static _Thread_local int holds;   /* that have not been let go */
+static _Thread_local int kept_by; /* which of them keeps the reason, from 1 on; 0: none does */
 
 static const struct {
     fattn_status status;
@@ -69,7 +71,7 @@ void fattn_text_clean(char *text)
 fattn_status fattn_fail(fattn_status status, const char *format, ...)
 {
     va_list arguments;
-    if (held) {
+    if (kept_by) {
         return status;
     }
     va_start(arguments, format);
@@ -79,9 +81,18 @@ fattn_status fattn_fail(fattn_status status, const char *format, ...)
     return status;
 }
 
-void fattn_reason_hold(fattn_status status) { held = held || status; }
+void fattn_reason_hold(fattn_status status)
+{
+    holds++;
+    kept_by = status && !kept_by ? holds : kept_by;
+}
 
-void fattn_reason_let(void) { held = 0; }
+void fattn_reason_let(void)
+{
+    assert(holds > 0);
+    kept_by = kept_by == holds ? 0 : kept_by;
+    holds--;
+}
 
 fattn_status fattn_check_range(const char *name, int64_t value, int64_t low, int64_t high,
                                fattn_status status)

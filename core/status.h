@@ -19,8 +19,8 @@ fattn_status fattn_fail(fattn_status status, const char *format, ...) FATTN_PRIN
 void fattn_text_clean(char *text);
 
 /* Cleaning up after a failure may fail too. Holding with that failure's status keeps its reason
- * until it is let go; holding with FATTN_OK does nothing. Not nested: letting go ends all holds of
- * the thread. */
+ * until that hold is let go; a hold with FATTN_OK keeps none. Holds nest: each is let go once, and
+ * one inside another does not end it. */
 void fattn_reason_hold(fattn_status status);
 void fattn_reason_let(void);
 

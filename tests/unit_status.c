@@ -149,6 +149,31 @@ Test(env, misspelt_names_are_told_once)
     fattn_set_log_callback(NULL, NULL);
 }
 
+/* Cleaning up calls what cleans up after its own failure. */
+Test(status, a_hold_inside_another_does_not_end_it)
+{
+    (void)fattn_fail(FATTN_OVERLAP, "the first failure");
+    fattn_reason_hold(FATTN_OVERLAP);
+    (void)fattn_fail(FATTN_OVERFLOW, "the second");
+    fattn_reason_hold(FATTN_OVERFLOW);
+    fattn_reason_let();
+    fattn_reason_hold(FATTN_OK);
+    fattn_reason_let();
+    (void)fattn_fail(FATTN_OVERFLOW, "the third");
+    fattn_reason_let();
+    cr_assert_str_eq(fattn_last_reason(), "the first failure");
+
+    fattn_reason_hold(FATTN_OK); /* keeps nothing: what is held inside it is */
+    (void)fattn_fail(FATTN_OVERFLOW, "the fourth");
+    fattn_reason_hold(FATTN_OVERFLOW);
+    (void)fattn_fail(FATTN_OVERLAP, "the fifth");
+    fattn_reason_let();
+    cr_assert_str_eq(fattn_last_reason(), "the fourth");
+    (void)fattn_fail(FATTN_OVERLAP, "the sixth");
+    fattn_reason_let();
+    cr_assert_str_eq(fattn_last_reason(), "the sixth");
+}
+
 Test(status, reasons_are_printable)
 {
     fattn_device *device = NULL;

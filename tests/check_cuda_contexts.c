@@ -43,6 +43,17 @@ static void check_two_contexts(void)
     expect(status == FATTN_INVALID_ARGUMENT && expect_says("another context"),
            "a stream of another context: %s: %s", fattn_status_string(status), fattn_last_reason());
     expect(stub->launches == launches, "kernels were launched all the same");
+    char bytes[16] = "";
+    fattn_event *event = NULL;
+    expect_ok(fattn_event_create(scenes[0].device, &event), "an event");
+    expect(fattn_device_copy(scenes[0].device, scenes[0].workspace, bytes, sizeof bytes,
+                             scenes[1].stream) == FATTN_INVALID_ARGUMENT &&
+               says("another context"),
+           "a copy on it: %s", fattn_last_reason());
+    expect(fattn_event_record(event, scenes[1].stream) == FATTN_INVALID_ARGUMENT &&
+               says("another context"),
+           "an event in it: %s", fattn_last_reason());
+    fattn_event_destroy(event);
     for (int n = 0; n < 2; n++) {
         scene_tear_down(&scenes[n]);
         cuda->context_destroy(contexts[n]);

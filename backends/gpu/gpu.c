@@ -737,6 +737,19 @@ bool fattn_gpu_reads(void *impl, const void *pointer)
         return entered ? entered : leave_with(d, check_on(d, (d)->api->call, what)); \
     } while (0)
 
+/* The same of a verb that queues something on a stream. Drivers wait for any stream, and destroy
+ * it, whatever its context is. */
+#define STREAM_VERB(d, stream, call, what)                            \
+    do {                                                              \
+        fattn_status status = enter(d);                               \
+        if (status) {                                                 \
+            return status;                                            \
+        }                                                             \
+        status = check_stream(d, stream);                             \
+        status = status ? status : check_on(d, (d)->api->call, what); \
+        return leave_with(d, status);                                 \
+    } while (0)
+
 /* Leaves the context, and returns the new thing in *result. When leaving fails the new thing is
  * undone, and *result stays as it is. */
 static fattn_status keep_or_undo(void *impl, fattn_status status, void *thing, void **result,
@@ -788,7 +801,7 @@ fattn_status fattn_gpu_copy(void *impl, void *dst, const void *src, size_t bytes
     if (bytes == 0) {
         return FATTN_OK;
     }
-    VERB(d, memory_copy(dst, src, bytes, (gpu_stream)stream), "copying");
+    STREAM_VERB(d, stream, memory_copy(dst, src, bytes, (gpu_stream)stream), "copying");
 }
 
 fattn_status fattn_gpu_stream_create(void *impl, fattn_stream *stream)
@@ -822,15 +835,8 @@ fattn_status fattn_gpu_stream_synchronize(void *impl, fattn_stream stream)
 fattn_status fattn_gpu_stream_wait(void *impl, fattn_stream stream, void *event)
 {
     const device *const d = impl;
-    fattn_status status = enter(d);
-    if (status) {
-        return status;
-    }
-    status = check_stream(d, stream);
-    status = status ? status
-                    : check_on(d, d->api->stream_wait((gpu_stream)stream, event, 0),
-                               "letting a stream wait for an event");
-    return leave_with(d, status);
+    STREAM_VERB(d, stream, stream_wait((gpu_stream)stream, event, 0),
+                "letting a stream wait for an event");
 }
 
 /* The default stream cannot be captured, and asking about it while another is would be an error. */
@@ -888,7 +894,7 @@ void fattn_gpu_event_destroy(void *impl, void *event)
 fattn_status fattn_gpu_event_record(void *impl, void *event, fattn_stream stream)
 {
     const device *const d = impl;
-    VERB(d, event_record(event, (gpu_stream)stream), "recording an event");
+    STREAM_VERB(d, stream, event_record(event, (gpu_stream)stream), "recording an event");
 }
 
 fattn_status fattn_gpu_event_synchronize(void *impl, void *event)

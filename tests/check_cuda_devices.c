@@ -339,6 +339,29 @@ static void check_general(work w, int capability, bool only_ptx)
               only_ptx ? " by PTX" : "");
 }
 
+/* An image without a function of a row's refuses the row, by name. */
+static void check_missing_function(void)
+{
+    scene s = {.spec = "cuda:0"};
+    running = "a missing function", wrong = 0;
+    set_up(&s, FORWARD, 0);
+    fattn_plan *plan = NULL;
+    int64_t found = 0;
+    stub->calls = 0;
+    expect_ok(fattn_plan_create(s.device, &s.problem, &plan), "a plan");
+    fattn_plan_destroy(plan);
+    for (int64_t n = stub->calls; n > 0; n--) {
+        found = strcmp(stub->log[n - 1], "cuModuleGetFunction") == 0 ? n : found;
+    }
+    stub->calls = 0, stub->fail_at = found, stub->fail_with = STUB_NOT_FOUND;
+    const fattn_status status = fattn_plan_create(s.device, &s.problem, &plan);
+    stub->fail_at = 0;
+    expect(found && status == FATTN_UNSUPPORTED && says("has no function"), "%s: %s",
+           fattn_status_string(status), fattn_last_reason());
+    tear_down(&s);
+    tap_check(wrong == 0, "an image that lacks a function: %s", fattn_last_reason());
+}
+
 static fattn_gpu_args args_seen; /* of the last launch */
 
 static void watch_args(void **parameters) { args_seen = *(const fattn_gpu_args *)parameters[0]; }
@@ -402,6 +425,7 @@ int main(void)
     check_general(FORWARD, 110, true);
     check_general(BACKWARD, 80, false);
     check_general(BACKWARD, 110, true);
+    check_missing_function();
     check_merging();
     return tap_done();
 }

@@ -135,6 +135,11 @@ static fattn_status find_entry(device *d, const char *image, const char *entry, 
     if (*is_general) {
         result = d->api->module_function(function, module, general);
     }
+    if (result == d->api->no_function) {
+        return fattn_fail(FATTN_UNSUPPORTED,
+                          "%s: image %s has no function %s for a device of version %d.%d",
+                          d->vendor->name, image, entry, d->version / 10, d->version % 10);
+    }
     return check_on(d, result, "finding a function");
 }
 

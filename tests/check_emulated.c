@@ -243,8 +243,8 @@ static void check_processors(void)
 {
     static const struct {
         int isa, forward, backward; /* rows that run there */
-    } expected[] = {{0x906, 0, 0},  {0x90a, 6, 6},  {0x942, 6, 6},  {0x950, 6, 6},
-                    {0x1030, 0, 0}, {0x1100, 6, 4}, {0x1201, 6, 4}, {0x1250, 0, 0}};
+    } expected[] = {{0x906, 0, 0}, {0x90a, 6, 6},  {0x90c, 0, 0},  {0x940, 0, 0},  {0x942, 6, 6},
+                    {0x950, 6, 6}, {0x1030, 0, 0}, {0x1100, 6, 4}, {0x1201, 6, 4}, {0x1250, 0, 0}};
     for (size_t n = 0; n < sizeof expected / sizeof *expected; n++) {
         const fattn_gpu_kernel *const tables[] = {fattn_hip_matrix, fattn_hip_matrix_backward};
         int rows[2] = {0, 0};

@@ -321,7 +321,8 @@ int64_t fattn_gpu_shared_bytes(const fattn_kernel *row, const fattn_problem *p, 
 
 bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa)
 {
-    return isa >= kernel->isa && (!kernel->isa_past || isa < kernel->isa_past);
+    return isa >= kernel->isa && (!kernel->isa_past || isa < kernel->isa_past) &&
+           (!kernel->runs || kernel->runs(isa));
 }
 
 const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)

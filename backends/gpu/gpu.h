@@ -56,10 +56,11 @@ typedef int fattn_gpu_maps(const fattn_gpu_kernel *kernel, const fattn_problem *
                            const fattn_tiling *tiling, fattn_gpu_map maps[FATTN_GPU_MAPS]);
 
 struct fattn_gpu_kernel {
-    fattn_kernel row;  /* the first: its own functions find the rest by fattn_gpu_kernel_of() */
-    const char *image; /* that has its functions */
-    int isa, isa_past; /* the least that it needs, and the first it does not know; 0: any */
-    const char *needs; /* the same in words, or NULL */
+    fattn_kernel row;      /* the first: its own functions find the rest by fattn_gpu_kernel_of() */
+    const char *image;     /* that has its functions */
+    int isa, isa_past;     /* the least that it needs, and the first it does not know; 0: any */
+    bool (*runs)(int isa); /* which of those in between it is for; NULL: all */
+    const char *needs;     /* the same in words, or NULL */
     fattn_gpu_phase *phases[FATTN_GPU_PHASES];
     fattn_gpu_maps *maps; /* NULL where it has none */
 

@@ -19,39 +19,25 @@ static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
     shape->threads = 2 * (int)t->br; /* local memory is static */
 }
 
-#define MATRIX_ROW(unit, least, beyond, words, variant, bytes, bits, channels, rows, keys, held) \
-    {                                                                                            \
-        .row = {.name = unit "_" variant "_" #channels,                                          \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                              \
-                .dtypes = FATTN_GPU_HALVES,                                                      \
-                .features = bits,                                                                \
-                .dim_max = channels,                                                             \
-                .align = bytes,                                                                  \
-                .dropout_max = FATTN_GPU_DROPOUT_MAX,                                            \
-                .must_fit = true,                                                                \
-                .packs_groups = true,                                                            \
-                .split = fattn_gpu_split,                                                        \
-                .tiles = (const fattn_tile[]){{rows, keys}, {0, 0}},                             \
-                .fast_bytes = fattn_gpu_shared_bytes,                                            \
-                .workspace = fattn_gpu_parts_workspace},                                         \
-        .image = "matrix_forward",                                                               \
-        .isa = least,                                                                            \
-        .isa_past = beyond,                                                                      \
-        .needs = words,                                                                          \
-        .phases = {shape_of, fattn_gpu_combine},                                                 \
-        .width = channels,                                                                       \
-        .shared = MATRIX_SHARED(channels, rows, keys, held),                                     \
-        .run = variant,                                                                          \
-    },
+/* What all rows have in common. */
+#define MATRIX_ROW(unit, variant, channels, rows, keys, held)                                 \
+    .row.name = unit "_" variant "_" #channels, .row.ops = FATTN_OP_BIT(FATTN_FORWARD),       \
+    .row.dtypes = FATTN_GPU_HALVES, .row.dim_max = channels,                                  \
+    .row.dropout_max = FATTN_GPU_DROPOUT_MAX, .row.must_fit = true, .row.packs_groups = true, \
+    .row.split = fattn_gpu_split, .row.tiles = (const fattn_tile[]){{rows, keys}, {0, 0}},    \
+    .row.fast_bytes = fattn_gpu_shared_bytes, .row.workspace = fattn_gpu_parts_workspace,     \
+    .image = "matrix_forward", .phases = {shape_of, fattn_gpu_combine}, .width = channels,    \
+    .shared = MATRIX_SHARED(channels, rows, keys, held), .run = variant
 
-#define MFMA_ROW(...) \
-    MATRIX_ROW("mfma", HIP_MFMA, HIP_MFMA_PAST, "gfx90a, gfx942 or gfx950", __VA_ARGS__)
-#define WMMA_ROW(...) \
-    MATRIX_ROW("wmma", HIP_WMMA, HIP_WMMA_PAST, "gfx11, gfx1200 or gfx1201", __VA_ARGS__)
-#define MFMA_LEAN(...) MFMA_ROW("lean", 16, FATTN_GPU_LEAN, __VA_ARGS__)
-#define MFMA_FULL(...) MFMA_ROW("full", 0, FATTN_KERNEL_COMMON, __VA_ARGS__)
-#define WMMA_LEAN(...) WMMA_ROW("lean", 16, FATTN_GPU_LEAN, __VA_ARGS__)
-#define WMMA_FULL(...) WMMA_ROW("full", 0, FATTN_KERNEL_COMMON, __VA_ARGS__)
+#define LEAN .row.features = FATTN_GPU_LEAN, .row.align = 16
+#define FULL .row.features = FATTN_KERNEL_COMMON
+#define MFMA .isa = HIP_GFX90A, .runs = fattn_hip_has_mfma, .needs = "gfx90a, gfx942 or gfx950"
+#define WMMA .isa = HIP_WMMA, .isa_past = HIP_WMMA_PAST, .needs = "gfx11, gfx1200 or gfx1201"
+
+#define MFMA_LEAN(...) {MATRIX_ROW("mfma", "lean", __VA_ARGS__), LEAN, MFMA},
+#define MFMA_FULL(...) {MATRIX_ROW("mfma", "full", __VA_ARGS__), FULL, MFMA},
+#define WMMA_LEAN(...) {MATRIX_ROW("wmma", "lean", __VA_ARGS__), LEAN, WMMA},
+#define WMMA_FULL(...) {MATRIX_ROW("wmma", "full", __VA_ARGS__), FULL, WMMA},
 
 const fattn_gpu_kernel fattn_hip_matrix[] = {
     MATRIX_MFMA_SHAPES(MFMA_LEAN) MATRIX_MFMA_SHAPES(MFMA_FULL) MATRIX_WMMA_SHAPES(WMMA_LEAN)

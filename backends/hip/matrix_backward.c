@@ -58,48 +58,36 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
     return bytes < 0 || sums < 0 || bytes > INT64_MAX - sums ? -1 : bytes + sums;
 }
 
-#define BACKWARD_FULL (FATTN_KERNEL_COMMON & ~(FATTN_GPU_NOT_BACKWARD | FATTN_DETERMINISTIC))
+/* What all rows have in common. */
+#define MATRIX_ROW(unit, lanes, variant, channels, queries, keys, waves)                          \
+    .row.name = unit "_backward_" variant "_" #channels, .row.ops = FATTN_OP_BIT(FATTN_BACKWARD), \
+    .row.dim_max = channels, .row.own_dtype_o = true, .row.dropout_max = FATTN_GPU_DROPOUT_MAX,   \
+    .row.must_fit = true, .row.tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},             \
+    .row.fast_bytes = fattn_gpu_shared_bytes, .row.workspace = workspace,                         \
+    .image = "matrix_backward",                                                                   \
+    .phases = {clear_shape,           fattn_gpu_backward_rows, keys_shape,                        \
+               fattn_gpu_backward_dq, fattn_gpu_backward_sink, sums_shape},                       \
+    .width = channels, .threads = (lanes) * (waves),                                              \
+    .shared = MATRIX_BACKWARD_SHARED(channels, queries, keys), .run = variant
 
-#define BACKWARD_ROW(label, least, beyond, words, types, wave, variant, bits, channels, queries, \
-                     keys, waves)                                                                \
-    {                                                                                            \
-        .row = {.name = label "_backward_" variant "_" #channels,                                \
-                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                                             \
-                .dtypes = types,                                                                 \
-                .features = bits,                                                                \
-                .dim_max = channels,                                                             \
-                .own_dtype_o = true,                                                             \
-                .dropout_max = FATTN_GPU_DROPOUT_MAX,                                            \
-                .must_fit = true,                                                                \
-                .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},                          \
-                .fast_bytes = fattn_gpu_shared_bytes,                                            \
-                .workspace = workspace},                                                         \
-        .image = "matrix_backward",                                                              \
-        .isa = least,                                                                            \
-        .isa_past = beyond,                                                                      \
-        .needs = words,                                                                          \
-        .phases = {clear_shape, fattn_gpu_backward_rows, keys_shape, fattn_gpu_backward_dq,      \
-                   fattn_gpu_backward_sink, sums_shape},                                         \
-        .width = channels,                                                                       \
-        .threads = (wave) * (waves),                                                             \
-        .shared = MATRIX_BACKWARD_SHARED(channels, queries, keys),                               \
-        .run = variant,                                                                          \
-    },
-#define MFMA_ROW(...)                                                                           \
-    BACKWARD_ROW("mfma", HIP_MFMA_F16, HIP_MFMA_PAST, "gfx942 or gfx950", FATTN_GPU_HALVES, 64, \
-                 __VA_ARGS__)
-#define MFMA_BF16_ROW(...)                                                                       \
-    BACKWARD_ROW("mfma_bf16", HIP_MFMA, HIP_MFMA_F16, "gfx90a", FATTN_DTYPE_BIT(FATTN_BF16), 64, \
-                 __VA_ARGS__)
-#define WMMA_ROW(...)                                                                            \
-    BACKWARD_ROW("wmma", HIP_WMMA, HIP_WMMA_PAST, "gfx11, gfx1200 or gfx1201", FATTN_GPU_HALVES, \
-                 32, __VA_ARGS__)
-#define MFMA_LEAN(...) MFMA_ROW("lean", FATTN_GPU_BACKWARD_LEAN, __VA_ARGS__)
-#define MFMA_FULL(...) MFMA_ROW("full", BACKWARD_FULL, __VA_ARGS__)
-#define MFMA_BF16_LEAN(...) MFMA_BF16_ROW("lean", FATTN_GPU_BACKWARD_LEAN, __VA_ARGS__)
-#define MFMA_BF16_FULL(...) MFMA_BF16_ROW("full", BACKWARD_FULL, __VA_ARGS__)
-#define WMMA_LEAN(...) WMMA_ROW("lean", FATTN_GPU_BACKWARD_LEAN, __VA_ARGS__)
-#define WMMA_FULL(...) WMMA_ROW("full", BACKWARD_FULL, __VA_ARGS__)
+#define LEAN .row.features = FATTN_GPU_BACKWARD_LEAN
+#define FULL .row.features = FATTN_KERNEL_COMMON & ~(FATTN_GPU_NOT_BACKWARD | FATTN_DETERMINISTIC)
+#define MFMA                                                                       \
+    .row.dtypes = FATTN_GPU_HALVES, .isa = HIP_GFX942, .runs = fattn_hip_has_mfma, \
+    .needs = "gfx942 or gfx950"
+#define MFMA_BF16                                                                             \
+    .row.dtypes = FATTN_DTYPE_BIT(FATTN_BF16), .isa = HIP_GFX90A, .isa_past = HIP_GFX90A + 1, \
+    .needs = "gfx90a"
+#define WMMA                                                                    \
+    .row.dtypes = FATTN_GPU_HALVES, .isa = HIP_WMMA, .isa_past = HIP_WMMA_PAST, \
+    .needs = "gfx11, gfx1200 or gfx1201"
+
+#define MFMA_LEAN(...) {MATRIX_ROW("mfma", 64, "lean", __VA_ARGS__), LEAN, MFMA},
+#define MFMA_FULL(...) {MATRIX_ROW("mfma", 64, "full", __VA_ARGS__), FULL, MFMA},
+#define MFMA_BF16_LEAN(...) {MATRIX_ROW("mfma_bf16", 64, "lean", __VA_ARGS__), LEAN, MFMA_BF16},
+#define MFMA_BF16_FULL(...) {MATRIX_ROW("mfma_bf16", 64, "full", __VA_ARGS__), FULL, MFMA_BF16},
+#define WMMA_LEAN(...) {MATRIX_ROW("wmma", 32, "lean", __VA_ARGS__), LEAN, WMMA},
+#define WMMA_FULL(...) {MATRIX_ROW("wmma", 32, "full", __VA_ARGS__), FULL, WMMA},
 
 /* gfx90a takes subnormal halves for zeros, and dS, unlike P, cannot be made larger, since it has no
  * bound: f16 is left to the SIMT kernels there. */

@@ -234,41 +234,47 @@ static const struct {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char absent[256]; /* why there is no runtime; empty when there is */
 
-/* The first library that is there. Where none is, `absent` says why the newest is not. */
-static void *find_library(const char **name)
+/* Finds the runtime's functions in a library, or says in `absent` which one it lacks. */
+static bool resolve(void *library, const char *name)
 {
-    for (size_t n = 0; n < sizeof libraries / sizeof libraries[0]; n++) {
-        void *const library = dlopen(libraries[n], RTLD_NOW | RTLD_LOCAL);
-        if (library) {
-            absent[0] = '\0';
-            *name = libraries[n];
-            return library;
-        }
-        if (n == 0) {
-            snprintf(absent, sizeof absent, "no runtime: %s", dlerror());
-        }
-    }
-    return NULL;
-}
-
-/* The runtime stays open: its threads outlive what we hold. */
-static void load(void)
-{
-    const char *name = NULL;
-    void *const library = find_library(&name);
-    if (!library) {
-        return;
-    }
     for (size_t n = 0; n < sizeof symbols / sizeof symbols[0]; n++) {
         void *const symbol = dlsym(library, symbols[n].name);
         if (!symbol && !symbols[n].optional) {
             snprintf(absent, sizeof absent, "%s does not fit: it has no %s", name, symbols[n].name);
-            return;
+            return false;
         }
         memcpy((char *)&hip + symbols[n].at, &symbol, sizeof symbol);
     }
     if (!hip.stream_device && !hip.stream_device_old) {
         snprintf(absent, sizeof absent, "%s does not fit: it has no hipStreamGetDevice", name);
+        return false;
+    }
+    return true;
+}
+
+/* Opens the first library that fits. Where none does, `absent` says what the last one that is there
+ * lacks, or why the newest is not there. */
+static bool open_library(void)
+{
+    for (size_t n = 0; n < sizeof libraries / sizeof libraries[0]; n++) {
+        void *const library = dlopen(libraries[n], RTLD_NOW | RTLD_LOCAL);
+        if (library && resolve(library, libraries[n])) {
+            absent[0] = '\0';
+            return true;
+        }
+        if (library) {
+            dlclose(library);
+        } else if (n == 0) {
+            snprintf(absent, sizeof absent, "no runtime: %s", dlerror());
+        }
+    }
+    return false;
+}
+
+/* The runtime stays open: its threads outlive what we hold. */
+static void load(void)
+{
+    if (!open_library()) {
         return;
     }
     const int result = hip.gpu.init(0);

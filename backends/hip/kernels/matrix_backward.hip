@@ -49,6 +49,8 @@ GPU_KERNEL(256, 1) sums_store(const GPU_PARAM fattn_gpu_args g)
 
 GPU_BACKWARD_ROWS(64, gpu_clear_taken<64>)
 GPU_BACKWARD_ROWS(128, gpu_clear_taken<128>)
+#if MATRIX_MFMA /* WMMA has no rows of this width */
 GPU_BACKWARD_ROWS(256, gpu_clear_taken<256>)
+#endif
 
 #endif

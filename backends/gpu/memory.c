@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory, streams and events: calls of the driver, each in the device's context. */
+#include "backends/gpu/device.h"
+#include "core/status.h"
+
+/* Device memory, and host memory that the driver has made visible to the device. */
+bool fattn_gpu_reads(void *impl, const void *pointer)
+{
+    const fattn_gpu_device *const d = impl;
+    void *seen = NULL;
+    gpu_context own;
+    if (d->api->context_push(d->context) != 0) {
+        return false;
+    }
+    const int result = d->api->pointer_attribute(&seen, d->api->device_pointer, pointer);
+    (void)d->api->context_pop(&own);
+    return result == 0 && seen == pointer;
+}
+
+/* The body of a verb: one driver call in the device's context. */
+#define VERB(d, call, what)                                                                 \
+    do {                                                                                    \
+        const fattn_status entered = fattn_gpu_enter(d);                                    \
+        return entered ? entered                                                            \
+                       : fattn_gpu_leave_with(d, fattn_gpu_check(d, (d)->api->call, what)); \
+    } while (0)
+
+/* The same of a verb that queues something on a stream. Drivers wait for any stream, and destroy
+ * it, whatever its context is. */
+#define STREAM_VERB(d, stream, call, what)                                   \
+    do {                                                                     \
+        fattn_status status = fattn_gpu_enter(d);                            \
+        if (status) {                                                        \
+            return status;                                                   \
+        }                                                                    \
+        status = fattn_gpu_check_stream(d, stream);                          \
+        status = status ? status : fattn_gpu_check(d, (d)->api->call, what); \
+        return fattn_gpu_leave_with(d, status);                              \
+    } while (0)
+
+/* Leaves the context, and returns the new thing in *result. When leaving fails the new thing is
+ * undone, and *result stays as it is. */
+static fattn_status keep_or_undo(void *impl, fattn_status status, void *thing, void **result,
+                                 void (*undo)(void *impl, void *thing))
+{
+    const fattn_status left = fattn_gpu_leave_with(impl, status);
+    if (!left) {
+        *result = thing;
+    } else if (!status) {
+        fattn_reason_hold(left);
+        undo(impl, thing);
+        fattn_reason_let();
+    }
+    return left;
+}
+
+static void undo_alloc(void *impl, void *memory) { (void)fattn_gpu_free(impl, memory); }
+
+static void undo_stream(void *impl, void *stream) { (void)fattn_gpu_stream_destroy(impl, stream); }
+
+fattn_status fattn_gpu_alloc(void *impl, size_t bytes, void **memory)
+{
+    const fattn_gpu_device *const d = impl;
+    void *made_memory = NULL;
+    *memory = NULL;
+    fattn_status status = fattn_gpu_enter(d);
+    if (status) {
+        return status;
+    }
+    const int result = d->api->memory_alloc(&made_memory, bytes);
+    if (result == d->api->out_of_memory) {
+        status = fattn_fail_memory((int64_t)bytes, "device memory");
+    } else {
+        status = fattn_gpu_check(d, result, "allocating memory");
+    }
+    return keep_or_undo(impl, status, made_memory, memory, undo_alloc);
+}
+
+fattn_status fattn_gpu_free(void *impl, void *memory)
+{
+    const fattn_gpu_device *const d = impl;
+    VERB(d, memory_free(memory), "freeing memory");
+}
+
+fattn_status fattn_gpu_copy(void *impl, void *dst, const void *src, size_t bytes,
+                            fattn_stream stream)
+{
+    const fattn_gpu_device *const d = impl;
+    if (bytes == 0) {
+        return FATTN_OK;
+    }
+    STREAM_VERB(d, stream, memory_copy(dst, src, bytes, (gpu_stream)stream), "copying");
+}
+
+fattn_status fattn_gpu_stream_create(void *impl, fattn_stream *stream)
+{
+    const fattn_gpu_device *const d = impl;
+    gpu_stream made_stream = NULL;
+    *stream = NULL;
+    fattn_status status = fattn_gpu_enter(d);
+    if (status) {
+        return status;
+    }
+    status = fattn_gpu_check(d, d->api->stream_create(&made_stream, 0), "creating a stream");
+    return keep_or_undo(impl, status, made_stream, stream, undo_stream);
+}
+
+fattn_status fattn_gpu_stream_destroy(void *impl, fattn_stream stream)
+{
+    const fattn_gpu_device *const d = impl;
+    if (!stream) { /* the default stream is nobody's */
+        return FATTN_OK;
+    }
+    VERB(d, stream_destroy((gpu_stream)stream), "destroying a stream");
+}
+
+fattn_status fattn_gpu_stream_synchronize(void *impl, fattn_stream stream)
+{
+    const fattn_gpu_device *const d = impl;
+    VERB(d, stream_synchronize((gpu_stream)stream), "waiting for a stream");
+}
+
+fattn_status fattn_gpu_stream_wait(void *impl, fattn_stream stream, void *event)
+{
+    const fattn_gpu_device *const d = impl;
+    STREAM_VERB(d, stream, stream_wait((gpu_stream)stream, event, 0),
+                "letting a stream wait for an event");
+}
+
+/* The default stream cannot be captured, and asking about it while another is would be an error. */
+fattn_status fattn_gpu_stream_capture(void *impl, fattn_stream stream, uint64_t *capture)
+{
+    const fattn_gpu_device *const d = impl;
+    int capturing = 0;
+    unsigned long long id = 0;
+    *capture = 0;
+    if ((uintptr_t)stream < FATTN_STREAM_PER_THREAD) {
+        return FATTN_OK;
+    }
+    fattn_status status = fattn_gpu_enter(d);
+    if (status) {
+        return status;
+    }
+    status = fattn_gpu_check_stream(d, stream);
+    status = status
+                 ? status
+                 : fattn_gpu_check(d, d->api->stream_capture((gpu_stream)stream, &capturing, &id),
+                                   "asking whether a stream is captured");
+    *capture = capturing ? id : 0;
+    return fattn_gpu_leave_with(d, status);
+}
+
+/* Of the thread, in whatever context. */
+fattn_status fattn_gpu_capture_mode(void *impl, int *mode)
+{
+    const fattn_gpu_device *const d = impl;
+    return fattn_gpu_check(d, d->api->capture_mode(mode), "setting the mode of captures");
+}
+
+fattn_status fattn_gpu_event_create(void *impl, void **event)
+{
+    const fattn_gpu_device *const d = impl;
+    gpu_event made_event = NULL;
+    *event = NULL;
+    fattn_status status = fattn_gpu_enter(d);
+    if (status) {
+        return status;
+    }
+    status = fattn_gpu_check(d, d->api->event_create(&made_event, 0), "creating an event");
+    return keep_or_undo(impl, status, made_event, event, fattn_gpu_event_destroy);
+}
+
+void fattn_gpu_event_destroy(void *impl, void *event)
+{
+    const fattn_gpu_device *const d = impl;
+    gpu_context own;
+    if (d->api->context_push(d->context) == 0) {
+        (void)d->api->event_destroy(event);
+        (void)d->api->context_pop(&own);
+    }
+}
+
+fattn_status fattn_gpu_event_record(void *impl, void *event, fattn_stream stream)
+{
+    const fattn_gpu_device *const d = impl;
+    STREAM_VERB(d, stream, event_record(event, (gpu_stream)stream), "recording an event");
+}
+
+fattn_status fattn_gpu_event_synchronize(void *impl, void *event)
+{
+    const fattn_gpu_device *const d = impl;
+    VERB(d, event_synchronize(event), "waiting for an event");
+}
+
+fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double *milliseconds)
+{
+    const fattn_gpu_device *const d = impl;
+    float elapsed = 0;
+    fattn_status status = fattn_gpu_enter(d);
+    if (status) {
+        return status;
+    }
+    status = fattn_gpu_check(d, d->api->event_synchronize(start), "waiting for an event");
+    status = status ? status
+                    : fattn_gpu_check(d, d->api->event_synchronize(stop), "waiting for an event");
+    status =
+        status ? status
+               : fattn_gpu_check(d, d->api->event_elapsed(&elapsed, start, stop), "timing events");
+    if (!status) {
+        *milliseconds = (double)elapsed;
+    }
+    return fattn_gpu_leave_with(d, status);
+}

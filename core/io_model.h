@@ -2,10 +2,11 @@
 /*
  * Slow-memory traffic as formulas: of a tiling, of standard attention, and the lower bound.
  *
- * In two halves. fattn_io_predict() gives the accesses that backends/reference/tiled.c makes and
- * counts, element by element, and agrees with it exactly; `fattn io` prints both. The other
- * functions serve the planner: constant time for any size, in double so that nothing overflows, and
- * for lengths known only at run time they assume sequences of equal length.
+ * In two halves, over one set of formulas (io_counts.h). fattn_io_predict() gives the accesses that
+ * backends/reference/tiled.c makes and counts, element by element, and agrees with it exactly;
+ * `fattn io` prints both. The other functions serve the planner: constant time for any size, in
+ * double so that nothing overflows, and for lengths known only at run time they assume sequences of
+ * equal length.
  *
  * What counts as slow memory: tensors with a sequence axis. Scalars of a head (ALiBi slope, sink,
  * its gradient) and of a run (seed, lengths, tables) are parameters and not counted.

@@ -7,6 +7,7 @@
 #include "core/feature.h"
 #include "core/integer.h"
 #include "core/problem.h"
+#include "core/tensors.h"
 
 /* Appends the names of the missing features to "does not honour". */
 static const char *name_missing(uint64_t missing, char *text, size_t size)
@@ -24,20 +25,12 @@ static const char *name_missing(uint64_t missing, char *text, size_t size)
  * NULL. */
 static const char *misaligned(const fattn_problem *p, int64_t align)
 {
-    const struct {
-        const char *name;
-        const fattn_strides *strides;
-        fattn_dtype dtype;
-    } tensors[] = {{"q", &p->q, p->dtype},
-                   {"k", &p->k, p->dtype_kv},
-                   {"v", &p->v, p->dtype_v},
-                   {"dout", &p->dout, p->dtype}}; /* at least: more alignment in f32 */
-    const size_t count = p->op == FATTN_BACKWARD ? 4 : 3;
-    for (size_t n = 0; align && n < count; n++) {
-        const int64_t elements = align / fattn_dtype_size(tensors[n].dtype);
-        const fattn_strides *const s = tensors[n].strides;
-        if (p->pointer_alignment < align || s->batch % elements || s->seq % elements ||
-            s->head % elements) {
+    fattn_tensor tensors[FATTN_TENSORS];
+    fattn_tensors_of(p, tensors);
+    tensors[FATTN_TENSOR_DOUT].dtype = p->dtype; /* at least: more alignment in f32 */
+    for (int n = 0; align && n < FATTN_TENSORS; n++) {
+        const bool input = n <= FATTN_TENSOR_V || n == FATTN_TENSOR_DOUT;
+        if (input && tensors[n].used && !fattn_tensor_is_aligned(p, &tensors[n], align)) {
             return tensors[n].name;
         }
     }

@@ -12,6 +12,7 @@
 #include "core/operands.h"
 #include "core/philox.h"
 #include "core/status.h"
+#include "core/tensors.h"
 
 #define STRIDE_LIMIT (INT64_MAX / 8) /* bytes fit in 63 bits */
 #define DIM_LIMIT 576                /* the largest head dimension that any backend may take */
@@ -364,46 +365,24 @@ static fattn_strides contiguous(fattn_layout layout, bool packed, int64_t rows, 
 
 static fattn_status fill_strides(fattn_problem *p)
 {
-    const bool backward = p->op == FATTN_BACKWARD;
-    const bool paged = p->features & FATTN_PAGED;
-    const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
-    const bool packed_k = p->features & FATTN_CU_SEQLENS_K && !paged;
-    const int64_t keys = paged ? p->page_size : p->total_k;
-    const struct {
-        const char *name;
-        fattn_strides *strides;
-        bool used, packed;
-        int64_t rows, heads, channels;
-    } tensors[] = {
-        {"q", &p->q, true, packed_q, p->total_q, p->heads_q, p->dim},
-        {"k", &p->k, true, packed_k, keys, p->heads_k, p->dim},
-        {"v", &p->v, true, packed_k, keys, p->heads_k, p->dim_v},
-        {"o", &p->o, true, packed_q, p->total_q, p->heads_q, p->dim_v},
-        {"dout", &p->dout, backward, packed_q, p->total_q, p->heads_q, p->dim_v},
-        {"dq", &p->dq, backward && p->outputs & FATTN_OUT_DQ, packed_q, p->total_q, p->heads_q,
-         p->dim},
-        {"dk", &p->dk, backward && p->outputs & FATTN_OUT_DK, packed_k, keys, p->heads_k, p->dim},
-        {"dv", &p->dv, backward && p->outputs & FATTN_OUT_DV, packed_k, keys, p->heads_k, p->dim_v},
-    };
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
-        fattn_strides *const s = tensors[i].strides;
-        if (!tensors[i].used) {
-            *s = (fattn_strides){0};
-            continue;
+    fattn_tensor tensors[FATTN_TENSORS];
+    fattn_tensors_of(p, tensors);
+    for (int n = 0; n < FATTN_TENSORS; n++) {
+        const fattn_tensor *const t = &tensors[n];
+        fattn_strides s = {0};
+        if (t->used && p->layout == FATTN_STRIDED) {
+            s = t->strides;
+            s.batch = t->packed ? 0 : s.batch;
+        } else if (t->used) {
+            s = contiguous(p->layout, t->packed, t->rows, t->heads, t->channels);
         }
-        if (p->layout != FATTN_STRIDED) {
-            *s = contiguous(p->layout, tensors[i].packed, tensors[i].rows, tensors[i].heads,
-                            tensors[i].channels);
-            if (s->batch < 0) {
-                return fattn_fail(
-                    FATTN_OVERFLOW,
-                    "%s has %lld x %lld x %lld elements a batch entry: the stride overflows",
-                    tensors[i].name, (long long)tensors[i].rows, (long long)tensors[i].heads,
-                    (long long)tensors[i].channels);
-            }
-        } else if (tensors[i].packed) {
-            s->batch = 0;
+        if (s.batch < 0 && p->layout != FATTN_STRIDED) {
+            return fattn_fail(
+                FATTN_OVERFLOW,
+                "%s has %lld x %lld x %lld elements a batch entry: the stride overflows", t->name,
+                (long long)t->rows, (long long)t->heads, (long long)t->channels);
         }
+        memcpy((char *)p + t->offset, &s, sizeof s);
     }
     p->layout = FATTN_STRIDED;
     return FATTN_OK;
@@ -424,18 +403,13 @@ static fattn_status check_stride(const char *tensor, const char *axis, int64_t s
 
 static fattn_status check_strides(const fattn_problem *p)
 {
-    const struct {
-        const char *name;
-        const fattn_strides *strides;
-    } tensors[] = {
-        {"q", &p->q},       {"k", &p->k},   {"v", &p->v},   {"o", &p->o},
-        {"dout", &p->dout}, {"dq", &p->dq}, {"dk", &p->dk}, {"dv", &p->dv},
-    };
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
-        const fattn_strides *const s = tensors[i].strides;
-        fattn_status status = check_stride(tensors[i].name, "batch", s->batch);
-        status = status ? status : check_stride(tensors[i].name, "seq", s->seq);
-        status = status ? status : check_stride(tensors[i].name, "head", s->head);
+    fattn_tensor tensors[FATTN_TENSORS];
+    fattn_tensors_of(p, tensors);
+    for (int n = 0; n < FATTN_TENSORS; n++) {
+        const fattn_strides *const s = &tensors[n].strides;
+        fattn_status status = check_stride(tensors[n].name, "batch", s->batch);
+        status = status ? status : check_stride(tensors[n].name, "seq", s->seq);
+        status = status ? status : check_stride(tensors[n].name, "head", s->head);
         if (status) {
             return status;
         }

@@ -12,6 +12,7 @@
 #include "core/feature.h"
 #include "core/problem.h"
 #include "core/status.h"
+#include "core/tensors.h"
 
 #define BIT(feature) feature, #feature
 
@@ -90,20 +91,15 @@ static fattn_status check_score_strides(const fattn_problem *p)
 /* Only FATTN_STRIDED reads these. */
 static fattn_status check_tensor_strides(const fattn_problem *p)
 {
-    const struct {
-        const char *name;
-        const fattn_strides *s;
-    } tensors[] = {
-        {"q", &p->q},       {"k", &p->k},   {"v", &p->v},   {"o", &p->o},
-        {"dout", &p->dout}, {"dq", &p->dq}, {"dk", &p->dk}, {"dv", &p->dv},
-    };
-    for (size_t i = 0; p->layout != FATTN_STRIDED && i < sizeof tensors / sizeof tensors[0]; i++) {
-        const fattn_strides *const s = tensors[i].s;
+    fattn_tensor tensors[FATTN_TENSORS];
+    fattn_tensors_of(p, tensors);
+    for (int n = 0; p->layout != FATTN_STRIDED && n < FATTN_TENSORS; n++) {
+        const fattn_strides *const s = &tensors[n].strides;
         if (s->batch || s->seq || s->head) {
             return fattn_fail(FATTN_INVALID_STRIDE,
                               "%s has strides (%lld, %lld, %lld), which %s does not read: layout "
                               "is not FATTN_STRIDED",
-                              tensors[i].name, (long long)s->batch, (long long)s->seq,
+                              tensors[n].name, (long long)s->batch, (long long)s->seq,
                               (long long)s->head,
                               p->layout == FATTN_BSHD ? "FATTN_BSHD" : "FATTN_BHSD");
         }

@@ -6,15 +6,18 @@
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 #include "core/problem.h"
+#include "core/tensors.h"
 
-/* Whether rows of a tensor begin at multiples of so many bytes: by their strides, and by what is
- * promised of the pointer. */
-static bool is_aligned(const fattn_problem *p, const fattn_strides *s, fattn_dtype dtype,
-                       int64_t bytes)
+/* Its bit of fattn_gpu_args, by the order of the tensors. */
+static unsigned bit_of(int tensor)
 {
-    const int64_t elements = bytes / fattn_dtype_size(dtype);
-    return p->pointer_alignment >= bytes && s->batch % elements == 0 && s->seq % elements == 0 &&
-           s->head % elements == 0;
+    static const unsigned bits[FATTN_TENSORS] = {
+        [FATTN_TENSOR_Q] = FATTN_GPU_QUADS_Q,       [FATTN_TENSOR_K] = FATTN_GPU_QUADS_K,
+        [FATTN_TENSOR_V] = FATTN_GPU_QUADS_V,       [FATTN_TENSOR_O] = FATTN_GPU_QUADS_O,
+        [FATTN_TENSOR_DOUT] = FATTN_GPU_QUADS_DOUT, [FATTN_TENSOR_DQ] = FATTN_GPU_QUADS_DQ,
+        [FATTN_TENSOR_DK] = FATTN_GPU_QUADS_DK,     [FATTN_TENSOR_DV] = FATTN_GPU_QUADS_DV,
+    };
+    return bits[tensor];
 }
 
 void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fattn_gpu_args *args)
@@ -23,21 +26,12 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
                            (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
                            (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
                            (p->features & FATTN_ALIBI ? FATTN_SCORE_ALIBI : 0);
-    const fattn_dtype gradient = fattn_gradient_dtype(p, p->dtype);
-    const struct {
-        unsigned bit;
-        const fattn_strides *strides;
-        fattn_dtype dtype;
-    } tensors[] = {
-        {FATTN_GPU_QUADS_Q, &p->q, p->dtype},         {FATTN_GPU_QUADS_K, &p->k, p->dtype},
-        {FATTN_GPU_QUADS_V, &p->v, p->dtype},         {FATTN_GPU_QUADS_O, &p->o, p->dtype_o},
-        {FATTN_GPU_QUADS_DOUT, &p->dout, p->dtype_o}, {FATTN_GPU_QUADS_DQ, &p->dq, gradient},
-        {FATTN_GPU_QUADS_DK, &p->dk, gradient},       {FATTN_GPU_QUADS_DV, &p->dv, gradient},
-    };
+    fattn_tensor tensors[FATTN_TENSORS];
+    fattn_tensors_of(p, tensors);
     args->problem = *p;
     args->tiling = *tiling;
     args->rule = fattn_score_rule_make(terms, p->scale, p->softcap);
-    args->dtype_gradient = gradient;
+    args->dtype_gradient = fattn_gradient_dtype(p, p->dtype);
     args->dropout_threshold =
         p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) : 0;
     args->group = fattn_problem_group(p);
@@ -45,14 +39,9 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
     const int64_t sums = fattn_gpu_sums(p, args->sums_stride);
     args->sums = sums > 0 ? tiling->workspace - gpu_floats(sums) : -1;
     args->quads = args->chunks = 0;
-    for (size_t n = 0; n < sizeof tensors / sizeof tensors[0]; n++) {
-        const fattn_strides *const strides = tensors[n].strides;
-        const fattn_dtype dtype = tensors[n].dtype;
-        if (is_aligned(p, strides, dtype, 4 * fattn_dtype_size(dtype))) {
-            args->quads |= tensors[n].bit;
-        }
-        if (is_aligned(p, strides, dtype, 16)) {
-            args->chunks |= tensors[n].bit;
-        }
+    for (int n = 0; n < FATTN_TENSORS; n++) {
+        const int64_t quad = 4 * fattn_dtype_size(tensors[n].dtype);
+        args->quads |= fattn_tensor_is_aligned(p, &tensors[n], quad) ? bit_of(n) : 0;
+        args->chunks |= fattn_tensor_is_aligned(p, &tensors[n], 16) ? bit_of(n) : 0;
     }
 }

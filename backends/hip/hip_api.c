@@ -130,7 +130,7 @@ static int module_load(gpu_module *module, const void *image)
     return answer(hip.module_load(module, image));
 }
 
-/* Local memory needs no leave: a launch may ask for all of it. */
+/* A launch may ask for all of LDS, AMD's shared memory, without leave. */
 static int function_set(gpu_function function, int attribute, int value)
 {
     (void)function, (void)attribute, (void)value;

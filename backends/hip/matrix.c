@@ -16,7 +16,7 @@ static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
     snprintf(shape->entry, sizeof shape->entry, "matrix_%s_%s_%d", kernel->run,
              fattn_dtype_name(p->dtype), kernel->width);
     shape->blocks = t->items;
-    shape->threads = 2 * (int)t->br; /* local memory is static */
+    shape->threads = 2 * (int)t->br; /* LDS is static */
 }
 
 /* What all rows have in common. */

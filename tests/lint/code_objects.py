@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernels for AMD's processors need, read from the code objects that the library holds: nothing in
-memory of a thread's own, registers and local memory below ceilings, loops of products that do
+memory of a thread's own, registers and LDS (shared memory) below ceilings, loops of products that do
 products, those on matrix units exactly a tile's, and waits for what a block stored before it is counted.
 
 usage: code_objects.py OBJDUMP [CODE_OBJECT]...
@@ -18,7 +18,7 @@ import sys
 
 import tap
 
-# Beginning of a kernel's name: most bytes of local memory, and most vector registers, those for
+# Beginning of a kernel's name: most bytes of LDS, and most vector registers, those for
 # accumulators included. The first that fits counts.
 CEILINGS = [
     ("matrix_backward", 60416, 416),
@@ -206,8 +206,8 @@ def spills(path, kernels):
 
 def heights(path, kernels):
     for kernel in kernels:
-        _, local, registers = next(row for row in CEILINGS if kernel[".name"].startswith(row[0]))
-        for field, most in ((".group_segment_fixed_size", local), (".vgpr_count", registers)):
+        _, lds, registers = next(row for row in CEILINGS if kernel[".name"].startswith(row[0]))
+        for field, most in ((".group_segment_fixed_size", lds), (".vgpr_count", registers)):
             if kernel[field] > most:
                 yield f"{path}: {kernel['.name']}: {field[1:]} is {kernel[field]}, more than {most}"
 
@@ -247,7 +247,7 @@ def narrow(path, functions):
     for name, code in functions.items():
         reads = [text for _, text, _ in code if text.startswith(NARROW)]
         if reads:
-            yield f"{path}: {name}: {len(reads)} reads of 2 bytes of local memory, such as {reads[0]}"
+            yield f"{path}: {name}: {len(reads)} reads of 2 bytes of LDS, such as {reads[0]}"
 
 
 def counts(path, functions):
@@ -268,7 +268,7 @@ def counts(path, functions):
 
 
 def results(objdump, *paths):
-    titles = ("no kernel spills", "registers and local memory", "loops of products", "local memory is read in words",
+    titles = ("no kernel spills", "registers and LDS", "loops of products", "LDS is read in words",
               "loops on matrix units", "blocks are counted when they are done")
     if not paths:
         return [(title, tap.Skip("this build has no backend hip")) for title in titles]

@@ -408,7 +408,7 @@ def code_object_case(folder):
                                                    ".vgpr_count": registers}]))
     yield "a kernel of too many registers", judge(kernel("simt_forward_64", 35840, 264),
                                                   kernel("simt_forward_64", 35840, 265))
-    yield "a kernel of too much local memory", judge(kernel("merge", 1024, 64), kernel("merge", 1025, 64))
+    yield "a kernel of too much LDS", judge(kernel("merge", 1024, 64), kernel("merge", 1025, 64))
 
     def loop(*more):
         body = ["v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[0:1]"] * 48 + list(more)

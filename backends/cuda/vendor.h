@@ -16,8 +16,8 @@
  *     gpu_thread_anew               gpu_thread, read each time: addresses made of it are made where
  *                                   they stand and not, all of them, before the first loop, where
  *                                   they would fill the registers
- *     gpu_anew(x)                   x, a kernel's arguments or a number that is the same for all
- *                                   threads, of which what is made is made where it stands
+ *     gpu_anew(x)                   x, a kernel's arguments or a number, of which what is made is
+ *                                   made where it stands, and does not wait in registers
  *     gpu_uniform(x)                an x that is the same for all threads of a wave, where the
  *                                   compiler cannot know it
  *     GPU_EARLY(sums)               whether beside so many sums a thread has registers for operands

@@ -413,14 +413,6 @@ template <int SIDE, int (*AT)(int, int)> GPU_DEVICE int matrix_reads(void)
     return AT(matrix_column<SIDE>(), matrix_own<SIDE>() / 8);
 }
 
-/* The same number, of which the compiler knows nothing: what follows from it is made after this,
- * and not kept in registers through a loop. */
-GPU_DEVICE int matrix_anew(int x)
-{
-    asm volatile("" : "+v"(x));
-    return x;
-}
-
 /* The operand of rows row .. row + SIDE - 1 of a tile, row being a multiple of SIDE, and of DEPTH k
  * from step * DEPTH on. lane_at: matrix_reads(). */
 template <int SIDE, int (*AT)(int, int)>

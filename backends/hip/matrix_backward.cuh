@@ -200,7 +200,7 @@ template <class S> struct matrix_moving {
     typename S::queries part[S::BROUGHT];
     float row;
     int live;
-    bool by_quads, whole; /* whole: without rows and channels that do not exist */
+    bool by_quads, unpadded; /* unpadded: all its rows and channels exist */
 };
 
 /* Whether part n of what a thread brings is of dO. */
@@ -242,7 +242,7 @@ GPU_DEVICE void matrix_backward_fetch(const fattn_gpu_args &args, const matrix_j
     const matrix_queries t = matrix_queries_at<S>(g, job, visit);
     moving.live = t.q.live;
     moving.by_quads = t.by_quads;
-    moving.whole = t.q.live == S::QUERIES && t.q.dim == S::WIDTH && t.dout.dim == S::WIDTH;
+    moving.unpadded = t.q.live == S::QUERIES && t.q.dim == S::WIDTH && t.dout.dim == S::WIDTH;
     GPU_UNROLL
     for (int n = 0; n < S::BROUGHT; n++) {
         moving.part[n].fetch(matrix_is_dout<S>(n) ? t.dout : t.q, t.by_quads);
@@ -277,7 +277,7 @@ GPU_DEVICE void matrix_put(const fattn_gpu_args &args, const matrix_job &job,
         GPU_UNROLL
         for (int n = 0; n < S::BROUGHT; n++) {
             const bool of_dout = matrix_is_dout<S>(n);
-            if (!moving.whole) {
+            if (!moving.unpadded) {
                 const int64_t dim = of_dout ? g.problem.dim_v : g.problem.dim;
                 moving.part[n].zero_outside({nullptr, 0, (int)dim, moving.live});
             }

@@ -43,7 +43,7 @@ typedef struct matrix_walker {
     matrix_tensor k, v;
     const int32_t *table;            /* of pages, or NULL */
     int keys, past, full, full_past; /* as in matrix_item */
-    int whole;                       /* tiles all there, not in pages, and in 2 GiB */
+    int whole_tiles;                 /* all there, not in pages, and in 2 GiB */
 } matrix_walker;
 
 /* How threads fill tiles of keys and of values: four times 16 bytes each. */
@@ -93,7 +93,7 @@ GPU_DEVICE matrix_walker matrix_walker_of(const fattn_gpu_args &g, const matrix_
     at.full_past = w.full_past;
     const int64_t most = (INT64_C(1) << 31) / S::KEYS; /* offsets within a tile are ints */
     const bool near = 0 <= at.k.step && at.k.step < most && 0 <= at.v.step && at.v.step < most;
-    at.whole = near && !at.table ? at.keys / S::KEYS : 0;
+    at.whole_tiles = near && !at.table ? at.keys / S::KEYS : 0;
     return at;
 }
 
@@ -125,8 +125,8 @@ GPU_DEVICE matrix_four matrix_get_at(const char *base, uint32_t bytes)
  * tile of key j0. */
 template <int STEP>
 GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_walker &at,
-                             const matrix_tensor &t, const fattn_strides &stride, bool whole,
-                             int j0, int row, int chunk, matrix_four x[4])
+                             const matrix_tensor &t, const fattn_strides &stride,
+                             bool tile_is_whole, int j0, int row, int chunk, matrix_four x[4])
 {
     if (t.padded) {
         asm volatile(""); /* a branch: selecting would cost all */
@@ -138,9 +138,9 @@ GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_walker &at
     if (!t.some) {
         return;
     }
-    if (whole) {
+    if (tile_is_whole) {
         const char *from = t.first + j0 * t.step;
-        const uint32_t offset = (uint32_t)matrix_anew(row * (int)t.step + 16 * chunk);
+        const uint32_t offset = (uint32_t)gpu_anew(row * (int)t.step + 16 * chunk);
         GPU_UNROLL
         for (int n = 0; n < 4; n++, from += STEP * t.step) {
             x[n] = matrix_get_at(from, offset);
@@ -149,7 +149,7 @@ GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_walker &at
     }
     const fattn_gpu_args &g = gpu_anew(args);
     int64_t from[4];
-    row = matrix_anew(row), chunk = matrix_anew(chunk);
+    row = gpu_anew(row), chunk = gpu_anew(chunk);
     GPU_UNROLL
     for (int n = 0; n < 4; n++) {
         from[n] = matrix_key(g, at, stride, j0 + row + n * STEP);
@@ -167,7 +167,8 @@ GPU_DEVICE void matrix_fetch_keys(const fattn_gpu_args &g, const matrix_walker &
 {
     typedef typename matrix_filled<S>::keys F;
     const int j0 = block * S::KEYS;
-    matrix_fetch<F::STEP>(g, at, at.k, g.problem.k, block < at.whole, j0, F::row(0), F::chunk(), x);
+    matrix_fetch<F::STEP>(g, at, at.k, g.problem.k, block < at.whole_tiles, j0, F::row(0),
+                          F::chunk(), x);
 }
 
 template <class S>
@@ -176,7 +177,8 @@ GPU_DEVICE void matrix_fetch_values(const fattn_gpu_args &g, const matrix_walker
 {
     typedef typename matrix_filled<S>::values F;
     const int j0 = block * S::KEYS;
-    matrix_fetch<1>(g, at, at.v, g.problem.v, block < at.whole, j0, F::row(0), F::chunk(0), x);
+    matrix_fetch<1>(g, at, at.v, g.problem.v, block < at.whole_tiles, j0, F::row(0), F::chunk(0),
+                    x);
 }
 
 /* Rows of any alignment and number of channels, an element at a time. N rows of WIDTH elements;
@@ -210,8 +212,8 @@ template <class S> GPU_DEVICE matrix_places matrix_places_of(void)
 
 GPU_DEVICE void matrix_places_anew(matrix_places &at)
 {
-    at.read_k = matrix_anew(at.read_k), at.read_v = matrix_anew(at.read_v);
-    at.put_k = matrix_anew(at.put_k), at.put_v = matrix_anew(at.put_v);
+    at.read_k = gpu_anew(at.read_k), at.read_v = gpu_anew(at.read_v);
+    at.put_k = gpu_anew(at.put_k), at.put_v = gpu_anew(at.put_v);
 }
 
 /* What was asked for, of tile `block`, goes to LDS. */
@@ -395,7 +397,7 @@ GPU_DEVICE void matrix_add_pv(const uint16_t *tile, int lane_at, const typename 
                               typename S::sums o[S::HEIGHT])
 {
     GPU_UNROLL
-    for (int u = 0; u < S::UNITS; u++) {
+    for (int u = 0; u < S::STEPS_O; u++) {
         uint32_t pair[4];
         GPU_UNROLL
         for (int n = 0; n < 4; n++) {
@@ -411,7 +413,7 @@ GPU_DEVICE void matrix_add_pv(const uint16_t *tile, int lane_at, const typename 
             matrix_multiply<typename S::type, S::SIDE>(v, p, o[t]);
         }
     }
-    matrix_pace<S::UNITS * S::HEIGHT, S::AHEAD>();
+    matrix_pace<S::STEPS_O * S::HEIGHT, S::AHEAD>();
 }
 
 /* --- An item ---------------------------------------------------------------------------------- */
@@ -473,7 +475,7 @@ template <class S>
 GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
                             matrix_rows<S> &rows)
 {
-    const float unit = matrix_own_copy(g.rule.unit);
+    const float unit = gpu_anew(g.rule.unit);
     matrix_walker at = matrix_walker_of<S>(g, w);
     /* Waves without rows, as of most blocks when decoding, only help to fetch. */
     const bool busy = gpu_uniform(matrix_top<S>()) < w.rows;

@@ -27,18 +27,19 @@ template <class T, int W, int R, int N, bool H, bool LEAN> struct matrix_shape {
         KEYS = N,
         HELD = H,
         IS_LEAN = LEAN,
+        /* Products whose operands are on their way: as registers allow, and never timed. */
         AHEAD = MATRIX_MFMA ? 4
                 : LEAN      ? 2
-                            : 1, /* products whose operands are on their way */
+                            : 1,
         WAVES = R / SIDE,
         THREADS = WAVES * GPU_WAVE,
         DEPTH = matrix<SIDE>::DEPTH,
         SUMS = matrix<SIDE>::SUMS,
-        TILES = N / SIDE,  /* of scores */
-        HEIGHT = W / SIDE, /* of o, in tiles */
-        STEPS = W / DEPTH, /* of scores, in operands */
-        UNITS = N / DEPTH, /* of o */
-        VALUES = N * W,    /* where they begin in LDS, after keys */
+        TILES = N / SIDE,    /* of scores */
+        HEIGHT = W / SIDE,   /* of o, in tiles */
+        STEPS = W / DEPTH,   /* of scores, in operands */
+        STEPS_O = N / DEPTH, /* of o */
+        VALUES = N * W,      /* where they begin in LDS, after keys */
         QUERIES = 2 * N * W,
         ELEMENTS = QUERIES + (H ? 0 : R * W)
     };
@@ -168,14 +169,6 @@ GPU_DEVICE int matrix_seen_past(const fattn_gpu_args &args, const matrix_item &w
 
 /* --- A lane's elements ------------------------------------------------------------------------ */
 
-/* A number that is the same for all lanes, in a register of the lane's own: vectors of it would
- * take as many scalar registers. */
-GPU_DEVICE float matrix_own_copy(float x)
-{
-    asm volatile("" : "+v"(x));
-    return x;
-}
-
 /* Calls visit(element, j), j counting keys from the lane's first in the tile. */
 template <class S, class Visit>
 GPU_DEVICE void matrix_each(typename S::sums x[S::TILES], Visit visit)
@@ -243,7 +236,7 @@ template <class S>
 GPU_DEVICE void matrix_score(const fattn_gpu_args &args, typename S::sums x[S::TILES])
 {
     if (args.rule.terms) { /* a scale that cannot be part of the unit */
-        const float scale = matrix_own_copy(gpu_anew(args).rule.scale);
+        const float scale = gpu_anew(gpu_anew(args).rule.scale);
         GPU_UNROLL
         for (int t = 0; t < S::TILES; t++) {
             x[t] *= scale;
@@ -367,7 +360,7 @@ GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
         factor = 1;
     }
     if (factor != 1) {
-        const float copy = matrix_own_copy(factor);
+        const float copy = gpu_anew(factor);
         GPU_UNROLL
         for (int t = 0; t < S::TILES; t++) {
             x[t] *= copy;

@@ -73,7 +73,8 @@ GPU_DEVICE void patch_clear(patch &x)
     }
 }
 
-/* Between steps of a product: no more operands are read ahead than registers are for. */
+/* Between steps of a product: no more operands are read ahead than registers are for. How far that
+ * should be has never been timed. */
 GPU_DEVICE void patch_pause(int step)
 {
     if (step % (MATRIX_MFMA ? 4 : MATRIX_WMMA == 12 ? 2 : 1) == 0) {
@@ -82,7 +83,7 @@ GPU_DEVICE void patch_pause(int step)
 }
 
 /* Says how loads and products take turns in what was just written: LOADS loads, each for so many
- * products, that are asked for AHEAD loads before. */
+ * products, that are asked for AHEAD loads before. Callers give 4, which nobody has timed. */
 template <int LOADS, int AHEAD, int PRODUCTS> GPU_DEVICE void patch_pace(void)
 {
     enum { IS_PRODUCT = 8, IS_LOAD = 0x100 };

@@ -86,9 +86,21 @@ template <class T> GPU_DEVICE const T &gpu_anew(const T &)
     return *(const T *)args;
 }
 
+/* Of a number that is the same for all lanes; and of a lane's own, or one that is a lane's own from
+ * here on, so that vectors of it take no scalar registers. */
 GPU_DEVICE int64_t gpu_anew(int64_t x)
 {
     asm volatile("" : "+s"(x));
+    return x;
+}
+GPU_DEVICE int gpu_anew(int x)
+{
+    asm volatile("" : "+v"(x));
+    return x;
+}
+GPU_DEVICE float gpu_anew(float x)
+{
+    asm volatile("" : "+v"(x));
     return x;
 }
 

@@ -18,11 +18,14 @@
     X(64, 16, 64, 4)            \
     X(128, 16, 64, 4)
 
-/* Bytes of LDS of a block: the larger of what the two kinds need, 4 tiles of queries and dS, or 2,
- * dS and 3 of keys. */
+/* Of a block's LDS, at most: what is no tile, which is lse and delta of rows and the item. */
+#define MATRIX_BACKWARD_REST 1024
+
+/* Bytes of LDS of a block. MFMA, whose tiles have 32 queries: 4 tiles of queries, with
+ * 256 channels 2, and dS. WMMA: 2 of queries, 3 of keys, and dS. */
 #define MATRIX_BACKWARD_SHARED(width, queries, keys)                      \
     (((queries) == 32 ? 2 * ((width) > 128 ? 2 : 4) * (queries) * (width) \
                       : 2 * (2 * (queries) + 3 * (keys)) * (width)) +     \
-     2 * (queries) * (keys) + 1024)
+     2 * (queries) * (keys) + MATRIX_BACKWARD_REST)
 
 #endif

@@ -170,12 +170,8 @@ typedef struct fattn_block_mask {
     int64_t rows, keys; /* of a block */
 } fattn_block_mask;
 
-FATTN_HD int fattn_block_mask_keeps(const fattn_block_mask *m, int64_t i, int64_t j)
-{
-    return m->mask[i / m->rows * m->stride_i + j / m->keys * m->stride_j] != 0;
-}
-
-/* The same tile under a block mask; i0 < i1, j0 < j1, all of them existing rows and keys. */
+/* What it keeps of the tile of rows i0 .. i1 - 1 and keys j0 .. j1 - 1; i0 < i1, j0 < j1, all of
+ * them existing rows and keys. */
 FATTN_HD fattn_tile_kind fattn_block_mask_tile(const fattn_block_mask *m, int64_t i0, int64_t i1,
                                                int64_t j0, int64_t j1)
 {

@@ -7,17 +7,20 @@
 #include "core/problem.h"
 
 #define NAMES(feature, word) .bit = (feature), .constant = #feature, .name = word
-#define INTEGER(field, ...)                                                      \
-    {                                                                            \
-#field, offsetof(fattn_problem, field), FATTN_FIELD_INTEGER, __VA_ARGS__ \
+
+/* Fields of fattn_problem. */
+#define FIELD(field, type) .name = #field, .offset = offsetof(fattn_problem, field), .kind = type
+#define INTEGER(field, default, least, most)                                            \
+    {                                                                                   \
+        FIELD(field, FATTN_FIELD_INTEGER), .usual = default, .low = least, .high = most \
     }
-#define REAL(field)                                                       \
-    {                                                                     \
-#field, offsetof(fattn_problem, field), FATTN_FIELD_REAL, 0, 0, 0 \
+#define REAL(field)                    \
+    {                                  \
+        FIELD(field, FATTN_FIELD_REAL) \
     }
-#define DTYPE(field)                                                       \
-    {                                                                      \
-#field, offsetof(fattn_problem, field), FATTN_FIELD_DTYPE, 0, 0, 0 \
+#define DTYPE(field)                    \
+    {                                   \
+        FIELD(field, FATTN_FIELD_DTYPE) \
     }
 
 /* In the order of the bits. */

@@ -60,7 +60,7 @@ static bool has_tile(const fattn_kernel *kernel, const fattn_problem *p, fattn_t
  * merging. */
 static int64_t pick_even_splits(int64_t units, int64_t extra, const fattn_tiling *tiling)
 {
-    enum { ROUNDS = 8 };
+    enum { ROUNDS = 8 }; /* of more, the last is a small part however few pieces it has */
     int64_t best = 1, best_cost = INT64_MAX;
     for (int64_t rounds = 0; rounds <= ROUNDS && tiling->items <= ROUNDS * units; rounds++) {
         const int64_t wanted = fattn_min64(rounds * units / tiling->items, tiling->k_blocks);

@@ -17,7 +17,8 @@ static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
     return rows < t->br ? rows : t->br;
 }
 
-/* From so many rows on combine_rows is faster: 2,048 on an H100 (docs/notes/hopper-forward.md). */
+/* From so many rows on combine_rows is faster: 2,048 on an H100 (docs/notes/hopper-forward.md).
+ * AMD's rows borrow the number. */
 #define MANY_ROWS 2048
 
 void fattn_gpu_combine(const fattn_gpu_kernel *kernel, const fattn_problem *p,

@@ -95,7 +95,7 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
         snprintf(text, size, "takes dropout_p to %g, not %g", kernel->dropout_max, p->dropout_p);
         return text;
     }
-    const int64_t rows = fattn_problem_group(p) * p->seqlen_q;
+    const int64_t rows = fattn_problem_rows(p);
     if (kernel->rows_max && rows > kernel->rows_max) {
         snprintf(text, size, "takes %lld query rows a key/value head, not %lld",
                  (long long)kernel->rows_max, (long long)rows);
@@ -127,7 +127,7 @@ bool fattn_kernel_fits(const fattn_kernel *kernel, const fattn_problem *p, int64
 
 int64_t fattn_kernel_rows(const fattn_kernel *kernel, const fattn_problem *p)
 {
-    return kernel->packs_groups ? fattn_problem_group(p) * p->seqlen_q : p->seqlen_q;
+    return kernel->packs_groups ? fattn_problem_rows(p) : p->seqlen_q;
 }
 
 int64_t fattn_kernel_heads(const fattn_kernel *kernel, const fattn_problem *p)

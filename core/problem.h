@@ -121,6 +121,12 @@ FATTN_HD int64_t fattn_problem_group(const fattn_problem *problem)
     return problem->heads_k > 0 ? problem->heads_q / problem->heads_k : 1;
 }
 
+/* Rows that see the keys of one key/value head: the queries of its group. */
+static inline int64_t fattn_problem_rows(const fattn_problem *problem)
+{
+    return fattn_problem_group(problem) * problem->seqlen_q;
+}
+
 /* The type of dq, dk or dv, the gradient of a tensor of type `input`. */
 fattn_dtype fattn_gradient_dtype(const fattn_problem *problem, fattn_dtype input);
 

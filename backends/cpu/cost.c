@@ -12,9 +12,6 @@ bool fattn_cpu_blocks_are_equal(const fattn_problem *p)
     return p->window_right != 0 && !(p->features & (FATTN_MASK | FATTN_BIAS));
 }
 
-/* Rows of a key/value head: those of its group together. */
-static int64_t rows_of(const fattn_problem *p) { return fattn_problem_group(p) * p->seqlen_q; }
-
 /*
  * When the last unit is done with its blocks, in times of a row. It is the sum of two estimates,
  * and so twice the time. By the first, units take blocks in rounds, and the last round may have
@@ -26,7 +23,7 @@ static int64_t rows_of(const fattn_problem *p) { return fattn_problem_group(p) *
 static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
                            int64_t br)
 {
-    const int64_t rows = rows_of(p), heads = p->batch * p->heads_k;
+    const int64_t rows = fattn_problem_rows(p), heads = p->batch * p->heads_k;
     const int64_t extra = blocks->extra_rows, rest = rows % br, rests = rest ? heads : 0;
     const double all =
         (double)heads * ((double)rows + (double)fattn_ceil_div(rows, br) * (double)extra);
@@ -50,7 +47,7 @@ static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *block
 static double time_in_order(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
                             fattn_tile tile)
 {
-    const int64_t rows = rows_of(p), heads = p->batch * p->heads_k;
+    const int64_t rows = fattn_problem_rows(p), heads = p->batch * p->heads_k;
     const int64_t most = heads > 0 && heads < units ? units / heads : 1;
     const int64_t together = fattn_min64(fattn_ceil_div(rows, tile.br), most);
     const int64_t tiles = fattn_ceil_div(p->seqlen_k, tile.bc);

@@ -767,7 +767,7 @@ static bool decode_pays(const fattn_kernel *row, const fattn_problem *p, const f
 {
     (void)row, (void)limits;
     enum { FLOATS_MOST = 7168 };
-    const int64_t rows = fattn_problem_group(p) * p->seqlen_q;
+    const int64_t rows = fattn_problem_rows(p);
     if (fattn_min64(rows, DECODE_ROWS) * p->dim > FLOATS_MOST) {
         return false;
     }

@@ -125,7 +125,7 @@ static bool occupies(const fattn_problem *p, const fattn_limits *limits)
 /* Whether decoding by floats (decode.h) is faster: for few rows, or to occupy all cores. */
 static bool decoding_pays(const fattn_problem *p, const fattn_limits *limits)
 {
-    const int64_t rows = fattn_problem_group(p) * p->seqlen_q;
+    const int64_t rows = fattn_problem_rows(p);
     return rows <= DECODE_ROWS / 2 || (rows <= DECODE_ROWS && !occupies(p, limits));
 }
 

@@ -13,7 +13,7 @@
 /* Rows of an item that can exist. */
 static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
 {
-    const int64_t rows = fattn_problem_group(p) * p->seqlen_q;
+    const int64_t rows = fattn_problem_rows(p);
     return rows < t->br ? rows : t->br;
 }
 

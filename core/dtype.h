@@ -44,18 +44,6 @@ static inline const char *fattn_dtype_name(fattn_dtype dtype)
     return names[dtype >= FATTN_F32 && dtype <= FATTN_E4M3 ? dtype : 0];
 }
 
-/* The inverse of fattn_dtype_name; false, with *dtype untouched, when nothing has this name. */
-static inline bool fattn_dtype_from_name(const char *name, fattn_dtype *dtype)
-{
-    for (int d = FATTN_F32; d <= FATTN_E4M3; d++) {
-        if (strcmp(name, fattn_dtype_name((fattn_dtype)d)) == 0) {
-            *dtype = (fattn_dtype)d;
-            return true;
-        }
-    }
-    return false;
-}
-
 /* -------------------------------------------------------------------------------------------------
  * Bit patterns
  * ---------------------------------------------------------------------------------------------- */

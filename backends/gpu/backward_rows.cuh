@@ -301,7 +301,7 @@ template <int W> GPU_DEVICE void gpu_sink_all(const fattn_gpu_args &g)
     }
 
 /* The kernels of a width; backward.c chooses among them by name. first: what is to be done before
- * items are taken, gpu_clear_taken at least. */
+ * items are taken, gpu_clear_taken at least; (void) where none are. */
 #define GPU_BACKWARD_ROWS(width, first)                   \
     GPU_ROWS(rows_##width, first, gpu_prepare_row<width>) \
     GPU_ROWS(dq_##width, (void), gpu_finish_row<width>)   \

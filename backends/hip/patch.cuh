@@ -122,7 +122,7 @@ template <class T> GPU_DEVICE void patch_add(patch &c, const patch_rows &a, matr
  * hex digit for each, the lowest first. Lines are read 16 rows of a patch at a time, bits 0, 1, 3
  * and 4 (where a line has 8 chunks, half of those rows at a time), or 16 neighbouring ones; they
  * are written by four rows and two chunks (patch_squares), or by every second row and two chunks
- * (patch_store).
+ * (patch_store). docs/notes/hip.md has the bank conflicts that are left.
  */
 template <int CHUNKS> GPU_DEVICE int patch_swizzle(int row)
 {

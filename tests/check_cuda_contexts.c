@@ -48,10 +48,10 @@ static void check_two_contexts(void)
     expect_ok(fattn_event_create(scenes[0].device, &event), "an event");
     expect(fattn_device_copy(scenes[0].device, scenes[0].workspace, bytes, sizeof bytes,
                              scenes[1].stream) == FATTN_INVALID_ARGUMENT &&
-               says("another context"),
+               expect_says("another context"),
            "a copy on it: %s", fattn_last_reason());
     expect(fattn_event_record(event, scenes[1].stream) == FATTN_INVALID_ARGUMENT &&
-               says("another context"),
+               expect_says("another context"),
            "an event in it: %s", fattn_last_reason());
     fattn_event_destroy(event);
     for (int n = 0; n < 2; n++) {

@@ -343,8 +343,8 @@ static void check_general(work w, int capability, bool only_ptx)
 static void check_missing_function(void)
 {
     scene s = {.spec = "cuda:0"};
-    running = "a missing function", wrong = 0;
-    set_up(&s, FORWARD, 0);
+    expect_begin("a missing function");
+    scene_set_up(&s, FORWARD, 0);
     fattn_plan *plan = NULL;
     int64_t found = 0;
     stub->calls = 0;
@@ -356,10 +356,10 @@ static void check_missing_function(void)
     stub->calls = 0, stub->fail_at = found, stub->fail_with = STUB_NOT_FOUND;
     const fattn_status status = fattn_plan_create(s.device, &s.problem, &plan);
     stub->fail_at = 0;
-    expect(found && status == FATTN_UNSUPPORTED && says("has no function"), "%s: %s",
+    expect(found && status == FATTN_UNSUPPORTED && expect_says("has no function"), "%s: %s",
            fattn_status_string(status), fattn_last_reason());
-    tear_down(&s);
-    tap_check(wrong == 0, "an image that lacks a function: %s", fattn_last_reason());
+    scene_tear_down(&s);
+    tap_check(expect_held(), "an image that lacks a function: %s", fattn_last_reason());
 }
 
 static fattn_gpu_args args_seen; /* of the last launch */

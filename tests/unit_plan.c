@@ -141,10 +141,9 @@ Test(plan, a_refusal_names_who_takes_the_problem)
     fattn_device *const cpu = unit_device("cpu"), *const reference = unit_device("reference");
     fattn_problem p = small_problem();
     fattn_plan *plan = NULL;
-    p.dim = p.dim_v = 300;
+    p.dtype = FATTN_F64;
     ANSWERS(fattn_support(cpu, &p), FATTN_UNSUPPORTED);
-    REASON_HAS("scalar_forward takes head dimensions to 256, not dim 300, dim_v 300; "
-               "row naive of backend reference takes it, slowly");
+    REASON_HAS("scalar_forward takes no f64; row naive of backend reference takes it, slowly");
     p = small_problem();
     p.op = FATTN_BACKWARD;
     ANSWERS(fattn_plan_create_with(cpu, &p, "scalar_forward", NULL, &plan), FATTN_UNSUPPORTED);

@@ -760,20 +760,15 @@ static void decode_tiles_of(const fattn_cpu_run *run, decode_item it, void *scra
 
 /* Sums over lanes cost more than arranging queries (forward.h) where rows are many, and keys so few
  * that memory does not set the pace, unless these would be copied for rows of one vector. In a
- * vector of 16 queries, though, up to 12 would leave lanes empty. A prompt has few keys as well.
- * Queries of a block that fill the first level of cache, 28 KB of 32, are read from the second for
- * every few keys: of 576 channels 13 rows then take 1.35 times as long as in the forward row. */
+ * vector of 16 queries, though, up to 12 would leave lanes empty. A prompt has few keys as well. */
 static bool decode_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     (void)row, (void)limits;
-    enum { FLOATS_MOST = 7168 };
     const int64_t rows = fattn_problem_rows(p);
-    if (fattn_min64(rows, DECODE_ROWS) * p->dim > FLOATS_MOST) {
-        return false;
-    }
     const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
     const bool sparse = FV_LANES == 16 && rows <= 12 && p->seqlen_k > rows;
-    return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied || sparse;
+    return decode_queries_fit(p) &&
+           (rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied || sparse);
 }
 
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, {0, 0}};

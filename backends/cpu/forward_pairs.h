@@ -126,7 +126,8 @@ static bool occupies(const fattn_problem *p, const fattn_limits *limits)
 static bool decoding_pays(const fattn_problem *p, const fattn_limits *limits)
 {
     const int64_t rows = fattn_problem_rows(p);
-    return rows <= DECODE_ROWS / 2 || (rows <= DECODE_ROWS && !occupies(p, limits));
+    return decode_queries_fit(p) &&
+           (rows <= DECODE_ROWS / 2 || (rows <= DECODE_ROWS && !occupies(p, limits)));
 }
 
 /* With few keys, products of pairs save less than arranging their operands costs. That costs less

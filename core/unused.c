@@ -119,18 +119,18 @@ typedef struct buffer_field {
     uint64_t feature;
     const char *feature_name, *name;
     size_t offset;
-    bool pointer; /* or an integer of 64 bits */
+    enum { FIELD_POINTER, FIELD_SIGNED, FIELD_UNSIGNED } kind; /* integers have 64 bits */
     int64_t usual;
 } buffer_field;
 
 static const buffer_field buffer_fields[] = {
-#define POINTER(feature, field)                                            \
-    {                                                                      \
-        feature, #feature, #field, offsetof(fattn_buffers, field), true, 0 \
+#define POINTER(feature, field)                                                     \
+    {                                                                               \
+        feature, #feature, #field, offsetof(fattn_buffers, field), FIELD_POINTER, 0 \
     }
-#define SCALAR(feature, field, usual)                                           \
-    {                                                                           \
-        feature, #feature, #field, offsetof(fattn_buffers, field), false, usual \
+#define SCALAR(feature, field, kind, usual)                                    \
+    {                                                                          \
+        feature, #feature, #field, offsetof(fattn_buffers, field), kind, usual \
     }
     POINTER(FATTN_DLSE, dlse),
     POINTER(FATTN_BIAS, bias),
@@ -150,12 +150,12 @@ static const buffer_field buffer_fields[] = {
     POINTER(FATTN_DROPOUT, seed_ptr),
     POINTER(FATTN_DROPOUT, offset_ptr),
     POINTER(FATTN_SEQSTART_K, seqstart_k),
-    SCALAR(FATTN_POSITIONS, q_offset, 0),
-    SCALAR(FATTN_POSITIONS, k_offset, 0),
-    SCALAR(FATTN_POSITIONS, whole_q, -1),
-    SCALAR(FATTN_POSITIONS, whole_k, -1),
-    SCALAR(FATTN_DROPOUT, seed, 0),
-    SCALAR(FATTN_DROPOUT, offset, 0),
+    SCALAR(FATTN_POSITIONS, q_offset, FIELD_SIGNED, 0),
+    SCALAR(FATTN_POSITIONS, k_offset, FIELD_SIGNED, 0),
+    SCALAR(FATTN_POSITIONS, whole_q, FIELD_SIGNED, -1),
+    SCALAR(FATTN_POSITIONS, whole_k, FIELD_SIGNED, -1),
+    SCALAR(FATTN_DROPOUT, seed, FIELD_UNSIGNED, 0),
+    SCALAR(FATTN_DROPOUT, offset, FIELD_UNSIGNED, 0),
 #undef POINTER
 #undef SCALAR
 };
@@ -209,11 +209,18 @@ fattn_status fattn_buffers_check_unused(fattn_op op, uint64_t features, const fa
         if (value == (uint64_t)field->usual || legal & field->feature) {
             continue;
         }
-        return field->pointer
-                   ? fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %p and features lacks %s",
-                                field->name, (void *)(uintptr_t)value, field->feature_name)
-                   : fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %lld and features lacks %s",
-                                field->name, (long long)value, field->feature_name);
+        const char *const name = field->name, *const bit = field->feature_name;
+        switch (field->kind) {
+        case FIELD_POINTER:
+            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %p and features lacks %s", name,
+                              (void *)(uintptr_t)value, bit);
+        case FIELD_SIGNED:
+            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %lld and features lacks %s", name,
+                              (long long)value, bit);
+        case FIELD_UNSIGNED:
+            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %llu and features lacks %s", name,
+                              (unsigned long long)value, bit);
+        }
     }
     return FATTN_OK;
 }

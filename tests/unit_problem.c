@@ -525,6 +525,9 @@ Test(buffers, fields_without_their_bit)
     refused_execution(&p, &b, FATTN_INVALID_ARGUMENT, "whole_k is 0", "FATTN_POSITIONS");
     b = w.b, b.seed = 7;
     refused_execution(&p, &b, FATTN_INVALID_ARGUMENT, "seed is 7", "FATTN_DROPOUT");
+    b = w.b, b.seed = UINT64_MAX; /* unsigned in the reason, too */
+    refused_execution(&p, &b, FATTN_INVALID_ARGUMENT, "seed is 18446744073709551615",
+                      "FATTN_DROPOUT");
     b = w.b, b.offset = 7;
     refused_execution(&p, &b, FATTN_INVALID_ARGUMENT, "offset is 7", "FATTN_DROPOUT");
 

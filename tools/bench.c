@@ -674,6 +674,9 @@ int fattn_tool_bench(int argc, char **argv)
         return tool_usage("bench", ranks.wanted ? "--ranks cannot be combined with --peer or --json"
                                                 : "--scheme, --split and --timeout need --ranks");
     }
+    if (!(ranks.timeout > 0)) {
+        return tool_usage("bench", "--timeout is above 0");
+    }
     if (ranks.wanted && (s.kernel.count || sweep_inspects(&s) || sweep_has(&s, SWEEP_PLAN))) {
         return tool_usage("bench",
                           "--ranks cannot be combined with --kernel, --scores, --probabilities or "

@@ -204,6 +204,10 @@ bool job_check(const job *j)
             return false;
         }
     }
+    if (!(j->divided.timeout > 0)) {
+        tool_usage("run", "--timeout is above 0");
+        return false;
+    }
     const uint64_t present = (j->in_path[IN_ALIBI] ? FATTN_ALIBI : 0) |
                              (j->in_path[IN_BIAS] ? FATTN_BIAS : 0) |
                              (j->in_path[IN_BLOCK_MASK] ? FATTN_BLOCK_MASK : 0);

@@ -5,11 +5,13 @@ Processes are forked once for each number of ranks, before fattn or PyTorch have
 and sends back what it found.
 """
 
+import gc
 import os
 import signal
 import socket
 import time
 import traceback
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -383,6 +385,19 @@ def disagree(rank, ranks):
     over.attention(x, x, x)  # the group is good
 
 
+def released(rank, ranks):
+    """A context that is given up takes its engine along at once, and with it the group's sockets and threads."""
+    gc.disable()
+    try:
+        over, x = fattn.torch.context_parallel(fresh(ranks)), torch.randn(1, 4, 2, 8, requires_grad=True)
+        over.attention(x, x, x).sum().backward()
+        engines = [weakref.ref(engine) for engine in over._engines.values()]
+        del over
+        assert engines and not any(engine() for engine in engines), "an engine is in a cycle"
+    finally:
+        gc.enable()
+
+
 def refused_early(rank, ranks):
     """An error of the last rank alone, before the library is called, reaches the others, and the group is good."""
     group = fresh(ranks)
@@ -523,7 +538,7 @@ def killed(rank, ranks):
 
 RESULTS = [equal_shares, unequal_shares, heads, biased, packed, reduced, dropped, routed, told_of_masks,
            differentiated_once, planned_once, few_rows, compiled, patient, growing]
-ERRORS = [disagree, refused_early, unlike, gives_up, silent, late]
+ERRORS = [disagree, released, refused_early, unlike, gives_up, silent, late]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

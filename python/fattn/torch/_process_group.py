@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -52,9 +53,13 @@ class ProcessGroup:
         for peer in range(self.ranks):
             if peer != self.rank and self.is_gloo:
                 self.reasons[peer] = self._receive_reason(peer)
+        # Callbacks hold no reference to self: in a cycle the group's sockets and threads would last until
+        # Python looks for cycles.
+        own = weakref.proxy(self)
         # ctypes keeps no reference to callbacks.
-        self.callbacks = (_groups.START(self._start), _groups.WAIT(self._wait),
-                          _groups.ABORT(self._abort))
+        self.callbacks = (_groups.START(lambda *message: own._start(*message)),
+                          _groups.WAIT(lambda *message: own._wait(*message)),
+                          _groups.ABORT(lambda *message: own._abort(*message)))
         start, wait, abort = self.callbacks
         self.table = _groups.Transport(
             struct_size=ctypes.sizeof(_groups.Transport), rank=self.rank, ranks=self.ranks, start=start,

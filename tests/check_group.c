@@ -614,6 +614,14 @@ static void check_disagreement(void)
                   runs[2].status == FATTN_RANKS_DISAGREE && strstr(runs[0].reason, "rank 2"),
               "a rank with another problem: %s", runs[0].reason);
     free_ranks(runs, RANKS);
+    divided longer = a;
+    longer.problem.seqlen_k++;
+    problems[2] = &longer;
+    run_ranks(problems, &all, RANKS, 60, -1, runs);
+    tap_check(runs[0].status == FATTN_RANKS_DISAGREE && strstr(runs[0].reason, "seqlen_k is ") &&
+                  strstr(runs[2].reason, "rank 0 describes another problem than rank 2: seqlen_k"),
+              "a rank with another length: %s", runs[0].reason);
+    free_ranks(runs, RANKS);
     for (int n = 0; n < 3; n++) { /* refused before the problem is read */
         divided c = a;
         c.memory = -(n == 0), c.turns = -(n == 1), c.split = n == 2 ? (fattn_split)7 : a.split;

@@ -217,9 +217,12 @@ static uint64_t hash_of(const fattn_group_plan *plan)
     return h;
 }
 
-/* What a rank says about itself when ranks compare. */
+/* What a rank says about itself when ranks compare; 64 bytes at most, for it is freed after errors
+ * of the transport. Lengths are told apart from the rest: they differ where shares do not fit
+ * together. */
 typedef struct answer {
     uint64_t what, status;
+    int64_t seqlen_q, seqlen_k;
 } answer;
 
 /* Gathers what is in host memory, by way of the device where messages are of its memory. */
@@ -241,6 +244,21 @@ static fattn_status compare(const fattn_group_plan *plan, void *all, int64_t byt
     return status ? status : fattn_stream_synchronize(plan->device, t->stream);
 }
 
+static fattn_status fail_disagreement(const answer *all, int32_t other, int32_t own)
+{
+    const answer *const a = &all[other], *const b = &all[own];
+    const bool queries = a->seqlen_q != b->seqlen_q;
+    if (!queries && a->seqlen_k == b->seqlen_k) {
+        return fattn_fail(FATTN_RANKS_DISAGREE, "rank %d describes another problem than rank %d",
+                          other, own);
+    }
+    return fattn_fail(FATTN_RANKS_DISAGREE,
+                      "rank %d describes another problem than rank %d: %s is %lld, not %lld", other,
+                      own, queries ? "seqlen_q" : "seqlen_k",
+                      (long long)(queries ? a->seqlen_q : a->seqlen_k),
+                      (long long)(queries ? b->seqlen_q : b->seqlen_k));
+}
+
 /* Fails on all ranks where one has failed or was given another problem. A rank that failed itself
  * keeps its own reason. */
 static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64_t what)
@@ -251,7 +269,7 @@ static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64
         plan->transport.abort(plan->transport.user, "no memory to compare problems");
         return own ? own : fattn_fail_memory((int64_t)ranks * (int64_t)sizeof *all, "a group");
     }
-    all[rank] = (answer){what, own};
+    all[rank] = (answer){what, own, plan->problem.seqlen_q, plan->problem.seqlen_k};
     fattn_reason_hold(own);
     fattn_status status = compare(plan, all, sizeof *all);
     for (int32_t r = 0; !status && !own && r < ranks; r++) {
@@ -259,8 +277,7 @@ static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64
             status = fattn_fail(FATTN_RANK_LOST, "rank %d cannot plan: %s", r,
                                 fattn_status_string((fattn_status)all[r].status));
         } else if (all[r].what != what) {
-            status = fattn_fail(FATTN_RANKS_DISAGREE,
-                                "rank %d describes another problem than rank %d", r, rank);
+            status = fail_disagreement(all, r, rank);
         }
     }
     fattn_reason_let();

@@ -385,6 +385,13 @@ def disagree(rank, ranks):
     over.attention(x, x, x)  # the group is good
 
 
+def other_lengths(rank, ranks):
+    """Shares of different numbers of rows, without their length."""
+    x = torch.randn(1, 4 + (rank == 0), 2, 8)
+    expect(fattn.RanksDisagree, ["context_parallel takes length="],
+           lambda: fattn.torch.context_parallel(fresh(ranks)).attention(x, x, x))
+
+
 def released(rank, ranks):
     """A context that is given up takes its engine along at once, and with it the group's sockets and threads."""
     gc.disable()
@@ -538,7 +545,7 @@ def killed(rank, ranks):
 
 RESULTS = [equal_shares, unequal_shares, heads, biased, packed, reduced, dropped, routed, told_of_masks,
            differentiated_once, planned_once, few_rows, compiled, patient, growing]
-ERRORS = [disagree, released, refused_early, unlike, gives_up, silent, late]
+ERRORS = [disagree, other_lengths, released, refused_early, unlike, gives_up, silent, late]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

@@ -15,7 +15,7 @@ from torch import Tensor
 from fattn import _c, _groups
 from fattn._arrays import View, contiguous_strides, kind_of
 from fattn._calls import window_of
-from fattn._errors import InvalidArgument, InvalidShape, Unsupported
+from fattn._errors import InvalidArgument, InvalidShape, RanksDisagree, Unsupported
 from fattn._plans import device_of
 from fattn._problem import Description, Options, check_layout
 from fattn.torch._calls import check_readable, refuse
@@ -394,8 +394,14 @@ class context_parallel:
     def _make_plan(self, engine: ProcessGroup, share: _Share, lengths: _Lengths | None) -> _groups.GroupPlan:
         while len(self._plans) >= _PLANS:
             self._plans.pop(next(iter(self._plans)))[0].destroy()
-        return _groups.GroupPlan(engine.table, share.device, self.split, self.scheme, self.timeout,
-                                 ctypes.addressof(share.problem), lengths)
+        try:
+            return _groups.GroupPlan(engine.table, share.device, self.split, self.scheme, self.timeout,
+                                     ctypes.addressof(share.problem), lengths)
+        except RanksDisagree as error:
+            if self.length is None and lengths is None and "seqlen" in str(error):
+                raise RanksDisagree(f"{error}; where ranks have different numbers of rows, "
+                                    "context_parallel takes length=") from None
+            raise
 
     def __del__(self) -> None:
         # Messages of an engine that has failed may still be under way: then the memory stays.

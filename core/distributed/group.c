@@ -126,7 +126,7 @@ static fattn_status check_scheme(const fattn_group_plan *plan)
     } else if (p->outputs & FATTN_OUT_DBIAS && p->dbias_stride[2] == 0) {
         why = "dbias that is summed over queries is not divided over ranks";
     } else if (striped && plan->scheme == FATTN_SCHEME_REDUCE) {
-        why = "keys that are divided alone are not striped";
+        why = "scheme \"reduce\" does not take striped rows";
     } else if (striped && p->features & (FATTN_DROPOUT | FATTN_ALIBI) &&
                !(p->features & FATTN_ALIBI_BIAS && !(p->features & FATTN_DROPOUT))) {
         why = "striped rows have neither dropout nor ALiBi, which need neighbouring positions";

@@ -109,6 +109,32 @@ static double measure(int64_t keys, int64_t dim, double size)
     return worst;
 }
 
+/* Tiles of equal sums round l alike, and errors add up: the largest over several weights, in 2^-24
+ * max(1, ...), beyond half an ulp of lse. */
+static double measure_equal(int64_t keys)
+{
+    static const float first[] = {0.05f, 0.1f, 0.3f, 0.7f}; /* the other scores are 0 */
+    double worst = 0;
+    for (size_t n = 0; n < sizeof first / sizeof first[0]; n++) {
+        float q[ROWS], o[ROWS], lse[ROWS];
+        float *const k = calloc((size_t)keys, sizeof *k);
+        if (k) {
+            k[0] = first[n];
+        }
+        for (int i = 0; i < ROWS; i++) {
+            q[i] = 1;
+        }
+        const bool done = k && attend("cpu", FATTN_F32, keys, 1, q, k, o, lse);
+        const double exact = log(exp((double)first[n]) + (double)(keys - 1));
+        const double half = (double)(nextafterf((float)exact, INFINITY) - (float)exact) / 2;
+        for (int i = 0; i < ROWS; i++) {
+            worst = done ? worst_of(worst, (fabs((double)lse[i] - exact) - half) / 0x1p-24) : NAN;
+        }
+        free(k);
+    }
+    return worst;
+}
+
 /* Backward takes lse as it is given, in more bits than a float of it in units of the scores has:
  * that one would be off by 2^-24 of lse, and all probabilities of the row by as much. Returns the
  * largest relative error of dV, where dO is 1 and dV therefore P. */
@@ -158,6 +184,13 @@ int main(void)
                   "size %g, D %lld, Sk %lld: lse errs by %.2f of the %.1f units allowed", size,
                   (long long)dim, (long long)count, worst, bound);
     }
+    enum {
+        LONG = 1 << 17,
+        TILE = 64 /* keys of the smallest that the planner takes for so many */
+    };
+    const double equal = measure_equal(LONG), bound = 8.5 + (double)LONG / TILE;
+    tap_check(equal <= bound, "%d keys of equal weight: lse errs by %.1f units beyond half an ulp",
+              LONG, equal);
     const double backward = measure_backward();
     tap_check(backward <= 1e-5, "backward uses all bits of lse: P errs by %.2g", backward);
     fattn_cache_clear();

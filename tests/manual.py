@@ -30,7 +30,8 @@ def test_page(tool, command, summary, text):
     ok(f".TH {name.upper()} " in text and f".SH NAME\n{name} - {summary}\n" in text, name + " has a title and a name")
     ok(f".SH SYNOPSIS\n.B fattn\n{command or 'COMMAND'}" in text, name + " has a synopsis")
     words = re.findall(r"^  (--[\w-]+)", helped(tool, command), re.M) if command else ["--version"]
-    absent = [word for word in words if not re.search(rf"^(fattn )?{word}\b", text, re.M)]
+    # Alone on its line, with its argument: help2man takes an explanation that begins with an option for one.
+    absent = [word for word in words if not re.search(rf"^(fattn )?{word}\b(?!.*  ).*$", text, re.M)]
     if absent:
         print("# absent:", *absent)
     ok(words and not absent, name + " has every option")

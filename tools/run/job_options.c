@@ -40,7 +40,7 @@ int job_parse(int argc, char **argv, job *j)
         {"sink FILE.npy", "(Hq): logits of an extra key whose value is 0", OPTION_TEXT,
          .value = &in[IN_SINK]},
         {"alibi FILE.npy", "slopes (Hq) or (B, Hq)", OPTION_TEXT, .value = &in[IN_ALIBI]},
-        {"alibi-bias", "--alibi's slopes multiply the bias, not the distance", OPTION_SWITCH,
+        {"alibi-bias", "slopes of --alibi multiply the bias, not the distance", OPTION_SWITCH,
          .value = &j->alibi_bias},
         {"cu-seqlens-q FILE.npy",
          "(B + 1): q and o are packed as (total, Hq, ...),\nlse as (Hq, total)", OPTION_TEXT,

@@ -268,7 +268,7 @@ FATTN_API fattn_status fattn_group_plan_create(const fattn_group *group,
  * that it was sending. */
 FATTN_API void fattn_group_plan_destroy(fattn_group_plan *plan);
 
-/* Bytes of memory that the plan holds on this rank. */
+/* Bytes of memory that the plan holds on this rank; 0 for NULL. */
 FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
 
 /*

@@ -28,18 +28,21 @@
  * - Errors. Functions that can fail return a `fattn_status`. On failure outputs are untouched,
  *   handles written through a pointer are NULL, and fattn_last_reason() explains, naming the field
  *   and its value. (An error that a device reports after a kernel has started may leave outputs
- *   half written.) The library never aborts, exits or throws.
+ *   half written.) The library never aborts, exits or throws. A required pointer that is NULL is
+ *   FATTN_NULL_POINTER. Only the fattn_*_init() functions, which return nothing, may not get NULL.
  * - Threads. Every function may be called from any thread. Plans and devices may be shared between
  *   threads; one workspace serves one execution at a time. A thread with 64 KiB of stack may call
  *   every function of an optimised build; on a GPU the driver's own needs come on top.
  * - Ownership. The caller owns all memory passed in. It must stay valid until the work is done:
- *   until the call returns on a CPU, until the stream has come that far on a GPU.
+ *   until the call returns on a CPU, until the stream has come that far on a GPU. Handles are the
+ *   library's, and invalid once their close or destroy function is called: using one after that,
+ *   closing it again included, is undefined.
  * - Structs begin with struct_size, which their fattn_*_init() sets. It tells the version of the
  *   header that a caller was compiled with: fields that are missing in an older, shorter struct
  *   read as their defaults; a newer, longer one is accepted while the fields that this library does
- *   not know are zero. A size that the struct never had is FATTN_INVALID_STRUCT. The init functions
- *   fill the struct of the library's own header, so a caller with another header sets struct_size
- *   and the fields itself.
+ *   not know are zero. In a struct that the library fills, such fields become zero. A size that the
+ *   struct never had is FATTN_INVALID_STRUCT. The init functions fill the struct of the library's
+ *   own header, so a caller with another header sets struct_size and the fields itself.
  * - Units. Strides are in elements, sizes named `bytes` in bytes, lse in natural logarithms.
  *
  * Not promised: the ABI before version 1.0, and bit-identical results between different backends,
@@ -122,9 +125,9 @@ FATTN_API const char *fattn_status_string(fattn_status status);
  * in this thread. Never NULL. */
 FATTN_API const char *fattn_last_reason(void);
 
-/* Copies that sentence into text, cut to size bytes and always terminated. Returns the length that
- * the whole has, like snprintf. A runtime that may move a caller to another thread between two
- * foreign calls calls this in the same one as the function that failed. */
+/* Copies that sentence into text, cut to size bytes and always terminated; NULL takes none. Returns
+ * the length that the whole has, like snprintf. A runtime that may move a caller to another thread
+ * between two foreign calls calls this in the same one as the function that failed. */
 FATTN_API size_t fattn_last_reason_copy(char *text, size_t size);
 
 /* The version of the library that is running, as "major.minor.patch". */
@@ -286,7 +289,7 @@ typedef struct fattn_problem {
                                         * split over devices */
 
     int64_t pointer_alignment; /* every q k v o dout dq dk dv pointer is a multiple of this many
-                                * bytes; a power of two, default 16 */
+                                * bytes; a power of two, 4096 at most, default 16 */
 
     /* Mixed types, as of a 16-bit cache under f32 queries. f64 does not mix. Sums and products are
      * those of f32 then, whatever the types; each gradient has its input's. Forward on a CPU,
@@ -546,11 +549,11 @@ FATTN_API fattn_status fattn_device_open_with(const char *spec, const fattn_devi
  */
 FATTN_API void fattn_device_close(fattn_device *device);
 
-/* How many devices the named backend ("cpu", "cuda" ...) has now; 0 for unknown names too. */
+/* How many devices the named backend ("cpu", "cuda" ...) has now; 0 for unknown names and NULL. */
 FATTN_API int fattn_device_count(const char *backend);
 
-/* Name of the i-th backend of this build, in the order in which "auto" looks for a device; NULL
- * past the last. Static. */
+/* Name of the i-th backend of this build, in the order in which "auto" looks for a device, 0 being
+ * the first; NULL if there is none. Static. */
 FATTN_API const char *fattn_backend_name(int i);
 
 /* What a device is. */
@@ -613,8 +616,9 @@ FATTN_API fattn_status fattn_event_wait(fattn_event *event, fattn_stream stream)
 /* Waits until the event is reached, and reports what went wrong before it. */
 FATTN_API fattn_status fattn_event_synchronize(fattn_event *event);
 
-/* Waits for two events of one device, and gives the time from start to stop. An event that was
- * never recorded is an error: FATTN_INVALID_ARGUMENT on a CPU, FATTN_DEVICE_ERROR on a GPU. */
+/* Waits for two events of one device, and gives the time from start to stop. Events of two open
+ * devices are FATTN_INVALID_ARGUMENT, even if both are the same hardware. An event that was never
+ * recorded is an error: FATTN_INVALID_ARGUMENT on a CPU, FATTN_DEVICE_ERROR on a GPU. */
 FATTN_API fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop,
                                            double *milliseconds);
 
@@ -641,7 +645,7 @@ typedef struct fattn_plan fattn_plan;
 FATTN_API fattn_status fattn_plan_create(fattn_device *device, const fattn_problem *problem,
                                          fattn_plan **plan);
 
-/* NULL is allowed. No execution of the plan may still be running. */
+/* Gives a plan up. NULL is allowed. No execution of the plan may still be running. */
 FATTN_API void fattn_plan_destroy(fattn_plan *plan);
 
 /* What was chosen, and what it costs. */
@@ -669,8 +673,8 @@ FATTN_API void fattn_plan_info_init(fattn_plan_info *info);
 FATTN_API fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info);
 
 /* Writes the plan in words, with the reason why each better kernel declined, into text, cut to size
- * bytes and always terminated; NULL takes none. Returns the length that the whole text has, like
- * snprintf. */
+ * bytes and always terminated; NULL for text takes none. Returns the length that the whole text
+ * has, like snprintf: 0 if plan is NULL. */
 FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size);
 
 /*

@@ -242,7 +242,7 @@ fattn_status fattn_device_malloc(fattn_device *device, size_t bytes, void **memo
     }
     *memory = NULL;
     if (bytes > INT64_MAX) {
-        return fattn_fail(FATTN_OVERFLOW, "bytes is %zu, more than 2^63", bytes);
+        return fattn_fail(FATTN_OVERFLOW, "bytes is %zu, 2^63 or more", bytes);
     }
     status = fattn_device_acquire(&device);
     if (!status) {

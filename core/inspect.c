@@ -50,7 +50,7 @@ static fattn_status complete(const fattn_problem *p, fattn_inspect_args *a)
         a->stride[axis] = stride;
         if (__builtin_mul_overflow(stride, extent[axis] ? extent[axis] : 1, &stride) ||
             stride > INT64_MAX / 8) {
-            return fattn_fail(FATTN_OVERFLOW, "to has more than 2^63 bytes");
+            return fattn_fail(FATTN_OVERFLOW, "to has 2^63 bytes or more");
         }
     }
     return FATTN_OK;
@@ -69,7 +69,7 @@ static fattn_status check_memory(const fattn_problem *p, const fattn_buffers *bu
     };
     int64_t bytes = 0;
     if (!fattn_region_span(&to, &bytes)) {
-        return fattn_fail(FATTN_OVERFLOW, "to spans more than 2^63 bytes");
+        return fattn_fail(FATTN_OVERFLOW, "to spans 2^63 bytes or more");
     }
     if (bytes && !a->to) {
         return fattn_fail(FATTN_NULL_POINTER, "to is NULL");

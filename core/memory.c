@@ -103,9 +103,10 @@ fattn_status fattn_set_host_allocator(const fattn_host_allocator *given)
     }
     const int64_t blocks = fattn_memory_alive();
     if (blocks) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT,
-                          "%lld blocks of the host allocator before are in use: it is set first",
-                          (long long)blocks);
+        return fattn_fail(
+            FATTN_INVALID_ARGUMENT,
+            "%lld blocks of the present allocator are in use: set one before all other calls",
+            (long long)blocks);
     }
     allocator = wanted;
     return FATTN_OK;

@@ -59,7 +59,7 @@ static fattn_status check_state(const fattn_merge_args *a, const state *s)
         const char *const name = i ? s->lse_name : s->name;
         int64_t bytes = 0;
         if (!fattn_region_span(&regions[i], &bytes)) {
-            return fattn_fail(FATTN_OVERFLOW, "%s spans more than 2^63 bytes", name);
+            return fattn_fail(FATTN_OVERFLOW, "%s spans 2^63 bytes or more", name);
         }
         if (bytes && !regions[i].base) {
             return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", name);
@@ -201,7 +201,7 @@ fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *
     int64_t bytes = 0;
     if (__builtin_mul_overflow(a.batch * a.heads, a.seqlen_q, &rows) ||
         __builtin_mul_overflow(rows, a.seqlen_k, &bytes)) {
-        return fattn_fail(FATTN_OVERFLOW, "keep has more than 2^63 bytes");
+        return fattn_fail(FATTN_OVERFLOW, "keep has 2^63 bytes or more");
     }
     if (bytes && !a.keep) {
         return fattn_fail(FATTN_NULL_POINTER, "keep is NULL");

@@ -461,7 +461,7 @@ static fattn_status fail_overlap(const fattn_operand *operand)
                       operand->name, strides, set ? "" : ", which are not set,", shape, tail);
 }
 
-/* No operand's size in bytes passes 2^63, and no output overlaps itself. */
+/* Every operand has fewer than 2^63 bytes, and no output overlaps itself. */
 static fattn_status check_operands(const fattn_problem *p)
 {
     fattn_operand operands[FATTN_OPERANDS_MAX];
@@ -469,7 +469,7 @@ static fattn_status check_operands(const fattn_problem *p)
     for (int i = 0; i < count; i++) {
         int64_t bytes = 0;
         if (!fattn_region_span(&operands[i].region, &bytes)) {
-            return fattn_fail(FATTN_OVERFLOW, "%s spans more than 2^63 bytes", operands[i].name);
+            return fattn_fail(FATTN_OVERFLOW, "%s spans 2^63 bytes or more", operands[i].name);
         }
         if (operands[i].output && fattn_region_overlaps_itself(&operands[i].region)) {
             return fail_overlap(&operands[i]);

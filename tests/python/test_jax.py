@@ -377,7 +377,7 @@ def test_bad_input():
             (dict(softcap=-1.0), fattn.InvalidArgument, "softcap is -1"),
             (dict(device="abacus"), fattn.UnknownDevice, "abacus"),
             (dict(q=q[:, :, :3]), fattn.InvalidShape, "heads_q is 3, not a multiple"),
-            (dict(zip("qkv", arrays(d=300, dv=300))), fattn.Unsupported, "300")):
+            (dict(zip("qkv", arrays(d=577, dv=577))), fattn.InvalidShape, "577")):
         given = dict(q=q, k=k, v=v) | change
         for trace in (lambda: fj.attention(**given), lambda: jax.eval_shape(lambda: fj.attention(**given))):
             with pytest.raises(exception, match=words):

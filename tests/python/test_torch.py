@@ -911,7 +911,7 @@ LEFT = {
     "double, float bias": lambda q: ([q.double()] * 3, {"attn_mask": torch.randn(4, 4)}),
     "no channels": lambda q: ([q[..., :0], q[..., :0], q], {}),
     "no channels of value": lambda q: ([q, q, q[..., :0]], {}),
-    "many channels": lambda q: ([torch.randn(1, 2, 4, 300)] * 3, {}),
+    "many channels": lambda q: ([torch.randn(1, 2, 4, 600)] * 3, {}),
     "heads of key and of value": lambda q: ([q.repeat(1, 2, 1, 1), q, q[:, :1]], {"enable_gqa": True}),
     "nested, strided": lambda q: ([nested(layout=torch.strided)] * 3, {}),
 }
@@ -1461,3 +1461,14 @@ def test_scale_is_that_of_channels():
     q, k, v = tensors(grad=False)
     assert torch.equal(fattn.torch.attention(q, k, v), fattn.torch.attention(q, k, v,
                                                                              scale=1 / math.sqrt(8)))
+
+
+def test_import_brings_no_compiler():
+    """torch._dynamo takes a second, and DTensors half of one."""
+    code = """
+import sys, torch
+before = set(sys.modules)
+import fattn.torch
+assert not {"torch._dynamo", "torch.distributed.tensor"} & (set(sys.modules) - before)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,11 +14,9 @@ The operators behind are torch.ops.fattn.forward and torch.ops.fattn.backward; i
 registers them.
 """
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed
 
 from fattn.torch._functions import attention, attention_varlen, attention_with_kvcache
 from fattn.torch._sdpa import scaled_dot_product_attention, sdpa
@@ -28,11 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["attention", "attention_varlen", "attention_with_kvcache", "context_parallel",
            "scaled_dot_product_attention", "sdpa"]
-
-
-if torch.distributed.is_available():
-    with contextlib.suppress(ImportError):  # of a PyTorch that is too old for rules of others
-        from fattn.torch import _sharding as _sharding
 
 
 def __getattr__(name: str) -> Any:

@@ -4,12 +4,12 @@ library at once."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Literal, Sequence, overload
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, profiler
-from torch.nn.attention.bias import CausalBias
 
 from fattn._calls import block_of, window_of
 from fattn._calls import number as plain_number
@@ -129,6 +129,7 @@ def operator(*arguments: Any, lse: bool) -> tuple[Tensor, Any]:
     tensors = arguments[:_N]
     check_types(tensors)
     if is_traced() or is_watched(*tensors):
+        know_dtensors()
         return dispatched(*arguments)  # type: ignore[no-any-return]
     return eager(key, tensors, arguments[_N:], lse, _grads() and any([t.requires_grad for t in given]))
 
@@ -156,6 +157,22 @@ def type_name(a: Any) -> str:
     return f"{type(a).__module__}.{type(a).__qualname__}".removeprefix("builtins.")
 
 
+def is_causal_bias(a: Any) -> bool:
+    """Whether a is PyTorch's CausalBias, or a subclass's. To import it takes a second: who has one has done so."""
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module is not None and isinstance(a, module.CausalBias)
+
+
+def know_dtensors() -> None:
+    """Tells PyTorch how fattn's operators divide DTensors, once there may be some: to import them takes half a
+    second."""
+    if "torch.distributed.tensor" in sys.modules:
+        try:
+            from fattn.torch import _sharding as _sharding
+        except ImportError:  # of a PyTorch that is too old for rules of others
+            pass
+
+
 def check_types(tensors: Sequence[Any]) -> None:
     """Raises TypeError if one of the tensors, as in TENSORS or the first of them, has no numbers that can be read."""
     for t, name in zip(tensors, TENSORS):
@@ -163,7 +180,7 @@ def check_types(tensors: Sequence[Any]) -> None:
             continue
         if not isinstance(t, Tensor):
             raise TypeError(f"{name} is a {type_name(t)}, not a tensor")
-        if isinstance(t, CausalBias):
+        if is_causal_bias(t):
             raise TypeError(f"{name} is a CausalBias, which has no numbers: causal and anchor say the same")
         if t.is_nested:
             raise TypeError(f"{name} is a nested tensor: those are for scaled_dot_product_attention")

@@ -12,14 +12,13 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 from torch.jit._builtins import _register_builtin
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, Unsupported
 from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, find_known, make_known, recorded,
                                 recorded_with_lse)
-from fattn.torch._functions import (any_autocast, autocast, channels_together, is_traced, is_watched, new_seed, number,
-                                    operator, readable, type_name)
+from fattn.torch._functions import (any_autocast, autocast, channels_together, is_causal_bias, is_traced, is_watched,
+                                    new_seed, number, operator, readable, type_name)
 
 _grads = torch.is_grad_enabled
 _has_override = has_torch_function_variadic
@@ -115,15 +114,15 @@ def _are_nested(query: Any, key: Any, value: Any) -> bool:
 def _is_own(*tensors: Any) -> bool:
     """Whether there are tensors whose __torch_function__ knows PyTorch's function alone, and which are taken here.
     Modes come before them."""
-    return _function_modes() == 0 and any(isinstance(t, CausalBias) or isinstance(t, Tensor) and t.is_nested
+    return _function_modes() == 0 and any(is_causal_bias(t) or isinstance(t, Tensor) and t.is_nested
                                           for t in tensors)
 
 
 def is_lower_right(attn_mask: Any) -> bool | None:
     """Where a causal bias is anchored; None of other masks. The bias itself has no numbers in its memory."""
-    if not isinstance(attn_mask, CausalBias):
+    if not is_causal_bias(attn_mask):
         return None
-    return bool(attn_mask.variant == CausalVariant.LOWER_RIGHT)
+    return bool(attn_mask.variant == type(attn_mask.variant).LOWER_RIGHT)
 
 
 def mask_for(query: Tensor, attn_mask: Any) -> Tensor:

@@ -183,7 +183,7 @@ REFUSED = [
     ("bench --hq 3 --hk 2", 2, "fattn: FATTN_INVALID_SHAPE: "),
     ("bench --kernel fast", 2, 'kernel is "fast"'),
     ("explain --d 577", 2, "fattn: FATTN_INVALID_SHAPE: dim is 577"),
-    ("explain --d 300 --device cpu", 3, "fattn: FATTN_UNSUPPORTED: "),
+    ("explain --dtype f64 --device cpu", 3, "fattn: FATTN_UNSUPPORTED: "),
     ("explain --hq 3 --hk 2", 2, "heads_q is 3, not a multiple of heads_k, 2"),
     ("check --kernel fast", 2, 'kernel is "fast"'),
 ]
@@ -421,7 +421,7 @@ def test_all_kernels(tool):
     declined = re.findall(r"for the problem: (\w+) ", ran.stderr)
     ok(ran.returncode == 0 and "scalar_forward" in planned and "scalar_decode" in declined and
        sorted(planned + declined) == sorted(row["name"] for row in rows), f"explain --kernel all: {planned}, not {declined}")
-    ran = start(tool, None, "explain --device cpu --d 300 --kernel all")
+    ran = start(tool, None, "explain --device cpu --dtype f64 --kernel all")
     ok(ran.returncode == 3 and ran.stdout == "", "explain --kernel all fails where no kernel takes the problem")
 
 

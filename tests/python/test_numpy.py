@@ -526,9 +526,12 @@ def test_memory_does_not_grow(rng):
                                          causal=True)
 
     calls(1000)
-    before = resident()
-    calls(40000)  # 52 bytes a call; Python 3.10 takes and gives back a megabyte now and then
-    assert resident() - before < 2 << 20
+    grown = []
+    for _ in range(3):  # Python takes and gives back a megabyte now and then: what is lost is lost each time
+        before = resident()
+        calls(20000)
+        grown.append(resident() - before)
+    assert min(grown) < 1 << 20, grown  # 52 bytes a call
 
 
 def test_plans_are_forgotten(rng):

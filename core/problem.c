@@ -15,7 +15,6 @@
 #include "core/tensors.h"
 
 #define STRIDE_LIMIT (INT64_MAX / 8) /* bytes fit in 63 bits */
-#define DIM_LIMIT 576                /* the largest head dimension that any backend may take */
 #define ALIGNMENT_LIMIT 4096
 
 void fattn_problem_init(fattn_problem *problem)
@@ -159,8 +158,8 @@ static fattn_status check_sizes(const fattn_problem *p)
         {"heads_k", true, p->heads_k, p->heads_q > 0, FATTN_SIZE_LIMIT},
         {"seqlen_q", true, p->seqlen_q, 0, FATTN_SIZE_LIMIT},
         {"seqlen_k", true, p->seqlen_k, 0, FATTN_SIZE_LIMIT},
-        {"dim", true, p->dim, 1, DIM_LIMIT},
-        {"dim_v", true, p->dim_v, 1, DIM_LIMIT},
+        {"dim", true, p->dim, 1, FATTN_PROBLEM_DIM_MAX},
+        {"dim_v", true, p->dim_v, 1, FATTN_PROBLEM_DIM_MAX},
         {"total_k", p->features & FATTN_CU_SEQLENS_K && !paged, p->total_k, 0, FATTN_SIZE_LIMIT},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {

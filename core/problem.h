@@ -121,6 +121,9 @@ FATTN_HD int64_t fattn_problem_group(const fattn_problem *problem)
     return problem->heads_k > 0 ? problem->heads_q / problem->heads_k : 1;
 }
 
+/* The largest head dimension that any backend takes. */
+#define FATTN_PROBLEM_DIM_MAX 576
+
 /* Rows that see the keys of one key/value head: the queries of its group. */
 static inline int64_t fattn_problem_rows(const fattn_problem *problem)
 {

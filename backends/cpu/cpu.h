@@ -41,9 +41,6 @@ typedef struct fattn_cpu_phase {
 /* What kernels honour, but for what a row takes out. */
 #define FATTN_CPU_FEATURES (FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS)
 
-/* All that problem.c allows: what grows with channels lies in scratch. */
-#define FATTN_CPU_DIM_MAX 576
-
 struct decode_dots;
 struct decode_sums;
 

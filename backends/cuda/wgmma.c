@@ -36,9 +36,6 @@ enum {
     SPLIT_KEYS_LONG = 1024
 };
 
-/* Rows of a key/value head. */
-static int64_t rows_of(const fattn_problem *p) { return fattn_problem_group(p) * p->seqlen_q; }
-
 static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
 {
     if (p->heads_q == 0) { /* tiles are divided among those of a group */
@@ -47,7 +44,8 @@ static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
     if (fattn_problem_group(p) > GROUP_MAX) {
         return "takes 128 query heads of a key/value head at most";
     }
-    if ((double)p->batch * (double)p->heads_k * (double)(rows_of(p) / 64 + 1) >= WGMMA_COUNT_MAX) {
+    if ((double)p->batch * (double)p->heads_k * (double)(fattn_problem_rows(p) / 64 + 1) >=
+        WGMMA_COUNT_MAX) {
         return "counts tiles below 2^31";
     }
     if (p->q.head == 0 && fattn_problem_group(p) > 1) {
@@ -70,7 +68,8 @@ static bool sequences_differ(const fattn_problem *p)
 /* Blocks of so many rows. */
 static double blocks_of(const fattn_problem *p, int64_t rows)
 {
-    return (double)p->batch * (double)p->heads_k * (double)fattn_ceil_div(rows_of(p), rows);
+    return (double)p->batch * (double)p->heads_k *
+           (double)fattn_ceil_div(fattn_problem_rows(p), rows);
 }
 
 /* Fewer blocks leave so many multiprocessors idle that rows which split keys are faster. */
@@ -80,7 +79,7 @@ static double least_blocks(const fattn_limits *limits) { return 0.6 * (double)li
 static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     (void)row;
-    return rows_of(p) > 64 && blocks_of(p, 128) >= least_blocks(limits);
+    return fattn_problem_rows(p) > 64 && blocks_of(p, 128) >= least_blocks(limits);
 }
 
 /* Of rows for short sequences: a group's heads are rows of one block. */
@@ -109,7 +108,7 @@ static bool are_short(const fattn_kernel *row, const fattn_problem *p, const fat
 {
     enum { KEYS_MAX = 1024 };
     const int64_t keys = fattn_cuda_sees_half(p) ? p->seqlen_k / 2 : p->seqlen_k;
-    const int64_t rows = rows_of(p);
+    const int64_t rows = fattn_problem_rows(p);
     const double units = (double)limits->units, blocks = blocks_of(p, 64);
     const bool few = blocks <= 1.5 * units;
     return rows > MMA_DECODE_ROWS &&
@@ -136,7 +135,7 @@ static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
  * keys come from L2, and sums that are written and read again count for more. */
 static int64_t part_keys(const fattn_problem *p)
 {
-    return rows_of(p) > WGMMA_SPLIT_ROWS ? 640 : 256;
+    return fattn_problem_rows(p) > WGMMA_SPLIT_ROWS ? 640 : 256;
 }
 
 static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem *p,
@@ -173,7 +172,7 @@ static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t
     if (tile.width != fattn_gpu_kernel_of(row)->width) {
         return false; /* one of the two has more products */
     }
-    const int64_t blocks = p->batch * p->heads_k * fattn_ceil_div(rows_of(p), rows);
+    const int64_t blocks = p->batch * p->heads_k * fattn_ceil_div(fattn_problem_rows(p), rows);
     const double whole =
         (double)(fattn_ceil_div(blocks, units) * rows) * (double)keys / WGMMA_SPLIT_ROWS;
     const bool banded = p->window_right >= 0 && p->seqlen_q > keys / 8;
@@ -191,7 +190,7 @@ static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t
  * its tile has more rows than the head. Decoding takes fewer rows. */
 static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
-    const int64_t rows = rows_of(p), keys = p->seqlen_k;
+    const int64_t rows = fattn_problem_rows(p), keys = p->seqlen_k;
     const bool one = rows <= WGMMA_SPLIT_ROWS &&
                      (keys >= SPLIT_KEYS_LONG || whole_tile_of(p).rows > WGMMA_SPLIT_ROWS);
     return rows > MMA_DECODE_ROWS && keys >= SPLIT_KEYS_MIN &&
@@ -418,11 +417,11 @@ static bool full_blocks_pay(const fattn_kernel *row, const fattn_problem *p,
 {
     const int width = fattn_gpu_kernel_of(row)->width;
     const double enough = (double)limits->units * (width == 64 ? 0.36 : 0.33);
-    if (rows_of(p) > 64) {
+    if (fattn_problem_rows(p) > 64) {
         return (double)p->seqlen_k * (enough - blocks_of(p, 128)) <= (width == 64 ? 32e3 : 42e3);
     }
     const bool wide = width > 128 && fattn_wgmma_needs_width(row, p);
-    return rows_of(p) > MMA_DECODE_ROWS && (p->seqlen_k > 128 || wide) &&
+    return fattn_problem_rows(p) > MMA_DECODE_ROWS && (p->seqlen_k > 128 || wide) &&
            blocks_of(p, 64) >= least_blocks(limits);
 }
 

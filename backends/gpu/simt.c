@@ -9,7 +9,6 @@
 #include "backends/gpu/gpu.h"
 #include "backends/gpu/sizes.h"
 
-#define SIMT_DIM_MAX 576
 #define SIMT_COLUMNS 64 /* of a tile */
 #define DECODE_ROWS 16
 
@@ -162,7 +161,7 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = FATTN_GPU_FLOATS,
                 .features = FATTN_KERNEL_LAST & ~FATTN_BATCH_INVARIANT,
-                .dim_max = SIMT_DIM_MAX,
+                .dim_max = FATTN_PROBLEM_DIM_MAX,
                 .rows_max = DECODE_ROWS,
                 .packs_groups = true,
                 .split = fattn_gpu_split,
@@ -177,7 +176,7 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = FATTN_GPU_FLOATS,
                 .features = FATTN_KERNEL_LAST,
-                .dim_max = SIMT_DIM_MAX,
+                .dim_max = FATTN_PROBLEM_DIM_MAX,
                 .packs_groups = true,
                 .split = fattn_gpu_split,
                 .tiles = square_tiles,
@@ -191,7 +190,7 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),
                 .dtypes = FATTN_GPU_FLOATS,
                 .features = FATTN_KERNEL_LAST & ~FATTN_GPU_NOT_BACKWARD,
-                .dim_max = SIMT_DIM_MAX,
+                .dim_max = FATTN_PROBLEM_DIM_MAX,
                 .packs_groups = true,
                 .tiles = square_tiles,
                 .fast_bytes = tile_bytes,

@@ -84,18 +84,18 @@ enum {
     naive_dtypes = tiled_dtypes | FATTN_DTYPE_BIT(FATTN_F64)
 };
 
-#define TILED_ROW(row_name, io)                     \
-    {                                               \
-        .kernel = {.name = row_name,                \
-                   .ops = both_ops,                 \
-                   .dtypes = tiled_dtypes,          \
-                   .features = FATTN_KERNEL_COMMON, \
-                   .dim_max = 576,                  \
-                   .by_name = true,                 \
-                   .tiles = tiled_menu,             \
-                   .fast_bytes = tiled_fast_bytes,  \
-                   .workspace = tiled_workspace},   \
-        .run = run_tiled, .schedule = io            \
+#define TILED_ROW(row_name, io)                      \
+    {                                                \
+        .kernel = {.name = row_name,                 \
+                   .ops = both_ops,                  \
+                   .dtypes = tiled_dtypes,           \
+                   .features = FATTN_KERNEL_COMMON,  \
+                   .dim_max = FATTN_PROBLEM_DIM_MAX, \
+                   .by_name = true,                  \
+                   .tiles = tiled_menu,              \
+                   .fast_bytes = tiled_fast_bytes,   \
+                   .workspace = tiled_workspace},    \
+        .run = run_tiled, .schedule = io             \
     }
 
 static const row rows[] = {
@@ -105,7 +105,7 @@ static const row rows[] = {
                 .mixes_kv = true,
                 .any_bias = true,
                 .features = FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS,
-                .dim_max = 576,
+                .dim_max = FATTN_PROBLEM_DIM_MAX,
                 .tiles = whole,
                 .fast_bytes = no_fast_bytes,
                 .workspace = no_workspace},

@@ -13,11 +13,11 @@
  *     GPU_ROLLED                    before a loop that stays one
  *     GPU_WAVE                      threads that run together
  *     gpu_thread gpu_threads gpu_block gpu_blocks    numbers along the one axis that is used
- *     gpu_thread_anew               gpu_thread, read each time: addresses made of it are made where
- *                                   they stand and not, all of them, before the first loop, where
- *                                   they would fill the registers
- *     gpu_anew(x)                   x, a kernel's arguments or a number, of which what is made is
- *                                   made where it stands, and does not wait in registers
+ *     gpu_thread_anew               gpu_thread, read each time: the compiler computes addresses
+ *                                   from it where they are used, not all of them before the first
+ *                                   loop, where they would fill the registers
+ *     gpu_anew(x)                   x, a kernel's arguments or a number: what is computed from it
+ *                                   is computed where it is used, and does not wait in registers
  *     gpu_uniform(x)                an x that is the same for all threads of a wave, where the
  *                                   compiler cannot know it
  *     GPU_EARLY(sums)               whether beside so many sums a thread has registers for operands

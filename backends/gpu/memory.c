@@ -25,8 +25,8 @@ bool fattn_gpu_reads(void *impl, const void *pointer)
                        : fattn_gpu_leave_with(d, fattn_gpu_check(d, (d)->api->call, what)); \
     } while (0)
 
-/* The same of a verb that queues something on a stream. Drivers wait for any stream, and destroy
- * it, whatever its context is. */
+/* The same of a verb that queues something on a stream, which must be of the device's context. To
+ * wait for a stream or to destroy one, drivers do not ask for that. */
 #define STREAM_VERB(d, stream, call, what)                                   \
     do {                                                                     \
         fattn_status status = fattn_gpu_enter(d);                            \

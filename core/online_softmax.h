@@ -104,22 +104,27 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_raise)(SOFTMAX_NAME(fattn_softmax) * stat
     return alpha;
 }
 
-/* Adds the sum of their weights. */
-FATTN_HD void SOFTMAX_NAME(fattn_softmax_add)(SOFTMAX_NAME(fattn_softmax) * state, fv sum)
+/* Adds the sum of their weights. Returns what rounding took from l (Knuth's two-sum): tiles of
+ * nearly equal sums lose it to the same side, one after another. */
+FATTN_HD fv SOFTMAX_NAME(fattn_softmax_add)(SOFTMAX_NAME(fattn_softmax) * state, fv sum)
 {
-    state->l = fv_add(state->l, sum);
+    const fv before = state->l;
+    state->l = fv_add(before, sum);
+    const fv added = fv_sub(state->l, before);
+    return fv_add(fv_sub(before, fv_sub(state->l, added)), fv_sub(sum, added));
 }
 
 /* Merges two parts of a row: `into` becomes the state of both. Their unnormalised o are to be
- * multiplied by *alpha (into) and *beta (other) and added. Exactly commutative. */
-FATTN_HD void SOFTMAX_NAME(fattn_softmax_merge)(SOFTMAX_NAME(fattn_softmax) * into,
-                                                SOFTMAX_NAME(fattn_softmax) other, fv unit,
-                                                fv *alpha, fv *beta)
+ * multiplied by *alpha (into) and *beta (other) and added. Exactly commutative. Returns what
+ * rounding took from l. */
+FATTN_HD fv SOFTMAX_NAME(fattn_softmax_merge)(SOFTMAX_NAME(fattn_softmax) * into,
+                                              SOFTMAX_NAME(fattn_softmax) other, fv unit, fv *alpha,
+                                              fv *beta)
 {
     *alpha = SOFTMAX_NAME(fattn_softmax_raise)(into, other.m, unit);
     const fv base = SOFTMAX_NAME(fattn_softmax_base)(*into);
     *beta = SOFTMAX_NAME(fattn_softmax_weight)(other.m, unit, base);
-    SOFTMAX_NAME(fattn_softmax_add)(into, fv_mul(other.l, *beta));
+    return SOFTMAX_NAME(fattn_softmax_add)(into, fv_mul(other.l, *beta));
 }
 
 /* 1 / l, and 0 for an empty row. */

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "core/dtype.h"
 #include "fattn/fattn.h"
 #include "tests/random.h"
 #include "tests/tap.h"
@@ -46,10 +47,22 @@ static void numbers_free(numbers x)
     free(x.wide);
 }
 
-static bool attend(const char *spec, fattn_dtype dtype, int64_t keys, int64_t dim, const void *q,
-                   const void *k, void *o, void *lse)
+/* A CPU with this instruction set (NULL: the best) and number of threads (0: all that there are).
+ * NULL if it has no such instructions. */
+static fattn_device *open_cpu(const char *isa, int64_t threads)
 {
     fattn_device *device = NULL;
+    fattn_device_options options;
+    fattn_device_options_init(&options);
+    options.isa = isa;
+    options.threads = threads;
+    (void)fattn_device_open_with("cpu", &options, &device);
+    return device;
+}
+
+static bool attend(fattn_device *device, fattn_dtype dtype, int64_t keys, int64_t dim,
+                   const void *q, const void *k, void *o, void *lse)
+{
     fattn_problem problem;
     fattn_buffers buffers;
     fattn_problem_init(&problem);
@@ -66,8 +79,15 @@ static bool attend(const char *spec, fattn_dtype dtype, int64_t keys, int64_t di
     buffers.k = buffers.v = k; /* any values for v: keys x 1 */
     buffers.o = o;
     buffers.lse = lse;
-    const bool done = fattn_device_open(spec, &device) == FATTN_OK &&
-                      fattn_attention(device, &problem, &buffers, NULL) == FATTN_OK;
+    return device && fattn_attention(device, &problem, &buffers, NULL) == FATTN_OK;
+}
+
+static bool attend_exactly(int64_t keys, int64_t dim, const double *q, const double *k, double *o,
+                           double *lse)
+{
+    fattn_device *device = NULL;
+    const bool done = fattn_device_open("reference", &device) == FATTN_OK &&
+                      attend(device, FATTN_F64, keys, dim, q, k, o, lse);
     fattn_device_close(device);
     return done;
 }
@@ -92,11 +112,12 @@ static double measure(int64_t keys, int64_t dim, double size)
     uint64_t random = (uint64_t)(keys * 1000 + dim);
     float o[ROWS], lse[ROWS];
     double o_exact[ROWS], lse_exact[ROWS], worst = -1;
+    fattn_device *const cpu = open_cpu(NULL, 0);
     const numbers q = numbers_draw(ROWS * dim, size, &random);
     const numbers k = numbers_draw(keys * dim, 1, &random);
     if (q.narrow && q.wide && k.narrow && k.wide &&
-        attend("cpu", FATTN_F32, keys, dim, q.narrow, k.narrow, o, lse) &&
-        attend("reference", FATTN_F64, keys, dim, q.wide, k.wide, o_exact, lse_exact)) {
+        attend(cpu, FATTN_F32, keys, dim, q.narrow, k.narrow, o, lse) &&
+        attend_exactly(keys, dim, q.wide, k.wide, o_exact, lse_exact)) {
         worst = 0;
         for (int i = 0; i < ROWS; i++) {
             const double error = fabs((double)lse[i] - lse_exact[i]);
@@ -106,33 +127,115 @@ static double measure(int64_t keys, int64_t dim, double size)
     }
     numbers_free(q);
     numbers_free(k);
+    fattn_device_close(cpu);
     return worst;
 }
 
-/* Tiles of equal sums round l alike, and errors add up: the largest over several weights, in 2^-24
- * max(1, ...), beyond half an ulp of lse. */
-static double measure_equal(int64_t keys)
+/* By how much lse is off beyond half an ulp of it, in 2^-24. */
+static double beyond_half_ulp(float lse, double exact)
 {
-    static const float first[] = {0.05f, 0.1f, 0.3f, 0.7f}; /* the other scores are 0 */
-    double worst = 0;
+    const double half = (double)(nextafterf((float)exact, INFINITY) - (float)exact) / 2;
+    return (fabs((double)lse - exact) - half) / 0x1p-24;
+}
+
+/* The largest error when the first score is not 0 and all others are, for several first scores. */
+static double measure_equal(fattn_device *cpu, fattn_dtype dtype, int64_t keys)
+{
+    static const double first[] = {0.05, 0.1, 0.3, 0.7};
+    double worst = -INFINITY;
     for (size_t n = 0; n < sizeof first / sizeof first[0]; n++) {
         float q[ROWS], o[ROWS], lse[ROWS];
         float *const k = calloc((size_t)keys, sizeof *k);
+        double score = 0;
+        for (int i = 0; i < ROWS; i++) {
+            fattn_dtype_store(dtype, q, i, 1);
+        }
         if (k) {
-            k[0] = first[n];
+            fattn_dtype_store(dtype, k, 0, first[n]);
+            score = fattn_dtype_load(dtype, k, 0);
         }
+        const bool done = k && attend(cpu, dtype, keys, 1, q, k, o, lse);
+        const double exact = log(exp(score) + (double)(keys - 1));
         for (int i = 0; i < ROWS; i++) {
-            q[i] = 1;
-        }
-        const bool done = k && attend("cpu", FATTN_F32, keys, 1, q, k, o, lse);
-        const double exact = log(exp((double)first[n]) + (double)(keys - 1));
-        const double half = (double)(nextafterf((float)exact, INFINITY) - (float)exact) / 2;
-        for (int i = 0; i < ROWS; i++) {
-            worst = done ? worst_of(worst, (fabs((double)lse[i] - exact) - half) / 0x1p-24) : NAN;
+            worst = worst_of(worst, done ? beyond_half_ulp(lse[i], exact) : NAN);
         }
         free(k);
     }
     return worst;
+}
+
+/* Scores of deviation `size`. */
+typedef struct long_rows {
+    double size;
+    numbers q, k;
+    double lse[ROWS]; /* exact; NaN if there is no memory */
+    double unit[ROWS];
+} long_rows;
+
+static void long_rows_draw(long_rows *rows, int64_t keys, double size)
+{
+    uint64_t random = (uint64_t)keys;
+    double o[ROWS];
+    rows->size = size;
+    rows->q = numbers_draw(ROWS, size, &random);
+    rows->k = numbers_draw(keys, 1, &random);
+    const double *const q = rows->q.wide, *const k = rows->k.wide;
+    const bool done =
+        q && rows->q.narrow && k && rows->k.narrow && attend_exactly(keys, 1, q, k, o, rows->lse);
+    for (int i = 0; i < ROWS; i++) {
+        rows->lse[i] = done ? rows->lse[i] : NAN;
+        rows->unit[i] = done ? scale_of(q + i, k, keys, 1) : 1;
+    }
+}
+
+/* The largest error of these rows. */
+static double measure_long(fattn_device *cpu, const long_rows *rows, int64_t keys)
+{
+    float o[ROWS], lse[ROWS];
+    double worst = -INFINITY;
+    const bool done = attend(cpu, FATTN_F32, keys, 1, rows->q.narrow, rows->k.narrow, o, lse);
+    for (int i = 0; i < ROWS; i++) {
+        const double error = beyond_half_ulp(lse[i], rows->lse[i]);
+        worst = worst_of(worst, done ? error / rows->unit[i] : NAN);
+    }
+    return worst;
+}
+
+/* Tiles of nearly equal sums all round l to the same side, so what is lost has to be given back.
+ * Eight threads divide the keys into parts. */
+static void check_long_rows(void)
+{
+    enum { LONG = 1 << 17, LONGEST = 1 << 20 };
+    static const char *const isas[] = {"scalar", "avx2", "avx512",  "avx512bf16",
+                                       "amx",    "neon", "neonbf16"};
+    const double bound = 8.5;
+    long_rows rows[2];
+    long_rows_draw(&rows[0], LONGEST, 0.01);
+    long_rows_draw(&rows[1], LONGEST, 1);
+    for (size_t n = 0; n < 2 * sizeof isas / sizeof isas[0]; n++) {
+        const char *const isa = isas[n / 2];
+        const int threads = n % 2 == 0 ? 1 : 8;
+        fattn_device *const cpu = open_cpu(isa, threads);
+        if (!cpu) {
+            continue;
+        }
+        const double f32 = measure_equal(cpu, FATTN_F32, LONG);
+        const double bf16 = measure_equal(cpu, FATTN_BF16, LONG);
+        tap_check(f32 <= bound && bf16 <= bound,
+                  "%s, threads %d, %d keys of equal weight: lse errs by %.1f units beyond half an "
+                  "ulp, in bf16 by %.1f",
+                  isa, threads, LONG, f32, bf16);
+        for (int t = 0; t < 2; t++) {
+            const double worst = measure_long(cpu, &rows[t], LONGEST);
+            tap_check(worst <= bound, "%s, threads %d, %d keys, size %g: %.1f units", isa, threads,
+                      LONGEST, rows[t].size, worst);
+        }
+        fattn_device_close(cpu);
+    }
+    for (int t = 0; t < 2; t++) {
+        numbers_free(rows[t].q);
+        numbers_free(rows[t].k);
+    }
 }
 
 /* Backward takes lse as it is given, in more bits than a float of it in units of the scores has:
@@ -184,13 +287,7 @@ int main(void)
                   "size %g, D %lld, Sk %lld: lse errs by %.2f of the %.1f units allowed", size,
                   (long long)dim, (long long)count, worst, bound);
     }
-    enum {
-        LONG = 1 << 17,
-        TILE = 64 /* keys of the smallest that the planner takes for so many */
-    };
-    const double equal = measure_equal(LONG), bound = 8.5 + (double)LONG / TILE;
-    tap_check(equal <= bound, "%d keys of equal weight: lse errs by %.1f units beyond half an ulp",
-              LONG, equal);
+    check_long_rows();
     const double backward = measure_backward();
     tap_check(backward <= 1e-5, "backward uses all bits of lse: P errs by %.2g", backward);
     fattn_cache_clear();

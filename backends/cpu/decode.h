@@ -631,6 +631,7 @@ static void decode_end(forward *f)
     for (int64_t step = pn->width / 2; step >= pn->pitch; step /= 2) {
         for (int64_t r = 0; r < step; r++) {
             f->l[r] += f->l[r + step];
+            f->lost[r] += f->lost[r + step];
         }
     }
     for (int64_t r = 0; r < pn->rows; r++) {

@@ -46,12 +46,14 @@ APART bool exists(const fattn_cpu_run *run, int64_t item)
     return fattn_schedule_keys(&parts, split, &first, &past);
 }
 
-/* Floats that one part leaves behind: m, l, o of each strip, and of the last one's o the rows that
- * exist. */
+/* Floats that one part leaves behind: m, l, lost, o of each strip, and of the last one's o the
+ * rows that exist. Parts begin at cache lines. */
 static int64_t part_size(const fattn_problem *p, const fattn_tiling *tiling)
 {
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
-    return 2 * tiling->br + fattn_min64(rows, tiling->br) * vectors_of(p->dim_v) * FV_LANES;
+    const int64_t o = fattn_min64(rows, tiling->br) * vectors_of(p->dim_v) * FV_LANES;
+    const int64_t line = CACHE_LINE / (int64_t)sizeof(float);
+    return (3 * tiling->br + o + line - 1) / line * line;
 }
 
 /* Blocks of rows whose parts are merged. */
@@ -71,7 +73,7 @@ static int64_t forward_shared(const fattn_problem *p, const fattn_tiling *tiling
 /* Where a part has strip n. */
 static float *part_of(const forward *f, float *part, int64_t n)
 {
-    return part + n * f->panel.br * (2 + f->panel.dv_pad);
+    return part + n * f->panel.br * (3 + f->panel.dv_pad);
 }
 
 static void forward_keep_part(const forward *f, float *part)
@@ -79,7 +81,8 @@ static void forward_keep_part(const forward *f, float *part)
     const panel *const pn = &f->panel;
     memcpy(part, f->m, (size_t)pn->br * sizeof(float));
     memcpy(part + pn->br, f->l, (size_t)pn->br * sizeof(float));
-    memcpy(part + 2 * pn->br, f->o, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
+    memcpy(part + 2 * pn->br, f->lost, (size_t)pn->br * sizeof(float));
+    memcpy(part + 3 * pn->br, f->o, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
 }
 
 /* o of the columns becomes what l is the sum of weights for. */
@@ -101,18 +104,20 @@ static void forward_leave_part(const forward *f, const fattn_cpu_run *run, int64
 
 /* --- Merging ---------------------------------------------------------------------------------- */
 
-/* {m, l, o} of the panel becomes that of both; other: m, l, o of a part. */
+/* {m, l, lost, o} of the panel becomes that of both; other: the same of a part. */
 static void merge_part(forward *f, const float *other)
 {
     const panel *const pn = &f->panel;
-    const float *const m = other, *const l = m + pn->br, *const o = l + pn->br;
+    const float *const m = other, *const l = m + pn->br, *const lost = l + pn->br;
+    const float *const o = lost + pn->br;
     float *const alpha = f->alpha, *const beta = pn->at;
 
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         fattn_softmax state = state_load(f, r);
         const fattn_softmax part = {.m = fv_load(m + r), .l = fv_load(l + r)};
         fv a, b;
-        fattn_softmax_merge(&state, part, fv_set1(pn->rule.unit), &a, &b);
+        const fv now = fattn_softmax_merge(&state, part, fv_set1(pn->rule.unit), &a, &b);
+        add_lost(f, r, a, fv_fma(b, fv_load(lost + r), now));
         state_store(f, r, state);
         fv_store(alpha + r, a);
         fv_store(beta + r, b);
@@ -143,7 +148,8 @@ static void merge_parts(const fattn_cpu_run *run, fattn_work work, int64_t slot,
         const float *const parts = part_of(f, (float *)run->shared + slot * size, n);
         memcpy(f->m, parts, (size_t)pn->br * sizeof(float));
         memcpy(f->l, parts + pn->br, (size_t)pn->br * sizeof(float));
-        memcpy(f->o, parts + 2 * pn->br, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
+        memcpy(f->lost, parts + 2 * pn->br, (size_t)pn->br * sizeof(float));
+        memcpy(f->o, parts + 3 * pn->br, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
         f->taken = f->l;
         for (int64_t split = 1; split < splits; split++) {
             merge_part(f, parts + split * size);

@@ -210,7 +210,7 @@ INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, weighing ho
         sums.l = sums.taken = fv_mul(fv_set1(f->lowered), sums.l);
     }
     add_taken(f, r, alpha, sums.taken);
-    fattn_softmax_add(&state, sums.l);
+    add_lost(f, r, alpha, fattn_softmax_add(&state, sums.l));
     state_store(f, r, state);
     fv_store(f->alpha + r, alpha);
     return alpha;
@@ -294,7 +294,7 @@ INLINE bool soften_near(forward *f, int64_t steps, bool pairs)
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         fattn_softmax state = state_load(f, r);
         add_taken(f, r, fv_set1(1), fv_load(taken + r));
-        fattn_softmax_add(&state, fv_load(f->alpha + r));
+        add_lost(f, r, fv_set1(1), fattn_softmax_add(&state, fv_load(f->alpha + r)));
         state_store(f, r, state);
     }
     f->lowered = 1;

@@ -20,7 +20,7 @@ static void store_lse(const forward *f)
         return;
     }
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const fv lse = fattn_softmax_lse(state_load(f, r), fv_set1(pn->rule.natural));
+        const fv lse = fattn_softmax_lse(state_for_lse(f, r), fv_set1(pn->rule.natural));
         fv_store(f->alpha + r, lse);
     }
     for (int64_t r = 0; r < pn->rows; r++) {
@@ -216,8 +216,7 @@ static float *weigh_rows_before(forward *f)
             r < pn->rows ? *fattn_state_lse(&job->first, pn->b, pn->row[r].h, pn->row[r].i) : 0;
     }
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const fattn_softmax own = state_load(f, r);
-        const fv own_lse = fattn_softmax_lse(own, fv_set1(pn->rule.natural));
+        const fv own_lse = fattn_softmax_lse(state_for_lse(f, r), fv_set1(pn->rule.natural));
         fattn_softmax both = state_of_lse(fv_load(lse + r));
         fv a, b;
         fattn_softmax_merge(&both, state_of_lse(own_lse), log2e, &a, &b);

@@ -46,6 +46,7 @@ typedef struct key_tile {
 struct forward {
     panel panel;
     float *m, *l; /* [br] */
+    float *lost;  /* [br] what rounding took from l: lse has it back */
     float *taken; /* [br] l for o: of weights as products take them, rounded if pairs; or l */
     float *ot;    /* [dv_pad][br] */
 
@@ -154,6 +155,7 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
         f->panel.qt = carve(from, br * f->panel.d_pad, sizeof(float));
         f->m = carve(from, br, sizeof(float));
         f->l = carve(from, br, sizeof(float));
+        f->lost = carve(from, br, sizeof(float));
         f->taken = FV_PAIRS ? carve(from, br, sizeof(float)) : f->l;
         f->ot = carve(from, br * f->panel.dv_pad, sizeof(float));
     }
@@ -258,6 +260,20 @@ static void state_store(forward *f, int64_t r, fattn_softmax state)
     fv_store(f->l + r, state.l);
 }
 
+/* The state that lse is taken from. o is divided by l as it is: its sums lost to the same side. */
+static fattn_softmax state_for_lse(const forward *f, int64_t r)
+{
+    fattn_softmax state = state_load(f, r);
+    state.l = fv_add(state.l, fv_load(f->lost + r));
+    return state;
+}
+
+/* lost = alpha lost + lost now */
+static void add_lost(forward *f, int64_t r, fv alpha, fv lost)
+{
+    fv_store(f->lost + r, fv_fma(alpha, fv_load(f->lost + r), lost));
+}
+
 /*
  * Products of pairs take weights that are rounded to bf16, and o is divided by the sum of those:
  * weights may be relative to less than the largest score (soften.h), and where one key has nearly
@@ -297,6 +313,7 @@ static void state_begin(forward *f, int64_t split, bool last)
         const fattn_softmax state =
             sink && !last ? fattn_softmax_sink(sinks_at(pn, r)) : fattn_softmax_empty();
         state_store(f, r, state);
+        fv_store(f->lost + r, fv_set1(0));
         fv_store(f->taken + r, state.l);
     }
     f->sink_waits = sink && last;
@@ -310,7 +327,8 @@ static fv join_sink(forward *f, int64_t r)
     fv share = fv_set1(1), weight;
     if (f->sink_waits) {
         const fattn_softmax sink = fattn_softmax_sink(sinks_at(pn, r));
-        fattn_softmax_merge(&state, sink, fv_set1(pn->rule.unit), &share, &weight);
+        const fv lost = fattn_softmax_merge(&state, sink, fv_set1(pn->rule.unit), &share, &weight);
+        add_lost(f, r, share, lost);
         add_taken(f, r, share, fv_mul(sink.l, weight));
         state_store(f, r, state);
     }

@@ -36,6 +36,8 @@ enum {
     CLUSTER_MAX = 2,
     FIBERS_MAX = THREADS_MAX * CLUSTER_MAX,
     STACK = 256 << 10,
+    STACK_SHIFT = 320, /* from one fiber's stack to the next, or all would share a cache's sets */
+    STACK_SHIFTS = 200,
     SHARED_MAX = 232448,
     PATIENCE = 20000
 };
@@ -57,6 +59,8 @@ struct fiber {
     ucontext_t start;
     std::vector<char> stack;
     bool started, ended;
+    const void *word; /* NULL, or what it waits for: that this word changes in the bits of mask */
+    uint32_t mask, value;
     index3 thread;
     int group; /* of products, that is open */
     std::vector<product> products;
@@ -128,6 +132,26 @@ static void yield(void)
     }
 }
 
+/* Waits while the bits of mask are those of value in a word of 32 bits. The scheduler looks at the
+ * word by itself: switching to each of a thousand fibers took most of the time. */
+static void wait_while(const void *word, uint32_t mask, uint32_t value)
+{
+    fiber &f = m.fibers[(size_t)m.running];
+    f.word = word, f.mask = mask, f.value = value;
+    yield();
+    f.word = NULL;
+}
+
+static bool waits(const fiber &f)
+{
+    uint32_t now;
+    if (!f.word) {
+        return false;
+    }
+    memcpy(&now, f.word, sizeof now);
+    return (now & f.mask) == f.value;
+}
+
 static void enter(void)
 {
     m.kernel(m.parameters);
@@ -160,9 +184,7 @@ template <class Last> static void meet(meeting &of, int threads, const Last &las
         of.turn++;
         return;
     }
-    while (of.turn == turn) {
-        yield();
-    }
+    wait_while(&of.turn, UINT32_MAX, (uint32_t)turn);
 }
 
 /* --- CUDA's words, and vendor.h --------------------------------------------------------------- */
@@ -554,6 +576,7 @@ struct barrier {
     int32_t bytes;
 };
 static_assert(sizeof(barrier) == 8, "of one word");
+enum { PHASE_AT = 12 }; /* the bit of a barrier's first word */
 
 static void settle_barrier(barrier *b)
 {
@@ -598,8 +621,8 @@ static void wgmma_await(uint64_t *word, int phase)
     if (draw(64) == 0) {
         m.sleep[m.running / 32] = (int)draw(100);
     }
-    while ((b->phase & 1) == phase) {
-        yield();
+    if ((b->phase & 1) == phase) {
+        wait_while(b, 1u << PHASE_AT, (uint32_t)phase << PHASE_AT);
     }
     m.moves++;
 }
@@ -899,11 +922,32 @@ static float half_of(uint32_t pair, int which, bool f16)
     return f16 ? gpu_f16_to_f32(x) : __int_as_float((int)((uint32_t)x << 16));
 }
 
+enum { ROWS = 64, COLUMNS = 256, DEPTH = 16 };
+
+/* sums = a b. Most of the arithmetic, in a file that is compiled with little optimisation. */
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((optimize("O3")))
+#endif
+static void
+multiply_rows(const float a[ROWS][DEPTH], const float b[DEPTH][COLUMNS], int columns,
+              float sums[ROWS][COLUMNS])
+{
+    for (int r = 0; r < ROWS; r++) {
+        float *const row = sums[r];
+        memset(row, 0, sizeof sums[r]);
+        for (int k = 0; k < DEPTH; k++) {
+            const float left = a[r][k];
+            for (int c = 0; c < columns; c++) {
+                row[c] += left * b[k][c];
+            }
+        }
+    }
+}
+
 /* Product n of each of a warpgroup's threads, which say the same but for their registers. */
 static void multiply(int warpgroup, size_t n)
 {
-    enum { COLUMNS = 256, DEPTH = 16 };
-    static float a[64][DEPTH], b[DEPTH][COLUMNS], sums[64][COLUMNS];
+    static float a[ROWS][DEPTH], b[DEPTH][COLUMNS], sums[ROWS][COLUMNS];
     fiber *const fibers = &m.fibers[(size_t)warpgroup * 128];
     const product &p = fibers[0].products[n];
     for (int t = 0; t < 128; t++) {
@@ -924,7 +968,7 @@ static void multiply(int warpgroup, size_t n)
         fail("a descriptor of another swizzle");
     }
     for (uint32_t k = 0; k < DEPTH; k++) {
-        for (uint32_t r = 0; r < 64 && p.tiles; r++) {
+        for (uint32_t r = 0; r < ROWS && p.tiles; r++) {
             const uint32_t at = p.a_transposed ? k / 8 * eight(p.a_at) + k % 8 * 128 + 2 * r
                                                : r / 8 * eight(p.a_at) + r % 8 * 128 + 2 * k;
             a[r][k] = element(start(p.a_at) + at, p.f16);
@@ -936,16 +980,7 @@ static void multiply(int warpgroup, size_t n)
             b[k][c] = element(start(p.b_at) + at, p.f16);
         }
     }
-    for (int r = 0; r < 64; r++) {
-        float *const row = sums[r];
-        memset(row, 0, sizeof sums[r]);
-        for (int k = 0; k < DEPTH; k++) {
-            const float left = a[r][k];
-            for (int c = 0; c < p.columns; c++) {
-                row[c] += left * b[k][c];
-            }
-        }
-    }
+    multiply_rows(a, b, p.columns, sums);
     for (int t = 0; t < 128; t++) {
         const product &own = fibers[t].products[n];
         for (int e = 0; e < p.columns / 2; e++) {
@@ -1148,14 +1183,15 @@ static void begin_cluster(void)
     memset(m.registers, 0, sizeof m.registers);
     for (int t = 0; t < m.threads * m.together; t++) {
         fiber &f = m.fibers[(size_t)t];
-        f.stack.resize(STACK);
+        f.stack.resize(STACK + STACK_SHIFTS * STACK_SHIFT);
         f.started = f.ended = false;
+        f.word = NULL;
         f.thread.x = (unsigned)(t % m.threads);
         f.group = 0;
         f.products.clear();
         getcontext(&f.start);
         f.start.uc_stack.ss_sp = f.stack.data();
-        f.start.uc_stack.ss_size = STACK;
+        f.start.uc_stack.ss_size = (size_t)(STACK + t % STACK_SHIFTS * STACK_SHIFT);
         f.start.uc_link = NULL;
         makecontext(&f.start, enter, 0);
     }
@@ -1191,10 +1227,11 @@ static void run_cluster(void)
                 continue;
             }
             for (int t = 32 * warp; t < 32 * warp + 32; t++) {
-                if (!m.fibers[(size_t)t].ended) {
+                const fiber &f = m.fibers[(size_t)t];
+                if (!f.ended && !waits(f)) {
                     resume(t);
-                    alive++;
                 }
+                alive += !f.ended;
             }
         }
         run_copies();

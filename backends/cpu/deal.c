@@ -32,8 +32,8 @@ int64_t fattn_cpu_upcoming(const fattn_cpu_items *items)
     return item < deal->count ? item : deal->count;
 }
 
-/* Hands never fill again. An empty one is only read, so that those who pass it do not take its
- * cache line from each other. */
+/* Hands are never refilled. An empty hand is only read: writing to its counter would take its cache
+ * line away from the other workers that look at it. */
 bool fattn_cpu_take(fattn_cpu_items *items, int64_t *item)
 {
     fattn_cpu_deal *const deal = items->deal;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How the items of a phase are dealt to its workers.
+ * How the items of a phase are distributed among its workers.
  *
- * Where items are few, each worker has some of its own, the same in every run of a plan, and begins
- * with those: when a run reads the same memory as the last, as decoding does, the core has it in
- * its cache. Then the worker helps those that have not come, or are slower. Otherwise all take from
- * one hand, in ascending order: of items that take differently long, those that take longest come
- * first; and a worker that waits for a lower item waits for one that some thread has begun.
+ * If there are few items, each worker has a queue of its own, its hand, with the same items in
+ * every run of a plan. It begins with those: a run that reads the same memory as the run before it,
+ * as in decoding, then finds that memory in the core's cache. A worker whose hand is empty takes
+ * items from the hands of others, which have not come or are slower. If there are many items, all
+ * workers take from one hand, in ascending order. Of items that take differently long, those that
+ * take longest come first then; and a worker that waits for a lower item waits for one that some
+ * thread has begun.
  */
 #ifndef FATTN_CPU_DEAL_H
 #define FATTN_CPU_DEAL_H
@@ -15,10 +17,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define FATTN_CPU_HANDS 32 /* at most; more workers share them */
+#define FATTN_CPU_HANDS 32 /* the most hands of a phase; further workers share them */
 
-/* How many items of its own a worker may have: none where items wait for lower ones, one where they
- * take differently long, several where they are alike. */
+/* How many items a worker may have in a hand of its own: none where items wait for lower ones, one
+ * where they take differently long, several where they are alike. */
 typedef enum fattn_cpu_share {
     FATTN_CPU_NONE = 0,
     FATTN_CPU_ONE = 1,
@@ -26,7 +28,8 @@ typedef enum fattn_cpu_share {
 } fattn_cpu_share;
 
 typedef struct fattn_cpu_hand {
-    _Alignas(16) atomic_int_least64_t taken; /* of its items; a cache line has four */
+    /* How many of its items are taken; a cache line holds four such counters. */
+    _Alignas(16) atomic_int_least64_t taken;
 } fattn_cpu_hand;
 
 /* Item n is in hand n % hands. */
@@ -36,24 +39,24 @@ typedef struct fattn_cpu_deal {
     fattn_cpu_hand hand[FATTN_CPU_HANDS];
 } fattn_cpu_deal;
 
-/* What a worker knows: the hand that it takes from, and how many, with that, it has not yet found
- * empty. */
+/* A worker's position: the hand that it takes from, and how many hands, including that one, it has
+ * not yet found empty. */
 typedef struct fattn_cpu_items {
     fattn_cpu_deal *deal;
     int hand, left;
 } fattn_cpu_items;
 
-/* Deals a hand to each worker where that gives none of them more than its share. Otherwise all
- * items go to one hand. */
+/* Gives each worker a hand if that leaves none with more items than `share`. Otherwise all items go
+ * to one hand. */
 void fattn_cpu_deal_out(fattn_cpu_deal *deal, int64_t count, int workers, fattn_cpu_share share);
 
-/* The items as worker number `worker` takes them. */
+/* The items as seen by worker number `worker`. */
 fattn_cpu_items fattn_cpu_items_of(fattn_cpu_deal *deal, int worker);
 
-/* The next item; false when there are none left. */
+/* Takes the next item. Returns false if none is left. */
 bool fattn_cpu_take(fattn_cpu_items *items, int64_t *item);
 
-/* The item that would be taken now, or one past the last: a hint what to prefetch. */
+/* The item that would be taken now, or `count` if there is none: a hint for prefetching. */
 int64_t fattn_cpu_upcoming(const fattn_cpu_items *items);
 
 #endif

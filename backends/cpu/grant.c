@@ -26,7 +26,8 @@ int64_t fattn_cpu_set_count(const fattn_cpu_set *set)
     return count;
 }
 
-/* A decimal number below FATTN_CPU_SET_SIZE; NULL where there is none. */
+/* Parses a decimal number below FATTN_CPU_SET_SIZE. Returns what follows it, or NULL if there is
+ * none. */
 static const char *parse_cpu(const char *text, int64_t *cpu)
 {
     const char *const first = text;
@@ -58,7 +59,8 @@ bool fattn_cpu_set_parse(fattn_cpu_set *set, const char *list)
     }
 }
 
-/* Those of the machine; where the kernel's list cannot be read, as many as the C library counts. */
+/* Adds the processors of the machine. If the kernel's list cannot be read, adds as many as the C
+ * library counts. */
 static void add_online(fattn_cpu_set *set)
 {
     char list[256];
@@ -77,19 +79,19 @@ bool fattn_cpu_set_exists(const fattn_cpu_set *set)
 {
     fattn_cpu_set online = {{0}};
     add_online(&online);
-    bool meets = fattn_cpu_set_count(&online) == 0;
+    bool found = fattn_cpu_set_count(&online) == 0;
     for (int n = 0; n < FATTN_CPU_SET_SIZE / 64; n++) {
-        meets = meets || (set->bits[n] & online.bits[n]);
+        found = found || (set->bits[n] & online.bits[n]);
     }
-    return meets;
+    return found;
 }
 
 #ifdef __linux__
-/* Adds the processors of a thread; 0 is the calling one. */
+/* Adds the processors that a thread may run on. thread: 0 is the calling thread */
 static void add_affinity(fattn_cpu_set *set, pid_t thread)
 {
     union {
-        cpu_set_t first; /* of as many as it takes */
+        cpu_set_t first; /* the system's type, which may be smaller */
         uint64_t bits[FATTN_CPU_SET_SIZE / 64];
     } mask;
     memset(&mask, 0, sizeof mask);
@@ -119,7 +121,7 @@ void fattn_cpu_set_allowed(fattn_cpu_set *set) { (void)set; }
 
 enum { PATH_SIZE = 1024 };
 
-/* The numbers in a file that holds nothing else, at most two; how many there were. */
+/* Reads at most two numbers from a file that holds nothing else. Returns how many there were. */
 static int read_numbers(const char *path, long long numbers[2])
 {
     FILE *const file = fopen(path, "r");
@@ -130,9 +132,9 @@ static int read_numbers(const char *path, long long numbers[2])
     return read;
 }
 
-/* The fewest processors that a group at `path` below `mount` or one of its parents grants; 0 where
- * none limits it. Groups of a container may lie in a path that it does not see: the root is its
- * own. */
+/* The fewest processors that the group at `path` below `mount`, or one of its parents, grants; 0 if
+ * none sets a limit. A container may not see the path of its group; its own group is then at the
+ * root, where this search ends. Shortens `path`. */
 static int64_t quota_of(const char *mount, char *path, bool second_version)
 {
     int64_t least = 0;
@@ -173,8 +175,8 @@ static bool names_cpu(const char *list)
     return false;
 }
 
-/* Lines of /proc/self/cgroup are "0::/path" or, in the first version, "4:cpu,cpuacct:/path", whose
- * folder has the name "cpu" as well. */
+/* Lines of /proc/self/cgroup are "0::/path" in version 2 of control groups and
+ * "4:cpu,cpuacct:/path" in version 1, whose folder is also reachable as "cpu". */
 int64_t fattn_cpu_quota(const char *root)
 {
     char name[PATH_SIZE], line[PATH_SIZE];

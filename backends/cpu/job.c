@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backends/cpu/job.h"
 
-#define HELPER UINT64_C(1)
+/* The parts of a board's state (job.h). */
+#define HELPER UINT64_C(1) /* one helper inside */
 #define HELPERS (OWNER - 1)
 #define OWNER (UINT64_C(1) << 22)
 #define INSIDE (HELPERS | OWNER)
 #define DRAINING (UINT64_C(1) << 23)
 #define PHASE (UINT64_C(1) << 24)
-#define OVER UINT64_C(255)
+#define OVER UINT64_C(255) /* the phase of a job that is over */
 #define GENERATION (UINT64_C(1) << 32)
 
 static uint64_t phase_of(uint64_t state) { return state / PHASE & 255; }
@@ -18,8 +19,8 @@ static bool lets_in(fattn_cpu_board *board, uint64_t state, bool owner)
     return !(state & DRAINING) && phase_of(state) != OVER && (owner || (state & HELPERS) < room);
 }
 
-/* A number for a helper, `wanted` if nobody has it. There is one: fewer helpers than numbers are
- * inside, or about to leave. */
+/* Takes a number for a helper: `wanted`, if no other helper has it. A free one exists, since the
+ * helpers inside, and those about to leave, are fewer than the numbers. */
 static int take_number(fattn_cpu_job *job, int wanted)
 {
     for (int number = wanted < job->workers ? wanted : 1;;
@@ -32,8 +33,8 @@ static int take_number(fattn_cpu_job *job, int wanted)
     }
 }
 
-/* A worker that gets the number writes to the same scratch, after all that its last one wrote. */
-static void give_number_back(fattn_cpu_job *job, int number)
+/* Released with a barrier: the next worker with this number writes to the same scratch. */
+static void release_number(fattn_cpu_job *job, int number)
 {
     atomic_fetch_and_explicit(&job->taken[(number - 1) / 64], ~(UINT64_C(1) << (number - 1) % 64),
                               memory_order_release);
@@ -67,7 +68,7 @@ fattn_cpu_visit fattn_cpu_board_work(fattn_cpu_board *board, int worker)
     const bool last_phase = phase + 1 == job->phases;
     job->work(job->context, phase, number);
     if (!owner) {
-        give_number_back(job, number);
+        release_number(job, number);
     }
 
     uint64_t next;

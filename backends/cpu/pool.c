@@ -17,47 +17,48 @@
 #include "core/memory.h"
 #include "core/status.h"
 
-/* How long a worker without work spins before it sleeps, in nanoseconds: about what waking takes. A
- * caller spins as long for the end of what others have begun. */
+/* How long a worker without work spins before it sleeps, in nanoseconds: about as long as waking it
+ * takes. A caller spins as long for the end of items that others have begun. */
 #define SPIN_NS 30000
 
-/* How long a worker spins at most while a job goes on that has nothing left to begin: the processor
- * is the job's, and another job is likely to follow it. */
+/* How long a worker spins at most, in nanoseconds, while a job with nothing left to begin is still
+ * running: the job has claimed the processor anyway, and another job is likely to follow it. */
 #define TAIL_NS 300000
 
-/* How many others a worker wakes once it has been woken itself. In a virtual machine a thread runs
- * 15 to 25 microseconds after it was woken, and waking one takes a microsecond. */
+/* How many others a worker wakes after it has been woken itself. In a virtual machine a thread
+ * starts to run 15 to 25 microseconds after it was woken, and waking one takes a microsecond. */
 #define EACH_WAKES 8
 
-/* How long after a thread could not be made the next attempt is, in nanoseconds. */
+/* If a thread could not be created, the next attempt is made after so many nanoseconds. */
 #define RETRY INT64_C(1000000000)
 
-/* Jobs at a time that others help with; callers beyond them work alone. */
+/* The most jobs at a time that workers help with; further callers work alone. */
 #define BOARDS 64
 
 typedef struct worker {
     pthread_t thread;
     fattn_cpu_pool *pool;
-    int number; /* from 1 on, which it would like to have in jobs */
+    int number; /* from 1 on; the number that it prefers in jobs */
 } worker;
 
 struct fattn_cpu_pool {
     fattn_cpu_board boards[BOARDS];
-    _Alignas(64) atomic_uint_least64_t posted; /* boards with jobs: spinning workers read it */
-    _Alignas(64) atomic_int spinners;          /* workers that are awake without work */
-    atomic_int sleepers;                       /* workers that are not */
-    atomic_int waiters;                        /* callers that sleep until a phase is over */
-    atomic_int made;                           /* workers */
-    atomic_uint_least64_t owned;               /* boards that callers have */
+    /* Bit n: board n has a job; spinning workers read it. */
+    _Alignas(64) atomic_uint_least64_t posted;
+    _Alignas(64) atomic_int spinners; /* workers that are awake and look for work */
+    atomic_int sleepers;              /* workers that sleep */
+    atomic_int waiters;               /* callers that sleep until a phase ends */
+    atomic_int made;                  /* workers created */
+    atomic_uint_least64_t owned;      /* bit n: a caller has board n */
 
     pthread_mutex_t mutex;
     pthread_cond_t work;  /* for sleepers */
     pthread_cond_t done;  /* for waiters */
-    int calls;            /* sleepers that are still to be woken; under mutex */
+    int calls;            /* sleepers still to be woken; under mutex */
     bool stop;            /* under mutex */
-    int64_t retry;        /* not before this time; under mutex */
+    int64_t retry;        /* no thread is created before this time; under mutex */
     worker *workers;      /* room for FATTN_THREADS_MAX; under mutex */
-    fattn_cpu_set cpus;   /* empty: whichever */
+    fattn_cpu_set cpus;   /* where workers may run; empty: anywhere */
     int64_t references;   /* under FATTN_FORK_THREADS */
     fattn_cpu_pool *next; /* under FATTN_FORK_THREADS */
 };
@@ -75,9 +76,9 @@ static int64_t now(void)
 /* --- Waking and sleeping ---------------------------------------------------------------------- */
 
 /*
- * A worker that goes to sleep counts itself as a sleeper, then checks for work once more. A caller
- * posts its work, then checks for sleepers. All of these are sequentially consistent, so that at
- * least one of the two sees the other.
+ * A worker that goes to sleep counts itself as a sleeper, and then checks for work once more. A
+ * caller posts its job, and then checks for sleepers. All of these operations are sequentially
+ * consistent, so at least one of the two sees the other.
  */
 
 static bool is_wanted(fattn_cpu_pool *pool)
@@ -90,8 +91,8 @@ static bool is_wanted(fattn_cpu_pool *pool)
     return false;
 }
 
-/* Gets `wanted` workers to spin, if there are so many. The first is woken here, and each that wakes
- * up wakes some more, so that the caller soon goes on. */
+/* Makes up to `wanted` workers look for work. The first sleeper is woken here, and each worker that
+ * wakes up wakes some more, so that the caller can soon go on. */
 static void wake(fattn_cpu_pool *pool, int wanted)
 {
     if (atomic_load(&pool->sleepers) == 0) {
@@ -111,13 +112,13 @@ static void wake(fattn_cpu_pool *pool, int wanted)
     pthread_cond_signal(&pool->work);
 }
 
-/* Sleeps until there is work; false when the pool ends. */
+/* Sleeps until there is work. Returns false when the pool ends. */
 static bool sleep_for_work(fattn_cpu_pool *pool)
 {
     pthread_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->sleepers, 1);
     while (!pool->stop && !is_wanted(pool)) {
-        pool->calls = 0; /* what they were for is over */
+        pool->calls = 0; /* the jobs that they were for are over */
         pthread_cond_wait(&pool->work, &pool->mutex);
     }
     atomic_fetch_sub(&pool->sleepers, 1);
@@ -131,7 +132,7 @@ static bool sleep_for_work(fattn_cpu_pool *pool)
     return !stop;
 }
 
-/* Looks for work for a while; false when there was none. */
+/* Spins for a while, looking for work. Returns whether there is some. */
 static bool spin_for_work(fattn_cpu_pool *pool)
 {
     int64_t time = now(), until = time + SPIN_NS;
@@ -154,7 +155,8 @@ static bool spin_for_work(fattn_cpu_pool *pool)
 
 /* --- Workers ---------------------------------------------------------------------------------- */
 
-/* One visit to a board, on behalf of the pool. number: as in fattn_cpu_board_work(). */
+/* Works on a board, and wakes those who wait for the outcome. number: as in
+ * fattn_cpu_board_work() */
 static fattn_cpu_visit visit(fattn_cpu_pool *pool, fattn_cpu_board *board, int number)
 {
     const fattn_cpu_visit visit = fattn_cpu_board_work(board, number);
@@ -162,15 +164,15 @@ static fattn_cpu_visit visit(fattn_cpu_pool *pool, fattn_cpu_board *board, int n
         wake(pool, atomic_load(&board->helpers));
     }
     if ((visit == FATTN_CPU_ENDED || visit == FATTN_CPU_FINISHED) && atomic_load(&pool->waiters)) {
-        pthread_mutex_lock(&pool->mutex); /* whoever has counted itself sleeps by then */
+        pthread_mutex_lock(&pool->mutex); /* by now, every waiter that has counted itself sleeps */
         pthread_mutex_unlock(&pool->mutex);
         pthread_cond_broadcast(&pool->done);
     }
     return visit;
 }
 
-/* Helps with the jobs that are posted, beginning with another one each time; whether there was any
- * work. */
+/* Helps with one of the posted jobs, starting its search at another board each time. Returns
+ * whether there was any work. */
 static bool help(const worker *own, int *first)
 {
     fattn_cpu_pool *const pool = own->pool;
@@ -200,7 +202,8 @@ static void *work(void *of)
     return NULL;
 }
 
-/* Under mutex. Signals of the program's are for the program's threads. */
+/* Creates a worker; under mutex. Workers block all signals, which are for the program's own
+ * threads. */
 static bool make_worker(fattn_cpu_pool *pool)
 {
     sigset_t all, before;
@@ -231,7 +234,7 @@ static bool make_worker(fattn_cpu_pool *pool)
     return !failed;
 }
 
-/* Sees to it that there are so many workers, or as many as the system gives. */
+/* Creates workers until there are `wanted`, or as many as the system allows. */
 static void make_workers(fattn_cpu_pool *pool, int wanted)
 {
     if (atomic_load_explicit(&pool->made, memory_order_relaxed) >= wanted) {
@@ -248,7 +251,7 @@ static void make_workers(fattn_cpu_pool *pool, int wanted)
 
 /* --- Callers ---------------------------------------------------------------------------------- */
 
-/* A board for the caller, or NULL. */
+/* Takes a board for the caller. Returns NULL if none is free. */
 static fattn_cpu_board *take_board(fattn_cpu_pool *pool, uint64_t *bit)
 {
     uint64_t owned = atomic_load(&pool->owned);
@@ -261,7 +264,7 @@ static fattn_cpu_board *take_board(fattn_cpu_pool *pool, uint64_t *bit)
     return &pool->boards[__builtin_ctzll(*bit)];
 }
 
-/* Waits while others are still at work in a phase that has no items left to begin. */
+/* Waits while others are still at work in a phase with nothing left to begin. */
 static void wait_for_others(fattn_cpu_pool *pool, fattn_cpu_board *board)
 {
     const int64_t until = now() + SPIN_NS;
@@ -314,7 +317,8 @@ void fattn_cpu_pool_run(fattn_cpu_pool *pool, fattn_cpu_job *job)
 
 /* --- Pools ------------------------------------------------------------------------------------ */
 
-/* As a pool is without workers and callers. The list and what was set when it was made stay. */
+/* Sets a pool to the state without workers and callers. Its place in the list, and what was set
+ * when it was made, stay. */
 static void reset(fattn_cpu_pool *pool)
 {
     pthread_mutex_init(&pool->mutex, NULL);
@@ -335,7 +339,8 @@ static void reset(fattn_cpu_pool *pool)
     pool->retry = 0;
 }
 
-/* The child of a fork has one thread. Whatever the parent's others were doing is not done here. */
+/* The child of a fork has one thread, and does not continue what the other threads of its parent
+ * were doing. */
 static void reset_all(void)
 {
     for (fattn_cpu_pool *pool = pools; pool; pool = pool->next) {
@@ -382,7 +387,7 @@ fattn_status fattn_cpu_pool_open(const fattn_cpu_set *cpus, bool shared, fattn_c
     return status;
 }
 
-/* Nobody works for it any more, and no fork sees it. */
+/* Ends a pool, which has no callers any more and is no longer in the list that a fork resets. */
 static void end(fattn_cpu_pool *pool)
 {
     pthread_mutex_lock(&pool->mutex);

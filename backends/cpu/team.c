@@ -14,11 +14,11 @@
 #include "core/fork.h"
 #include "core/status.h"
 
-/* --- How many --------------------------------------------------------------------------------- */
+/* --- How many threads ------------------------------------------------------------------------- */
 
 #ifdef _OPENMP
-/* Adds the processors of the process. Where OpenMP binds threads, each has only its place, and the
- * places are joined. */
+/* Adds the processors of the process. If OpenMP binds threads, the affinity of a thread is only its
+ * own place, so the places are combined. */
 static void add_allowed(fattn_cpu_set *set)
 {
     const int places = omp_get_proc_bind() == omp_proc_bind_false ? 0 : omp_get_num_places();
@@ -37,16 +37,16 @@ static void add_allowed(fattn_cpu_set *set)
     }
 }
 
-/* What OpenMP has been told, or, where it only counts processors, no more than the process is
- * granted: it does not know of control groups. */
+/* OpenMP's number of threads. If that is merely its count of processors, at most what the process
+ * is granted, since OpenMP does not know of control groups. */
 static int64_t default_threads(void)
 {
     const int64_t said = omp_get_max_threads(), granted = fattn_cpu_team_granted();
     return said == omp_get_num_procs() && granted < said ? granted : said;
 }
 
-/* Whether a region of ours would have one thread, since the caller is inside one of its own and
- * OpenMP nests no deeper. Its other threads are at work already. */
+/* Whether a parallel region would have only one thread, because the caller is inside of one and
+ * OpenMP nests no deeper. The other threads of the caller's region are busy anyway. */
 static bool is_nested(const fattn_cpu_team *team)
 {
     return team->from_openmp && omp_in_parallel() &&
@@ -71,7 +71,7 @@ int64_t fattn_cpu_team_granted(void)
     return fattn_cpu_granted(&set);
 }
 
-/* --- Whose ------------------------------------------------------------------------------------ */
+/* --- Which threads ---------------------------------------------------------------------------- */
 
 static void run_alone(const fattn_cpu_team *team, fattn_cpu_job *job)
 {
@@ -86,8 +86,8 @@ static void run_own(const fattn_cpu_team *team, fattn_cpu_job *job)
     fattn_cpu_pool_run(team->pool, job);
 }
 
-/* The caller's threads at one board. They go through all phases. A thread that finds no item left
- * in a phase waits until the items at work are done. */
+/* Works on a board until its job is over: all phases. A thread that finds no item left in a phase
+ * waits for the items that others have begun. */
 static void work_off(fattn_cpu_board *board, int worker)
 {
     for (int spins = 0; !fattn_cpu_board_over(board);) {
@@ -103,7 +103,7 @@ static void work_off(fattn_cpu_board *board, int worker)
 
 typedef struct visitors {
     fattn_cpu_board board;
-    atomic_bool owned; /* one of them has number 0, even of a loop that gives an index twice */
+    atomic_bool owned; /* one thread has become the owner, even if a loop passes index 0 twice */
 } visitors;
 
 static void visit(void *context, int64_t index)
@@ -113,8 +113,8 @@ static void visit(void *context, int64_t index)
     work_off(&v->board, owner ? FATTN_CPU_OWNER : index > 0 ? (int)index : 1);
 }
 
-/* Counts on nothing but that its function returns when all calls have: that they come in any order,
- * one after another in one thread, or not at all is all the same, for the caller finishes. */
+/* Relies on nothing but that parallel_for() returns after all calls have. They may come in any
+ * order, one after another in one thread, or not at all: the caller finishes what is left. */
 static void run_callers(const fattn_cpu_team *team, fattn_cpu_job *job)
 {
     visitors v = {.board.job = NULL};
@@ -127,7 +127,8 @@ static void run_callers(const fattn_cpu_team *team, fattn_cpu_job *job)
 static void run_openmp(const fattn_cpu_team *team, fattn_cpu_job *job)
 {
     fattn_cpu_board board = {.job = NULL};
-    if (fattn_fork_is_child()) { /* its pool is the parent's: it would wait for ever */
+    /* Its OpenMP threads are the parent's, and waiting for them would never end. */
+    if (fattn_fork_is_child()) {
         run_alone(team, job);
         return;
     }
@@ -147,8 +148,8 @@ typedef struct joined {
     int (*number)(void);
 } joined;
 
-/* The runtime's numbers are the same in each region, so that a thread finds its scratch, and what
- * it read last, in its cache. */
+/* The runtime numbers its threads in the same way in each region, so a thread finds its scratch,
+ * and what it read last, in its cache. */
 static void join(void *data)
 {
     joined *const j = data;
@@ -166,12 +167,12 @@ static void run_loaded(const fattn_cpu_team *team, fattn_cpu_job *job)
     team->runtime.region(join, &j, (unsigned)job->workers, 0);
 }
 
-/* A build that links no runtime of OpenMP uses the one that its process has, as PyTorch's. */
+/* A build that links no OpenMP runtime uses one that the process has loaded, such as PyTorch's. */
 static fattn_status open_openmp(fattn_cpu_team *team)
 {
     static const char *const names[] = {"libgomp.so.1", "libiomp5.so", "libomp.so.5", "libomp.so"};
     for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
-        void *const runtime = dlopen(names[n], RTLD_LAZY | RTLD_NOLOAD); /* and never closed */
+        void *const runtime = dlopen(names[n], RTLD_LAZY | RTLD_NOLOAD); /* never closed */
         void *const region = runtime ? dlsym(runtime, "GOMP_parallel") : NULL;
         void *const number = runtime ? dlsym(runtime, "omp_get_thread_num") : NULL;
         if (region && number) {
@@ -181,8 +182,9 @@ static fattn_status open_openmp(fattn_cpu_team *team)
             return FATTN_OK;
         }
     }
-    return fattn_fail(FATTN_UNSUPPORTED,
-                      "engine is FATTN_ENGINE_OPENMP: this build has none, nor has the process");
+    return fattn_fail(
+        FATTN_UNSUPPORTED,
+        "engine is FATTN_ENGINE_OPENMP: this build links none, and the process loaded none");
 }
 #endif
 

@@ -13,12 +13,12 @@ bool fattn_cpu_blocks_are_equal(const fattn_problem *p)
 }
 
 /*
- * When the last unit is done with its blocks, in times of a row. It is the sum of two estimates,
- * and so twice the time. By the first, units take blocks in rounds, and the last round may have
- * room for the short blocks at the ends of heads. By the second, units end half a block apart,
- * since they are not equally fast and blocks are not equally long. Where blocks have unequal work,
- * as under a causal mask, only the second is used, with half of the work: twice
- * (all / 2 / units + apart).
+ * The time at which the last processor finishes its blocks, in times of a row. This is the sum of
+ * two estimates, and so twice the time. First estimate: processors take blocks in rounds, and the
+ * last round may have room for the short blocks at the ends of heads. Second estimate: processors
+ * finish half a block apart, since they are not equally fast and blocks are not equally long. If
+ * blocks have unequal work, as under a causal mask, only the second estimate is used, with half of
+ * the work: twice (all / 2 / units + apart).
  */
 static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
                            int64_t br)
@@ -33,7 +33,8 @@ static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *block
     }
     int64_t whole = 0;
     if (__builtin_mul_overflow(heads, rows / br, &whole) || whole > INT64_MAX / 2) {
-        return 2 * all / (double)units + apart; /* of so many rounds the last does not count */
+        /* With so many rounds, the last one does not matter. */
+        return 2 * all / (double)units + apart;
     }
     const int64_t rounds = fattn_ceil_div(whole, units);
     const int64_t room = rounds * units - whole;
@@ -42,8 +43,8 @@ static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *block
            all / (double)units + apart;
 }
 
-/* How much waiting adds to time_of_rows(), doubled as that is. Where blocks go in order, those of a
- * head that run at the same time start one after another, a tile of keys apart. */
+/* What waiting adds to time_of_rows(), doubled as that is. If blocks go in order, those of one head
+ * that run at the same time start one after another, a tile of keys apart. */
 static double time_in_order(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
                             fattn_tile tile)
 {
@@ -58,8 +59,8 @@ static double time_in_order(const fattn_problem *p, const fattn_cpu_blocks *bloc
     return 2 * block * (double)(together - 1) / (double)tiles;
 }
 
-/* Whether the tile is for more blocks a core than the problem has then: one that is late would keep
- * the others waiting. */
+/* Whether a problem has too few blocks per core for the largest tile: one block that is late would
+ * keep the other cores waiting. */
 static bool leaves_few(const fattn_problem *p, const fattn_limits *limits, int64_t br,
                        const fattn_cpu_blocks *blocks)
 {
@@ -70,7 +71,8 @@ static bool leaves_few(const fattn_problem *p, const fattn_limits *limits, int64
 double fattn_cpu_cost(const fattn_problem *problem, const fattn_limits *limits, fattn_tile tile,
                       fattn_cpu_blocks blocks)
 {
-    const double sums = 16; /* keys' time in which the sums of a tile come and go */
+    /* The time, in times of a key, that loading and storing the sums of a tile takes. */
+    const double sums = 16;
     if (leaves_few(problem, limits, tile.br, &blocks)) {
         return INFINITY;
     }
@@ -82,7 +84,8 @@ double fattn_cpu_cost(const fattn_problem *problem, const fattn_limits *limits, 
            (1 + sums / (double)tile.bc);
 }
 
-/* Sums of a part are small, and items of several heads few: more pieces than usual. */
+/* Parts of decoding have small sums, and its items cover several heads, so there are few items:
+ * more pieces than usual. */
 fattn_split_cost fattn_cpu_decode_split(const fattn_kernel *row, const fattn_problem *p,
                                         const fattn_limits *limits)
 {

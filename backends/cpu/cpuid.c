@@ -17,7 +17,8 @@ const char *fattn_cpuid_scalar(void) { return NULL; }
 #include <sys/syscall.h>
 #endif
 
-/* Register states that the system saves (XCR0): what it does not save may not be used. */
+/* Register states that the system saves on a context switch (XCR0). Registers that it does not save
+ * may not be used. */
 #define STATE_AVX 0x6u     /* xmm, ymm */
 #define STATE_AVX512 0xe6u /* and the masks, the upper halves, zmm16 to 31 */
 
@@ -87,8 +88,8 @@ const char *fattn_cpuid_avx512bf16(void)
     return has(ask_x86().more_eax, LEAF_AVX512_BF16) ? NULL : "a processor with AVX-512 BF16";
 }
 
-/* The state of tiles is large, so Linux saves it only for processes that have asked. From then on
- * it refuses alternate signal stacks too small for it. */
+/* The state of tiles is large, so Linux saves it only for processes that have asked for permission.
+ * From then on it refuses alternate signal stacks that are too small for that state. */
 static int may_use_tiles(void)
 {
 #if defined(__linux__) && defined(__x86_64__)
@@ -112,11 +113,12 @@ const char *fattn_cpuid_amx(void)
     if (!has(cpu.states, STATE_AMX)) {
         return "a system that saves the AMX registers";
     }
-    return may_use_tiles() ? NULL : "the system's leave to use AMX, which it refuses";
+    return may_use_tiles() ? NULL : "the system's permission to use AMX, which it refuses";
 }
 
-/* vdpbf16ps: one in two cycles on Intel's (measured on Sapphire Rapids), half the terms of two FMAs
- * a cycle; two a cycle on AMD's Zen 5, twice their terms. */
+/* vdpbf16ps: Intel's processors execute one in two cycles (measured on Sapphire Rapids), half the
+ * terms of their two FMAs a cycle. AMD's Zen 5 executes two a cycle, twice the terms of its
+ * FMAs. */
 int fattn_cpuid_pairs_are_slow(void)
 {
     unsigned eax, ebx = 0, ecx, edx;
@@ -176,7 +178,8 @@ const char *fattn_cpuid_neonbf16(void)
     return getauxval(AT_HWCAP2) & HWCAP2_BF16 ? NULL : "a processor with Advanced SIMD and BF16";
 }
 #else
-/* Other systems for AArch64 take it for granted, and tell about BF16 each in its own way. */
+/* AArch64 implies Advanced SIMD; whether there is BF16, other systems report each in its own
+ * way. */
 const char *fattn_cpuid_neon(void) { return NULL; }
 const char *fattn_cpuid_neonbf16(void) { return "a system that tells whether there is BF16"; }
 #endif
@@ -184,7 +187,8 @@ const char *fattn_cpuid_neonbf16(void) { return "a system that tells whether the
 
 /* --- The machine ------------------------------------------------------------------------------ */
 
-/* The first line of a file below Linux's description of the caches of core 0. */
+/* Reads the first line of a file in Linux's description of the caches of core 0. Returns 0 if there
+ * is none. */
 static int read_cache(int index, const char *field, char *line, int size)
 {
     char path[96];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this machine is: instruction sets, caches, names. Asked once, when the device is opened. */
+/* Properties of this machine: instruction sets, caches, names. Queried once, when the device is
+ * opened. */
 #ifndef FATTN_CPU_CPUID_H
 #define FATTN_CPU_CPUID_H
 
@@ -13,11 +14,12 @@ const char *fattn_cpuid_scalar(void);
 const char *fattn_cpuid_avx2(void);
 const char *fattn_cpuid_avx512(void);
 const char *fattn_cpuid_avx512bf16(void);
-const char *fattn_cpuid_amx(void); /* asks the system for leave to use it, for the whole process */
+/* asks the system for permission to use AMX, for the whole process */
+const char *fattn_cpuid_amx(void);
 const char *fattn_cpuid_neon(void);
 const char *fattn_cpuid_neonbf16(void);
 
-/* Whether products of bf16 pairs take so long here that floats multiply faster. */
+/* Whether vector products of bf16 pairs are slower here than products of floats. */
 int fattn_cpuid_pairs_are_slow(void);
 
 /* Bytes of a core's data cache of the level, 1..3; 0 when the system does not say. */
@@ -26,9 +28,9 @@ int64_t fattn_cpuid_cache(int level);
 /* Bytes of memory, 0 when unknown. */
 int64_t fattn_cpuid_memory(void);
 
-/* How a thread's arithmetic rounds, and whether it flushes: on x86-64, where all of it is in vector
- * registers, a word, since asking for the rest of the environment takes longer than a small problem
- * may. */
+/* A thread's rounding mode, and whether it flushes subnormal numbers. On x86-64 all arithmetic is
+ * in vector registers, so one word (MXCSR) is enough; saving the rest of the environment would take
+ * too long for a small problem. */
 typedef struct fattn_cpu_arithmetic {
 #if defined(__x86_64__)
     unsigned control;
@@ -37,11 +39,12 @@ typedef struct fattn_cpu_arithmetic {
 #endif
 } fattn_cpu_arithmetic;
 
-/* Rounding to nearest, with subnormal numbers; what the caller had comes back by the second. */
+/* begin() sets rounding to nearest with subnormal numbers, and saves the caller's setting; end()
+ * restores it. */
 void fattn_cpuid_arithmetic_begin(fattn_cpu_arithmetic *callers);
 void fattn_cpuid_arithmetic_end(const fattn_cpu_arithmetic *callers);
 
-/* The processor's name for people. */
+/* The processor's name, for display. */
 void fattn_cpuid_name(char *name, size_t size);
 
 #endif

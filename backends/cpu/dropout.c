@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fattn_dropout_mask() on the CPU, from the definition that the kernels use. */
+/* fattn_dropout_mask() on the CPU, with the generator that the kernels use. */
 #include "backends/cpu/cpu.h"
 #include "core/integer.h"
 #include "core/philox.h"
 #include "core/problem.h"
 
-#define ITEM_ROWS 64 /* of a head */
+#define ITEM_ROWS 64 /* rows of a head per item */
 
 int64_t fattn_cpu_dropout_items(const fattn_dropout_args *a)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fattn_merge() on the CPU: bound by memory, so it is plain C. */
+/* fattn_merge() on the CPU. Memory sets its pace, so it is plain C. */
 #include <math.h>
 
 #include "backends/cpu/cpu.h"
@@ -9,10 +9,11 @@
 #include "core/score.h"
 
 #define LN2 0.693147180559945309417f
-#define ITEM_ROWS 64 /* least of an item, but at the end of a sequence */
-#define ITEM_POSITIONS 4
+#define ITEM_ROWS 64     /* the fewest rows of an item, except at the end of a sequence */
+#define ITEM_POSITIONS 4 /* the fewest positions of an item */
 
-/* Weight of a state relative to the larger lse: exactly 1 for the larger, 0 for an empty one. */
+/* The weight of a state relative to the one with the larger lse: exactly 1 for that one, 0 for an
+ * empty state. */
 static float weight(float lse, float max)
 {
     return lse == -INFINITY ? 0 : exp2f((lse - max) * (float)FATTN_LOG2E);
@@ -27,7 +28,8 @@ static void store(void *o, fattn_dtype dtype, int64_t c, float x)
     }
 }
 
-/* Symmetric in its states: products and sums are apart, so that swapping changes no bit. */
+/* The states are exchangeable: products and sums are rounded separately, so exchanging them changes
+ * no bit. */
 static void merge_row(void *o, fattn_dtype dtype, const float *o1, float w1, const float *o2,
                       float w2, int64_t dim)
 {
@@ -43,7 +45,8 @@ static void merge_row(void *o, fattn_dtype dtype, const float *o1, float w1, con
     }
 }
 
-/* The other state is empty. The result may be this one. */
+/* Copies a row whose other state is empty; NULL: both are, and the result is 0. The result may be
+ * `from` itself. */
 static void copy_row(void *o, fattn_dtype dtype, const float *from, int64_t dim)
 {
     for (int64_t c = 0; c < dim; c++) {
@@ -51,16 +54,20 @@ static void copy_row(void *o, fattn_dtype dtype, const float *from, int64_t dim)
     }
 }
 
-/* A row of a state, and how far the next one is. */
+/* A row of a state, and the distance to the next row. */
 typedef struct cursor {
     char *o;
     float *lse;
-    int64_t o_step, lse_step; /* in bytes; in floats */
+    int64_t o_step, lse_step; /* in bytes, and in floats */
 } cursor;
 
+/* Whether the rows of an item are those of consecutive positions or of consecutive heads. */
+typedef enum direction { ALONG_POSITIONS, ALONG_HEADS } direction;
+
 static cursor cursor_at(const fattn_state *s, int64_t size, int64_t b, int64_t h, int64_t i,
-                        bool by_heads)
+                        direction along)
 {
+    const bool by_heads = along == ALONG_HEADS;
     return (cursor){.o = (char *)s->o + fattn_state_row(s, b, h, i) * size,
                     .lse = fattn_state_lse(s, b, h, i),
                     .o_step = (by_heads ? s->strides.head : s->strides.seq) * size,
@@ -73,14 +80,14 @@ static void advance(cursor *c)
     c->lse += c->lse_step;
 }
 
-/* Merges `count` rows from that of (b, h, i) on: of the heads that follow, or of the positions. */
+/* Merges `count` rows, beginning with that of (b, h, i). */
 static void merge_rows(const fattn_merge_job *job, int64_t b, int64_t h, int64_t i, int64_t count,
-                       bool by_heads)
+                       direction along)
 {
     const int64_t dim = job->dim_v, size = fattn_dtype_size(job->dtype);
-    cursor first = cursor_at(&job->first, sizeof(float), b, h, i, by_heads);
-    cursor second = cursor_at(&job->second, sizeof(float), b, h, i, by_heads);
-    cursor result = cursor_at(&job->result, size, b, h, i, by_heads);
+    cursor first = cursor_at(&job->first, sizeof(float), b, h, i, along);
+    cursor second = cursor_at(&job->second, sizeof(float), b, h, i, along);
+    cursor result = cursor_at(&job->result, size, b, h, i, along);
     for (; count > 0; count--, advance(&first), advance(&second), advance(&result)) {
         const float *const o1 = (const void *)first.o, *const o2 = (const void *)second.o;
         const float lse1 = *first.lse, lse2 = *second.lse;
@@ -99,13 +106,14 @@ static void merge_rows(const fattn_merge_job *job, int64_t b, int64_t h, int64_t
     }
 }
 
-/* Positions and heads of an item. */
+/* How many positions and heads an item has. */
 typedef struct extent {
     int64_t positions, heads;
 } extent;
 
-/* Items follow memory. Where the heads of a position lie side by side, as in BSHD, an item has all
- * of them; but several positions, because those share lines of lse. */
+/* Items follow the order of memory. If the heads of a position lie side by side, as in BSHD, an
+ * item has all of them, and several positions, since neighbouring positions share cache lines of
+ * lse. */
 static extent extent_of(const fattn_merge_job *job)
 {
     const fattn_strides *const s = &job->first.strides;
@@ -128,10 +136,10 @@ void fattn_cpu_merge_item(const fattn_merge_job *job, int64_t item)
     const int64_t i0 = item % blocks * e.positions;
     const int64_t positions = fattn_min64(e.positions, job->seqlen - i0);
     if (e.heads == 1) {
-        merge_rows(job, b, h0, i0, positions, false);
+        merge_rows(job, b, h0, i0, positions, ALONG_POSITIONS);
         return;
     }
     for (int64_t i = i0; i < i0 + positions; i++) {
-        merge_rows(job, b, h0, i, e.heads, true);
+        merge_rows(job, b, h0, i, e.heads, ALONG_HEADS);
     }
 }

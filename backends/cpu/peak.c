@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Measuring a peak: each worker's share, and all of them together; see peak.h.
+ * Measures a peak, on each worker and on all together; see peak.h.
  *
  * Loops run in slices so short that most of them are not interrupted, and the median slice counts.
- * Each slice of arithmetic lies between two of the clock, whose faster one is taken to be its
- * clock.
+ * Each slice of arithmetic is preceded and followed by a measurement of the clock frequency, and
+ * the higher of the two is taken for the slice.
  */
 #include "backends/cpu/peak.h"
 
@@ -21,13 +21,13 @@ enum {
     SLICES = 9,
     CHAIN_ADDS = 1 << 17,         /* 40 microseconds at 3 GHz */
     SLICE_INSTRUCTIONS = 1 << 19, /* 90 microseconds at 3 GHz and two a cycle */
-    FED_INSTRUCTIONS = 1 << 17,   /* of each of the loops that are compared */
-    READ_MIN = 8 << 20            /* bytes that a measurement of bandwidth reads at least */
+    FED_INSTRUCTIONS = 1 << 17,   /* in each of the loops that are compared */
+    READ_MIN = 8 << 20            /* the least number of bytes read by a measurement of bandwidth */
 };
 
-/* n additions, n a multiple of 16, each of which waits for the one before. The empty assembly hides
- * what is known about x, or the compiler would multiply. Both operands are registers: additions of
- * constants cost nothing on some processors. */
+/* n dependent additions. n: a multiple of 16. The empty assembly hides the values from the
+ * compiler, which would multiply instead. Both operands are registers, since additions of constants
+ * cost nothing on some processors. */
 static uint64_t chain(int64_t n, uint64_t x, uint64_t y)
 {
 #define ADD \
@@ -53,10 +53,11 @@ static double median(double *x, int n)
     return x[n / 2];
 }
 
-/* Results go here, so that no loop is without effect. */
+/* Results are stored here, so that compilers cannot remove the loops. */
 static _Thread_local volatile uint64_t sink_word;
 static _Thread_local volatile float sink_float;
 
+/* The clock frequency in Hz, if an addition takes a cycle. */
 static double time_clock(void)
 {
     const double start = fattn_host_seconds();
@@ -64,7 +65,7 @@ static double time_clock(void)
     return CHAIN_ADDS / (fattn_host_seconds() - start);
 }
 
-/* Arithmetic instructions a second of a loop, in about `wanted` of them. */
+/* The arithmetic instructions per second of a loop, measured over about `wanted` of them. */
 static double time_compute(const fattn_cpu_peak *peak, int64_t wanted)
 {
     const int64_t rounds = wanted / peak->instructions;
@@ -73,9 +74,9 @@ static double time_compute(const fattn_cpu_peak *peak, int64_t wanted)
     return (double)(rounds * peak->instructions) / (fattn_host_seconds() - start);
 }
 
-/* The share of them that is left where operands are loaded. Another thread on the core takes loads
- * and cache, which products in registers do not miss. They are timed before and after, as the
- * vector units may still be waking up. */
+/* The rate of the loop whose operands are loaded, relative to the loop in registers. Another thread
+ * on the same core takes load slots and cache, which only the former needs. The latter is timed
+ * before and after, since the vector units may still be powering up. */
 static double time_fed(const fattn_cpu_peak *peak, const float *operands)
 {
     const int64_t rounds = FED_INSTRUCTIONS / peak->fed_instructions;
@@ -87,7 +88,7 @@ static double time_fed(const fattn_cpu_peak *peak, const float *operands)
     return rate / (after > before ? after : before);
 }
 
-/* What a worker computes while the others do the same. */
+/* Measures arithmetic on a worker while the others do the same. */
 static void compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
                     fattn_peak_reading *reading)
 {
@@ -97,7 +98,7 @@ static void compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
     for (int n = 0; n < FATTN_CPU_PEAK_OPERANDS; n++) {
         operands[n] = (float)(n % 61 - 30) / 61;
     }
-    (void)time_compute(peak, SLICE_INSTRUCTIONS); /* wakes the vector units */
+    (void)time_compute(peak, SLICE_INSTRUCTIONS); /* powers up the vector units */
     double before = time_clock();
     for (int i = 0; i < SLICES; i++) {
         rate[i] = time_compute(peak, SLICE_INSTRUCTIONS);
@@ -114,10 +115,10 @@ static void compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
 }
 
 typedef struct passes {
-    double bytes, begun, ended; /* seconds of a clock that all workers share */
+    double bytes, begun, ended; /* begun, ended: seconds on a clock that all workers share */
 } passes;
 
-/* A worker reads its part of the data, as often as a measurement takes or, to warm up, once. */
+/* Reads a worker's part of the data, as often as a measurement takes or, to warm up, once. */
 static passes read_part(const fattn_cpu_peak *peak, int worker, int workers, const void *data,
                         int64_t bytes, bool warm_up)
 {
@@ -134,15 +135,16 @@ static passes read_part(const fattn_cpu_peak *peak, int worker, int workers, con
 
 /* --- All together ----------------------------------------------------------------------------- */
 
-/* Gathers workers that measure together. One word: its lower half counts those who have come; its
- * upper half is 0 until the group is closed, then their number. */
+/* Gathers workers that measure together, in one word. Its lower half counts those that have come.
+ * Its upper half is 0 until the group is closed, and then their number. */
 typedef struct rendezvous {
     atomic_uint_least64_t state;
 } rendezvous;
 #define CLOSED (UINT64_C(1) << 32)
 
-/* Waits until `expected` workers are here, or for a while, as some may not exist. Returns how many
- * there are, and this one's number among them; 0 to a worker that is late. */
+/* Waits until `expected` workers have come, or for a tenth of a second, since some may not exist.
+ * Returns how many have come, and in *number this worker's number among them. Returns 0 to a worker
+ * that comes too late. */
 static int gather(rendezvous *m, int expected, int *number)
 {
     const double until = fattn_host_seconds() + 0.1;
@@ -170,7 +172,7 @@ static void add(_Atomic double *sum, double x)
     while (!atomic_compare_exchange_weak(sum, &at, at + x)) {}
 }
 
-/* Moves an edge of the time that all workers took together. */
+/* Moves the earliest start (or, if later, the latest end) of all workers to include `to`. */
 static void stretch(_Atomic double *edge, double to, bool later)
 {
     double at = atomic_load(edge);
@@ -181,7 +183,7 @@ typedef struct measurement {
     const fattn_cpu_peak *peak, *gauge;
     const void *data;
     int64_t bytes;
-    int workers; /* that there may be */
+    int workers; /* the most workers there may be */
     rendezvous *first, *second;
     _Atomic double *rate, *clock, *issue, *fed; /* sums */
     _Atomic double *begun, *ended;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Peak loops of floats and of memory: `peaks`, best first.
+ * The peak loops of floats and of memory: `peaks`, best first.
  *
- * Accumulators are scalars by name, not arrays: compilers keep arrays of this size in memory, and a
- * loop that spills measures the cache. There must be at least latency x ports of them (4 x 2 on
- * x86, 4 x 4 on the widest Arm cores), and with two operands they must fit the registers.
+ * Accumulators are separate variables and no array: compilers keep arrays of this size in memory,
+ * and a loop that spills measures the cache. There must be at least latency x ports of them (4 x 2
+ * on x86, 4 x 4 on the widest Arm cores), and with two operands they must fit the registers.
  */
 #ifndef FATTN_CPU_PEAK_LOOPS_H
 #define FATTN_CPU_PEAK_LOOPS_H
@@ -26,8 +26,8 @@ static inline peak_uv peak_load(const uint32_t *x) { return uv_load(x); }
 static inline peak_uv peak_sum(peak_uv a, peak_uv b) { return uv_add(a, b); }
 #define PEAK_FUSED 1
 #else
-/* Plain C may be compiled to whatever vectors every processor of the family has, so these are its
- * ceiling, and not the single float of the vocabulary. */
+/* Plain C may be compiled to any vectors that every processor of the family has, so the peak of
+ * these vectors is its ceiling, and not that of the single float of its vocabulary. */
 #define PEAK_READ_LANES 4
 typedef uint32_t peak_uv __attribute__((vector_size(16)));
 static inline peak_uv peak_load(const uint32_t *x)
@@ -38,7 +38,7 @@ static inline peak_uv peak_load(const uint32_t *x)
 }
 static inline peak_uv peak_sum(peak_uv a, peak_uv b) { return a + b; }
 #ifdef __FP_FAST_FMAF
-/* But there is no fused product of such vectors to write. */
+/* But C has no way to write a fused product of such vectors. */
 #define PEAK_LANES 1
 #define PEAK_FUSED 1
 typedef float peak_fv;
@@ -65,8 +65,8 @@ static inline peak_fv peak_set1(float x) { return (peak_fv){x, x, x, x}; }
 #define PEAK_COUNT 16
 #endif
 
-/* Sums of products, the form that every instruction set has without a copy. They grow by little, so
- * that they stay ordinary numbers. */
+/* Fused products added to their accumulators, the form that every instruction set has without a
+ * copy. They grow slowly, and so stay normal numbers. */
 static float peak_compute(int64_t rounds, float factor, float summand)
 {
 #define START(i) peak_fv a##i = peak_set1((float)(i));
@@ -91,14 +91,14 @@ static float peak_compute(int64_t rounds, float factor, float summand)
 #define PEAK_NAME "fma f32"
 #define PEAK_INSTRUCTIONS (2 * PEAK_COUNT)
 
-/* Not where factors come two in a register: gcc keeps some of the sums of such a loop in memory. */
+/* Not with two factors per register: gcc keeps some of the sums of such a loop in memory. */
 #if FV_LANES > 1 && FV_FACTORS == 1
 #define PEAK_FED_DEPTH 64
 #define PEAK_FED_INSTRUCTIONS (FV_NK * FV_NQ * PEAK_FED_DEPTH)
 _Static_assert(PEAK_FED_DEPTH *(FV_NK + FV_NQ * FV_LANES) <= FATTN_CPU_PEAK_OPERANDS, "room");
 
-/* The same products as a register tile makes them (product.h), which loads FV_NK factors and
- * FV_NQ vectors for FV_NK FV_NQ of them. */
+/* The same products with loaded operands, as in a register tile (product.h), which loads FV_NK
+ * factors and FV_NQ vectors for FV_NK FV_NQ products. */
 static float peak_compute_fed(int64_t rounds, const float *operands)
 {
     const float *const b = operands + FV_NK * PEAK_FED_DEPTH, *a[FV_NK];
@@ -127,8 +127,8 @@ static float peak_compute_fed(int64_t rounds, const float *operands)
 
 #else
 
-/* As many products as sums, apart: a chain of both would need more accumulators than there are
- * registers. A factor of 1 keeps the products what they are. */
+/* As many products as sums, independent of each other: a chain of both would need more accumulators
+ * than there are registers. A factor of 1 leaves the products unchanged. */
 static float peak_compute(int64_t rounds, float factor, float summand)
 {
 #define START(i) peak_fv p##i = peak_set1(1.5f + (i)), s##i = p##i;
@@ -157,7 +157,8 @@ static float peak_compute(int64_t rounds, float factor, float summand)
 
 #endif
 
-/* Sums whole lines as integers: no bit pattern is slow to add, as it is among floats. */
+/* Sums whole cache lines as integers, since no bit pattern is slow to add, as subnormal floats
+ * are. */
 static uint32_t peak_read(const void *data, int64_t bytes)
 {
     enum { STEP = 8 * PEAK_READ_LANES };

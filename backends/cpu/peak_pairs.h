@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peak loops of products of bf16 pairs, written as those of peak_loops.h: `peaks`, best first. */
+/* The peak loops of products of bf16 pairs, written as those of peak_loops.h: `peaks`, best
+ * first. */
 #ifndef FATTN_CPU_PEAK_PAIRS_H
 #define FATTN_CPU_PEAK_PAIRS_H
 
@@ -9,7 +10,7 @@
 #include "backends/cpu/unit.h"
 #include "core/kernel.h"
 
-/* Products of pairs wait longer for their accumulators: 24 of them. */
+/* Products of pairs have a longer latency, so there are 24 accumulators. */
 #define PEAK_8(M, n) M(n##0) M(n##1) M(n##2) M(n##3) M(n##4) M(n##5) M(n##6) M(n##7)
 #define PEAK_24(M) PEAK_8(M, 1) PEAK_8(M, 2) PEAK_8(M, 3)
 
@@ -47,7 +48,7 @@ static float peak_compute_tiles(int64_t rounds, float factor, float summand)
 /* Ends with a row whose name is NULL. */
 static const fattn_cpu_peak peaks[] = {
 #if FV_TILES
-    /* A product of tiles works on one of its 16 rows a cycle: 16 numbers of 32 products each. */
+    /* A product of tiles computes one of its 16 rows per cycle: 16 sums of 32 products each. */
     {
         .row = {.name = "tiles bf16",
                 .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backend "cpu": the table of instruction sets, the choice among them, and how runs are shared out
- * among threads. Results do not depend on the number of threads: they take items from a counter,
+ * Backend "cpu": the table of instruction sets, the choice among them, and how runs are divided
+ * among threads. Results do not depend on the number of threads: threads take items from counters,
  * and what an item computes depends on its number alone.
  */
 #include <assert.h>
@@ -29,7 +29,7 @@
 #include "backends/cpu/isas.inc"
 #undef FATTN_CPU_ISA
 
-/* Best first on most processors. */
+/* Best first on most processors; order_isas() has the exception. */
 #define FATTN_CPU_ISA(name) {&fattn_cpu_##name, fattn_cpuid_##name},
 static const struct {
     const fattn_cpu_isa *isa;
@@ -42,15 +42,17 @@ static const struct {
 
 /* An open device. */
 typedef struct cpu {
-    const fattn_cpu_isa *isa;     /* the best that may be used */
-    int order[ISA_COUNT];         /* of isas[], best first on this one */
-    const char *lacks[ISA_COUNT]; /* why one may not: what follows "needs"; NULL when it may */
-    int64_t fast_memory;          /* bytes; asked once, because the answer lies in a file */
-    int64_t cores;                /* that the process is granted */
+    const fattn_cpu_isa *isa; /* the best that may be used */
+    int order[ISA_COUNT];     /* indices into isas[], best first on this machine */
+    /* For each of isas[], what it needs and this machine lacks, as a text to follow "needs"; NULL:
+     * it may be used. */
+    const char *lacks[ISA_COUNT];
+    int64_t fast_memory; /* bytes; read once, since it comes from a file */
+    int64_t cores;       /* granted to the process */
     fattn_cpu_team team;
 } cpu;
 
-/* "avx2, scalar": what this machine runs. */
+/* The sets that this machine runs, as text: "avx2, scalar". */
 static const char *list_isas(char *text, size_t size)
 {
     size_t used = 0;
@@ -64,7 +66,7 @@ static const char *list_isas(char *text, size_t size)
     return text;
 }
 
-/* The instruction set that has the rows which `isa` leaves out, or NULL. */
+/* The instruction set whose kernels take what those of `isa` decline, or NULL. */
 static const fattn_cpu_isa *base_of(const fattn_cpu_isa *isa)
 {
     for (int i = 0; i < ISA_COUNT && isa->base; i++) {
@@ -75,8 +77,8 @@ static const fattn_cpu_isa *base_of(const fattn_cpu_isa *isa)
     return NULL;
 }
 
-/* Slow products of pairs come after those of floats, unless they are asked for: the two neighbours
- * change places. */
+/* Where vector products of bf16 pairs are slow, avx512bf16 comes after avx512, its neighbour in the
+ * table, unless the user asked for it. */
 static void order_isas(cpu *device, bool asked)
 {
     for (int i = 0; i < ISA_COUNT; i++) {
@@ -90,7 +92,8 @@ static void order_isas(cpu *device, bool asked)
     }
 }
 
-/* Whether `isa` is the one that is wanted, NULL for any, or the base of that, which runs here. */
+/* Whether `isa` may be used: it is `wanted`, or the base of that, provided that the wanted set runs
+ * here. wanted: NULL allows all. */
 static bool is_wanted(const fattn_cpu_isa *isa, const char *wanted)
 {
     bool found = !wanted || strcmp(wanted, isa->name) == 0;
@@ -115,8 +118,8 @@ static bool takes_isa(const char *value, char *expected, size_t size)
 
 static const fattn_env_variable isa_variable = {"FATTN_CPU_ISA", takes_isa};
 
-/* FATTN_CPU_ISA, and the option, is an exact choice: the named instruction set, with its base, and
- * no other. */
+/* FATTN_CPU_ISA and the device option `isa` choose exactly: the named instruction set with its
+ * base, and no other. */
 static fattn_status choose_isa(cpu *device, const char *option)
 {
     const char *const named = fattn_env_own(&isa_variable), *const wanted = named ? named : option;
@@ -140,8 +143,8 @@ static fattn_status choose_isa(cpu *device, const char *option)
     return FATTN_OK;
 }
 
-/* Peak i of the device: those of its instruction set, then those of its base; NULL past the last.
- */
+/* Row i of the device's peaks: those of its instruction set, then those of its base. NULL past the
+ * last. */
 static const fattn_cpu_peak *peak_of(const cpu *device, int i)
 {
     for (const fattn_cpu_isa *isa = device->isa; i >= 0 && isa; isa = base_of(isa)) {
@@ -163,8 +166,8 @@ void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
     __atomic_store_n(&progress->done, done, __ATOMIC_RELEASE);
 }
 
-/* The panel that is waited for is at work, so the wait begins by spinning; but its thread may have
- * lost its core. */
+/* Spins first, since the worker that is waited for has begun its item; then yields, since its
+ * thread may have lost its core. */
 void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done)
 {
     for (int spins = 0; __atomic_load_n(&progress->done, __ATOMIC_ACQUIRE) < done; spins++) {
@@ -195,8 +198,8 @@ int64_t fattn_cpu_workspace_of_one(int64_t shared, int64_t scratch)
     return shared < 0 || own < 0 ? -1 : shared + own;
 }
 
-/* How a plan runs: its workspace is so many bytes of all workers together, and of each. What its
- * row for few rows shares comes first. */
+/* What a run needs besides the plan. The workspace holds few_shared bytes for the second kernel,
+ * the shared bytes of the first (`shared` counts both), then `scratch` bytes per worker. */
 typedef struct layout {
     int64_t few_shared, shared, scratch;
     bool is_brief;
@@ -204,22 +207,21 @@ typedef struct layout {
 } layout;
 
 /*
- * Threads that have enough to do. One alone takes about as long as its products, at a third of the
- * peak that its rows have on most processors, its scores, which become weights in vectors however
- * fast products are, or its bytes, out of a second-level cache, whichever is longest. Waking
- * another takes 2 microseconds of the caller's time where it sleeps, so the problem must have some
- * to share: decoding 128 keys, 4.5 microseconds on one thread, gains a tenth by a second one that
- * is awake, 256 keys a quarter. Once others are at it, each begins within 2 microseconds of the
- * caller.
+ * How many threads a run gets. One thread needs about the longest of three times: that of the
+ * products, at a third of the peak; that of the scores, which become weights in vectors however
+ * fast products are; and that of the bytes, read from a second-level cache. Waking a sleeping
+ * thread takes 2 microseconds of the caller's time, so small problems stay on one thread. Decoding
+ * 128 keys, 4.5 microseconds on one thread, gains a tenth from a second one that is awake; 256 keys
+ * gain a quarter. Threads that are awake begin within 2 microseconds of the caller.
  */
-#define FLOPS_A_NANOSECOND 2           /* a lane and operation of a lane */
-#define SCORES_A_NANOSECOND (1.0 / 32) /* a lane */
+#define FLOPS_A_NANOSECOND 2           /* per lane and per operation of a lane */
+#define SCORES_A_NANOSECOND (1.0 / 32) /* per lane */
 #define BYTES_A_NANOSECOND 40
-#define WORTH_SHARING 5e3 /* nanoseconds of one thread from which a problem is shared */
-#define WORTH_JOINING 2e3 /* and for each of which there is another thread */
+#define WORTH_SHARING 5e3 /* nanoseconds on one thread from which on a problem is shared */
+#define WORTH_JOINING 2e3 /* nanoseconds of work per thread */
 
-static int worth(const cpu *device, fattn_dtype dtype, int64_t items, double flops, double scores,
-                 double bytes)
+static int worker_count(const cpu *device, fattn_dtype dtype, int64_t items, double flops,
+                        double scores, double bytes)
 {
     int i = 0;
     while (!(peak_of(device, i)->row.dtypes & FATTN_DTYPE_BIT(dtype))) {
@@ -236,7 +238,8 @@ static int worth(const cpu *device, fattn_dtype dtype, int64_t items, double flo
     return time < WORTH_SHARING || workers < 1 ? 1 : (int)workers;
 }
 
-/* A plan has the threads of its device, where it is large enough, and scratch for each. */
+/* Decides on the number of workers and the size of the workspace. A plan may use all threads of its
+ * device; it uses fewer where that is too little work for them. */
 static fattn_status plan(fattn_plan *made)
 {
     const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)made->kernel;
@@ -244,8 +247,8 @@ static fattn_status plan(fattn_plan *made)
     if (t->workers == 0) {
         const fattn_problem *const p = &made->problem;
         const double flops = fattn_io_flops(p), a_score = 2 * ((double)p->dim + (double)p->dim_v);
-        t->workers = worth(made->device->impl, p->dtype, t->items, flops,
-                           a_score > 0 ? flops / a_score : 0, t->traffic);
+        t->workers = worker_count(made->device->impl, p->dtype, t->items, flops,
+                                  a_score > 0 ? flops / a_score : 0, t->traffic);
     }
     layout l = {.shared = kernel->shared(&made->problem, t),
                 .scratch = kernel->scratch(&made->problem, t)};
@@ -274,24 +277,25 @@ static fattn_status plan(fattn_plan *made)
     return FATTN_OK;
 }
 
-/* A phase of a run, or a verb: items, and what takes them until there are none. */
+/* A phase of a run, or a whole fattn_merge() or fattn_dropout_mask(): a number of items, and their
+ * work. */
 typedef struct step {
     void (*work)(const void *of, const fattn_cpu_run *run, void *scratch);
     const void *of;
-    fattn_cpu_run run; /* without items */
+    fattn_cpu_run run; /* `items` is set by each worker */
     int64_t count;     /* of items */
     fattn_cpu_share share;
     fattn_cpu_deal deal;
 } step;
 
 typedef struct steps {
-    step step[FATTN_CPU_PHASES]; /* of both kernels, where one has the sequences of few rows */
-    char *scratch;               /* of worker 0; the others' follow */
-    int64_t size;                /* of each; 0: there is none */
+    step step[FATTN_CPU_PHASES]; /* phases of both kernels, if there are two */
+    char *scratch;               /* that of worker 0; those of the others follow */
+    int64_t size;                /* of the scratch of a worker; 0: there is none */
 } steps;
 
-/* Kernels count on rounding to nearest and on subnormal numbers, whatever the thread has set; it
- * finds everything as it was. */
+/* Kernels rely on rounding to nearest and on subnormal numbers, whatever the calling thread has
+ * set. Its settings are restored afterwards. */
 static void work_step(void *context, int phase, int worker)
 {
     steps *const all = context;
@@ -305,7 +309,7 @@ static void work_step(void *context, int phase, int worker)
     fattn_cpuid_arithmetic_end(&callers);
 }
 
-/* Runs steps one after another. */
+/* Runs the first `count` steps one after another. */
 static void run_steps(const cpu *device, steps *all, int count, int workers)
 {
     int64_t most = 1;
@@ -330,9 +334,10 @@ static void work_phase(const void *phase, const fattn_cpu_run *run, void *scratc
     ((const fattn_cpu_phase *)phase)->work(run, scratch);
 }
 
-/* A forward's tiling without the blocks of rows and the parts that no sequence of the run has:
- * lengths may be far below those that were planned for. One whose parts follow from all lengths
- * together, in so many pieces, has none to leave out. */
+/* The tiling of a forward run. Lengths may be far below those that were planned for, so the blocks
+ * of rows and the parts of keys that no sequence of this run has are left out. If the keys are cut
+ * into `pieces`, by the lengths of all sequences together (pieces.h), the tiling stays as
+ * planned. */
 static fattn_tiling tiling_of_run(const fattn_tiling *planned, const fattn_problem *p,
                                   const fattn_buffers *buffers, int64_t rows, int64_t pieces)
 {
@@ -349,7 +354,7 @@ static fattn_tiling tiling_of_run(const fattn_tiling *planned, const fattn_probl
     return tiling;
 }
 
-/* Appends the phases of a kernel that have items. */
+/* Appends those phases of a kernel that have items. */
 static void add_steps(steps *all, int *count, const fattn_cpu_kernel *kernel,
                       const fattn_cpu_run *run)
 {
@@ -364,7 +369,7 @@ static void add_steps(steps *all, int *count, const fattn_cpu_kernel *kernel,
         s->run = *run;
         s->count = kernel->phases[i].count(&s->run);
         s->share = kernel->phases[i].share;
-        *count += s->count > 0; /* a step costs rendezvous at its end */
+        *count += s->count > 0; /* an empty step would still cost a rendezvous of the workers */
     }
 }
 
@@ -426,7 +431,7 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
     return FATTN_OK;
 }
 
-/* Rows are merged where they are finished, while they are in cache. */
+/* Merges each row when it is finished, while it is in cache. */
 static fattn_status run_onto(const fattn_plan *plan, const fattn_buffers *buffers,
                              const fattn_merge_job *job, void *workspace, fattn_stream stream)
 {
@@ -460,36 +465,39 @@ static void work_dropout(const void *args, const fattn_cpu_run *run, void *scrat
     }
 }
 
-/* A verb of one step, without scratch, that takes as long as moving `bytes` bytes. */
-static fattn_status
-run_verb(const cpu *device, void (*work)(const void *args, const fattn_cpu_run *run, void *scratch),
-         const void *args, int64_t items, double bytes, fattn_stream stream)
+/* Runs a function of one step, without scratch, that takes about as long as moving `bytes`
+ * bytes. */
+static fattn_status run_one_step(const cpu *device,
+                                 void (*work)(const void *args, const fattn_cpu_run *run,
+                                              void *scratch),
+                                 const void *args, int64_t items, double bytes, fattn_stream stream)
 {
     const fattn_status status = fattn_host_stream_check(stream);
     if (!status) {
         steps all;
         all.size = 0;
         *all.step = (step){.work = work, .of = args, .count = items, .share = FATTN_CPU_SEVERAL};
-        run_steps(device, &all, items > 0, worth(device, FATTN_F32, items, 0, 0, bytes));
+        run_steps(device, &all, items > 0, worker_count(device, FATTN_F32, items, 0, 0, bytes));
     }
     return status;
 }
 
-/* Three states are read and written. */
+/* Two states are read and one is written. */
 static fattn_status merge(void *impl, const fattn_merge_job *job, fattn_stream stream)
 {
     const int64_t items = fattn_cpu_merge_items(job);
     const double rows = (double)job->batch * (double)job->heads * (double)job->seqlen;
-    return run_verb(impl, work_merge, job, items, 12 * rows * (double)(job->dim_v + 1), stream);
+    return run_one_step(impl, work_merge, job, items, 12 * rows * (double)(job->dim_v + 1), stream);
 }
 
-/* A byte of the mask needs ten rounds of multiplications, about the time in which other verbs move
- * ten bytes. */
+/* A byte of the mask takes as long as moving ten bytes: the generator makes ten rounds of
+ * multiplications. */
 static fattn_status dropout_mask(void *impl, const fattn_dropout_args *args, fattn_stream stream)
 {
     const int64_t items = fattn_cpu_dropout_items(args);
     const double rows = (double)args->batch * (double)args->heads * (double)args->seqlen_q;
-    return run_verb(impl, work_dropout, args, items, 10 * rows * (double)args->seqlen_k, stream);
+    return run_one_step(impl, work_dropout, args, items, 10 * rows * (double)args->seqlen_k,
+                        stream);
 }
 
 static const fattn_peak *peak(void *impl, int i)
@@ -498,7 +506,7 @@ static const fattn_peak *peak(void *impl, int i)
     return found ? &found->row : NULL;
 }
 
-/* Defined here for the tables of the units, whose rows name it. */
+/* Defined here because it needs the device; the tables of the units refer to it. */
 fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const void *data,
                                     int64_t bytes, fattn_peak_reading *reading)
 {
@@ -516,9 +524,9 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
 
 static int count(void) { return 1; }
 
-/* What a worker plans with: its core's second-level cache, all of it, because what keys and values
- * drive out comes back once a tile of them, and that costs less than smaller blocks; but no more
- * than a thread is to take. */
+/* The fast memory that a worker plans with: its core's second-level cache, at most 1 MiB of it. All
+ * of the cache is planned for, although keys and values drive some of it out: what they drive out
+ * comes back once per tile of keys, which costs less than smaller blocks would. */
 static int64_t fast_memory(void)
 {
     const int64_t second = fattn_cpuid_cache(2), most = 1 << 20;
@@ -563,8 +571,8 @@ static void describe(void *impl, fattn_device_info *info)
     info->total_memory = fattn_cpuid_memory();
 }
 
-/* Parts and blocks for the cores that the process is granted, not for the workers there happen to
- * be: results may not depend on those. Parts cost a trip of their sums through memory. */
+/* The limits follow the cores that the process is granted and not the number of workers, on which
+ * results may not depend. Parts of the keys send their sums through memory once more. */
 static void limits(void *impl, fattn_limits *limits)
 {
     const cpu *const device = impl;

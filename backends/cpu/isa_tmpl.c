@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels of floats, compiled once for each instruction set. Parameters:
+ * The kernels that multiply floats, compiled once for each instruction set. Parameters:
  *
  *     FATTN_ISA    its name, a word: the object's only global is fattn_cpu_<name>
- *     FATTN_VEC    the header with its vocabulary, in quotes; vec_scalar.h says what that is
+ *     FATTN_VEC    the header with its vocabulary, in quotes; vec_scalar.h defines the vocabulary
  *
- * Nothing but standard C and that vocabulary is used below, so a new instruction set is a new
- * header. Those that multiply pairs of bf16 as well are units of their own (pairs_tmpl.c).
+ * The code below uses nothing but standard C and that vocabulary, so a new instruction set is a new
+ * header. Instruction sets that also multiply pairs of bf16 are units of their own (pairs_tmpl.c).
  */
 #include "backends/cpu/backward_floats.h"
 #include "backends/cpu/brief.h"

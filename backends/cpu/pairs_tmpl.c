@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels of bf16 pairs, compiled once for each instruction set that multiplies them. What they
- * decline, and all other types, its base has kernels for (isa_tmpl.c). Parameters:
+ * The kernels that multiply pairs of bf16, compiled once for each instruction set that can.
+ * Problems that they decline, and all other types, go to the kernels of the base (isa_tmpl.c).
+ * Parameters:
  *
  *     FATTN_ISA    its name, a word: the object's only global is fattn_cpu_<name>
  *     FATTN_VEC    the header with its vocabulary, in quotes, which extends that of the base
@@ -40,7 +41,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .any_bias = true,
                 .features = FATTN_CPU_FEATURES & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
                 .dim_max = FATTN_PROBLEM_DIM_MAX,
-                .own_dtype_o = true, /* dO is an operand */
+                .own_dtype_o = true, /* dO is an operand of bf16 products, too */
                 .packs_groups = true,
                 .tiles = backward_pairs_tiles,
                 .fast_bytes = backward_pairs_fast_bytes,

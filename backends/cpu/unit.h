@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What every header of a unit of kernels begins with: the unit's vocabulary, the formulas of core
- * over its vectors, and how functions are compiled. Parameters, which vec.h fills in where a header
- * is read alone:
+ * Included first by every header of the kernels: the vector vocabulary of the unit, the formulas of
+ * core over these vectors, and how functions are compiled. Parameters, for which vec.h has defaults
+ * where a header is read alone:
  *
  *     FATTN_ISA    the instruction set's name, a word
  *     FATTN_VEC    the header with its vocabulary, in quotes
@@ -32,7 +32,8 @@
 #ifndef NOCLONE
 #define NOCLONE
 #endif
-/* Apart from its callers, or their variables take the registers of its loops. */
+/* A function that is not inlined: variables of its callers would take registers that its loops
+ * need. */
 #define APART static __attribute__((noinline))
 #define PASTE_EXPANDED(a, b) a##b
 #define PASTE(a, b) PASTE_EXPANDED(a, b)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The vocabulary of a unit: FATTN_VEC, and the words that it leaves to others. vec_scalar.h says
- * what each word means. A header that is read alone, by an editor or by tests/lint/alone.py, has
- * the words of plain C.
+ * The vector vocabulary of a unit: the header FATTN_VEC, and defaults for the words that it may
+ * leave out. vec_scalar.h defines each word. A header that is read alone, by an editor or by
+ * tests/lint/alone.py, gets the vocabulary of plain C.
  */
 #ifndef FATTN_CPU_VEC_H
 #define FATTN_CPU_VEC_H
@@ -22,8 +22,9 @@
 
 _Static_assert(FV_ND % FV_NK == 0 && FV_ND % FV_LANES == 0, "tiles of keys hold whole steps");
 
-/* Where a factor must be spread over the lanes first, a group of factors is a single one. ff_muladd
- * adds factor n of the group times b to c, pf_muladd the same of pairs. */
+/* Where a multiplication cannot take its factor from a lane of a vector, a "group" of factors is
+ * one factor, spread over all lanes. ff_muladd() adds factor n of the group times b to c;
+ * pf_muladd() does so for pairs. */
 #ifndef FV_FACTORS
 #define FV_FACTORS 1
 typedef fv ff;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The vocabulary of vec_avx512bf16.h, and matrix products of bf16 pairs in AMX: registers that are
+ * The vocabulary of vec_avx512bf16.h, and matrix products of bf16 pairs in AMX, whose registers are
  * tiles of 16 rows of 64 bytes.
  *
- * A product of two tiles takes 16 cycles and one tile that is loaded eight, so six tiles of sums (2
- * by 3) share two that hold operands: seven loads for six products.
+ * A product of two tiles takes 16 cycles, and loading a tile takes eight. Six tiles hold sums (2 by
+ * 3) and two hold operands: seven loads for six products.
  */
 #ifndef FATTN_CPU_VEC_AMX_H
 #define FATTN_CPU_VEC_AMX_H
@@ -15,10 +15,12 @@
 
 #define FV_TILES 1
 
-/* Compilers are not told, or not all of it, what memory tiles and their shapes are loaded from. */
-static inline void memory_is_read(const void *at) { __asm__ volatile("" : : "r"(at) : "memory"); }
+/* A compiler barrier: the intrinsics do not tell compilers, or not fully, which memory tiles and
+ * their shapes are loaded from and stored to. */
+static inline void tiles_access(const void *at) { __asm__ volatile("" : : "r"(at) : "memory"); }
 
-/* A thread has tiles between these two; before and after, the system need not save them. */
+/* A thread uses tiles between these two calls. Outside of them the system need not save tile
+ * registers. */
 static inline void tiles_open(void)
 {
     struct {
@@ -30,7 +32,7 @@ static inline void tiles_open(void)
         shape.row_bytes[n] = 64;
         shape.rows[n] = 16;
     }
-    memory_is_read(&shape);
+    tiles_access(&shape);
     _tile_loadconfig(&shape);
 }
 static inline void tiles_close(void) { _tile_release(); }
@@ -48,9 +50,9 @@ static inline void tiles_multiply(int nm, int nq, int add, const void *a, int64_
     char *const to = (char *)c, *const below = to + 16 * c_stride;
     const bool two = nm > 1, second = nq > 1, third = nq > 2;
 
-    memory_is_read(a);
-    memory_is_read(b);
-    memory_is_read(c);
+    tiles_access(a);
+    tiles_access(b);
+    tiles_access(c);
 #define EACH_SUM(call)            \
     call(0, to);                  \
     if (second) {                 \
@@ -103,14 +105,14 @@ static inline void tiles_multiply(int nm, int nq, int add, const void *a, int64_
         _tile_dpbf16ps(3, 6, 7);
     }
     EACH_SUM(STORE)
-    memory_is_read(c);
+    tiles_access(c);
 #undef EACH_SUM
 #undef LOAD
 #undef ZERO
 #undef STORE
 }
 
-/* Products and nothing else: six a round, on sums that wait for themselves alone. */
+/* Six products per round and no loads: each sum depends on nothing but itself. */
 static inline void tiles_spin(int64_t rounds)
 {
     _tile_zero(0);

@@ -222,7 +222,7 @@ static inline fv fv_load_blocks(const float *from, int64_t stride)
     return _mm256_insertf128_ps(one, _mm_loadu_ps(from + stride), 1);
 }
 
-/* A block of four columns at a time, as in AVX-512. */
+/* Four columns at a time, as in vec_avx512.h. */
 static inline __attribute__((always_inline)) void fv_load_transposed(const float *from,
                                                                      int64_t stride, fv x[FV_LANES])
 {

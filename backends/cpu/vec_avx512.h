@@ -184,7 +184,7 @@ static inline fv fv_rotate(fv x, int n)
     return _mm512_permutexvar_ps(_mm512_add_epi32(lane, _mm512_set1_epi32(n)), x);
 }
 
-/* Inserting from memory is done by either port, shuffling by one. */
+/* Insertions from memory run on either of two ports, shuffles on one only. */
 static inline fv fv_load_blocks(const float *from, int64_t stride)
 {
     const fv one = _mm512_castps128_ps512(_mm_loadu_ps(from));
@@ -201,8 +201,8 @@ static inline void fv_store_blocks(float *to, int64_t stride, fv x)
     _mm_storeu_ps(to + 3 * stride, _mm512_extractf32x4_ps(x, 3));
 }
 
-/* A block of four columns at a time: its rows 4 apart fill a vector, and are transposed within
- * 128 bits. */
+/* Four columns at a time: rows that are 4 apart fill a vector, which is transposed within its
+ * blocks of 128 bits. */
 static inline __attribute__((always_inline)) void fv_load_transposed(const float *from,
                                                                      int64_t stride, fv x[FV_LANES])
 {
@@ -222,8 +222,8 @@ static inline __attribute__((always_inline)) void fv_load_transposed(const float
     }
 }
 
-/* Sums of what lanes 0 and 2, and 1 and 3, of each block of 128 bits hold: a's two, then b's. One
- * port shuffles, two blend. */
+/* In each block of 128 bits: the sums of lanes 0 and 2 and of lanes 1 and 3, a's two, then b's. A
+ * shuffle has one port, a blend two. */
 static inline fv join_pairs(fv a, fv b)
 {
     return fv_add(_mm512_mask_blend_ps(0xcccc, a, b), _mm512_shuffle_ps(a, b, 0x4e));
@@ -235,7 +235,7 @@ static inline fv fv_block_sums(const fv x[4])
     return fv_add(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
 }
 
-/* Sums of blocks 0 and 2, and 1 and 3: a's two, then b's. */
+/* The sums of blocks 0 and 2 and of blocks 1 and 3: a's two, then b's. */
 static inline fv join_blocks(fv a, fv b)
 {
     return fv_add(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));

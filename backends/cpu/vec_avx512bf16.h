@@ -2,8 +2,8 @@
 /*
  * The vocabulary in AVX-512 with BF16: that of vec_avx512.h, and products of pairs.
  *
- * vdpbf16ps takes twice the terms of an FMA, but waits longer for its accumulator: at two a cycle
- * it needs 16 to 20 of them, and the register tile of 24 serves it as it is.
+ * vdpbf16ps takes twice the terms of an FMA, but has a longer latency: at two a cycle it needs 16
+ * to 20 accumulators, and the 24 of vec_avx512.h's register tile are enough.
  */
 #ifndef FATTN_CPU_VEC_AVX512BF16_H
 #define FATTN_CPU_VEC_AVX512BF16_H
@@ -25,8 +25,8 @@ static inline pv pv_set1(const void *pair)
 }
 static inline pv pv_load(const void *pairs) { return _mm512_loadu_si512(pairs); }
 static inline void pv_store(void *to, pv x) { _mm512_storeu_si512(to, x); }
-/* Has compilers count on from these two pointers, or gcc keeps one for each row, and not in
- * registers. */
+/* Makes the compiler advance these two pointers. gcc would otherwise keep a pointer for each row,
+ * more than there are registers. */
 static inline void keep_pointers(const char **a, const char **b)
 {
     __asm__("" : "+r"(*a), "+r"(*b));

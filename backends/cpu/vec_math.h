@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What vocabularies of several lanes share: the polynomial of exp2, and log2 lane by lane. */
+/* Shared by the vocabularies with several lanes: the polynomial of exp2, and log2 lane by lane. */
 #ifndef FATTN_CPU_VEC_MATH_H
 #define FATTN_CPU_VEC_MATH_H
 
@@ -18,7 +18,7 @@
 #define EXP2_C5 0.0012467847f
 #define EXP2_C6 0.000216129149f
 
-/* log2 happens once a row, not once a pair: the C library's is exact enough and fast enough. */
+/* log2 is needed once per row, not once per score: the C library is accurate and fast enough. */
 static inline void log2_lanes(float *x, int lanes)
 {
     for (int n = 0; n < lanes; n++) {

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The vocabulary in Advanced SIMD of AArch64 (NEON): 4 lanes, 32 registers. vec_scalar.h says what
- * each word means.
+ * The vocabulary in Advanced SIMD of AArch64 (NEON): 4 lanes, 32 registers. vec_scalar.h defines
+ * each word.
  *
- * The register tile is 8 rows by 3 vectors: 24 accumulators, the 6 vectors of two steps, and a pair
- * of factors, one for each step. FMLA takes its factor from a lane, so a factor is loaded and never
- * spread: two steps, 48 FMLA, need 6 loads of vectors and 8 of pairs.
+ * The register tile is 8 rows by 3 vectors. It takes 24 registers for accumulators, 6 for the
+ * vectors of two steps, and one for a pair of factors, one per step. FMLA takes its factor from a
+ * lane, so a factor is loaded and never spread: two steps, 48 FMLA, need 6 loads of vectors and 8
+ * of pairs.
  */
 #ifndef FATTN_CPU_VEC_NEON_H
 #define FATTN_CPU_VEC_NEON_H
@@ -125,7 +126,7 @@ static inline fv fv_div(fv a, fv b) { return vdivq_f32(a, b); }
 static inline fv fv_abs(fv a) { return vabsq_f32(a); }
 static inline fv fv_fma(fv a, fv b, fv c) { return vfmaq_f32(c, a, b); }
 static inline fv fv_muladd(fv a, fv b, fv c) { return vfmaq_f32(c, a, b); }
-/* FMAX would give NaN when either is; the vocabulary wants the second. */
+/* FMAX returns NaN if either operand is NaN; the vocabulary requires the second operand. */
 static inline fv fv_max(fv a, fv b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline fv fv_min(fv a, fv b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 

@@ -2,9 +2,9 @@
 /*
  * The vocabulary in Advanced SIMD with BF16: that of vec_neon.h, and products of pairs.
  *
- * BFDOT does what FMLA does on twice the terms, and takes a pair from a lane as FMLA takes a
+ * BFDOT works as FMLA does on twice the terms, and takes its pair from a lane as FMLA takes its
  * factor, so the register tile and its loads are those of vec_neon.h. (BFMMLA multiplies twice as
- * much again, 2 by 4 numbers with 4 by 2, but wants rows and columns interleaved two by two.)
+ * much again, 2 by 4 numbers with 4 by 2, but needs rows and columns interleaved two by two.)
  */
 #ifndef FATTN_CPU_VEC_NEONBF16_H
 #define FATTN_CPU_VEC_NEONBF16_H
@@ -51,7 +51,7 @@ static inline fv pf_muladd(pf a, int n, pv b, fv c)
     return n == 0 ? vbfdotq_lane_f32(c, with, two, 0) : vbfdotq_lane_f32(c, with, two, 1);
 }
 
-/* gcc 12, were it told that this is a constant, would write it as an immediate of f16. */
+/* Without the barrier, gcc 12 would encode this constant as an immediate of f16. */
 static inline pv pv_ones(void)
 {
     uint32x4_t pairs = vdupq_n_u32(0x3f803f80);

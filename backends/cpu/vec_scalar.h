@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The vocabulary of the CPU kernels, spoken in plain C: a vector of one lane. It is the smallest
- * example of a vec_*.h and says what every other one must do; intrinsics appear in those files
+ * The vector vocabulary of the CPU kernels in plain C: a vector has one lane. This is the smallest
+ * vec_*.h, and it defines what each word must do in all others. Intrinsics appear in these files
  * only.
  *
  *     FV_LANES         lanes of a vector, a power of two up to 16
@@ -10,51 +10,55 @@
  *                      broadcast must fit the registers
  *     FV_ND            accumulators of a block of dot products over lanes: a multiple of FV_LANES,
  *                      of FV_NK and of 4
- *     FV_STEPS         2^FV_STEPS numbers of a table can be looked up by the last bits of lanes,
- *                      uv_lookup(): 0, 3 or 5
- *     FV_NEAR          1 where weights by window.h are faster than by fv_exp2(): where fv_fma is
- *                      an instruction
- *     FV_UNROLL        groups of factors that a round of product_rows() takes, 1 or 4: 4 where
- *                      registers hold the operands of a second group; where they do not, gcc loads
+ *     FV_STEPS         uv_lookup() selects from a table of 2^FV_STEPS numbers by the low bits of
+ *                      each lane: 0, 3 or 5
+ *     FV_NEAR          1 where the exponential of window.h is faster than fv_exp2(): where fv_fma
+ *                      is an instruction
+ *     FV_UNROLL        groups of factors per iteration of product_rows(), 1 or 4. 4 pays where the
+ *                      registers can hold the operands of a second group; elsewhere gcc loads them
  *                      early or twice
  *     FV_ROW_MAJOR_KEYS(d), FV_BLOCKED_KEYS(d)
- *                      with more than 4 lanes: keys so few, of d channels, that summing all lanes
- *                      of each dot product costs less than arranging queries, and so few that
- *                      summing four costs less than transposing them (small_keys.h)
+ *                      with more than 4 lanes: the most keys, at d channels, for which products
+ *                      with row-major queries pay (summing all lanes of each dot product costs
+ *                      less than arranging queries), and those with queries in blocks of four
+ *                      channels (summing four lanes costs less than transposing queries;
+ *                      small_keys.h)
  *     FV_KEYS_AT_ONCE, FV_BLOCKS_AT_ONCE
- *                      with more than 4 lanes: keys of a tile of such products, 3 or 4, and 2 or 4
- *     fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
+ *                      with more than 4 lanes: keys per tile of these two products, 3 or 4, and 2
+ *                      or 4
+ *     fv uv mv         vectors of float, of uint32_t and of conditions, with equally many lanes
  *     FV_FACTORS       2 where a multiplication can take its factor from a lane; ff is then a pair
  *                      of neighbouring factors, loaded but not spread, with ff_set1, ff_load and
- *                      ff_muladd; likewise pf, of pairs of bf16. Others leave these words to
+ *                      ff_muladd; pf likewise, for pairs of bf16. Other sets leave these words to
  *                      vec.h
- *     FV_PAIRS         1 where pairs of bf16 can be multiplied: pv is a vector of as many pairs as
- *                      lanes; pv_set1, pv_load, pv_store take memory of any alignment; pv_ones()
- *                      are pairs of 1; pv_round rounds two fv to bf16, of which pv_store_rows
- *                      makes two rows of FV_LANES and pv_twist pairs; pv_zip makes pairs of two
- *                      such rows;
- *                      pv_round may take numbers below the normal range for 0: a = pv_least(a, x)
- *                      collects the least of some x + x, which have no sign, from all bits set
- *                      on, and pv_any_zero(a) tells whether one was 0;
- *                      fv_muladd_pairs(a, b, c) adds both products of each pair to c, and may take
- *                      and give 0 for subnormal numbers
- *     FV_TILES         1 where there are also matrix registers for them; vec_amx.h has the words
+ *     FV_PAIRS         1 where pairs of bf16 can be multiplied. pv is a vector of FV_LANES pairs.
+ *                      pv_set1, pv_load and pv_store take memory of any alignment; pv_ones() are
+ *                      pairs of 1. pv_round rounds two fv to bf16; pv_store_rows stores its result
+ *                      as two rows of FV_LANES, and pv_twist interleaves them into pairs. pv_zip
+ *                      makes pairs of two such rows in memory.
+ *                      pv_round may flush subnormal numbers to 0. To detect that,
+ *                      a = pv_least(a, x) keeps the smallest of all x + x, which have no sign,
+ *                      starting from all bits set; pv_any_zero(a) tells whether one was 0.
+ *                      fv_muladd_pairs(a, b, c) adds both products of each pair to c; it may treat
+ *                      subnormal operands and results as 0
+ *     FV_TILES         1 where there are also matrix registers for pairs; vec_amx.h has the words
  *
- * Where there are more than 4 lanes, each 4 of them are a block: fv_load_four(x) is x[0 .. 4) in
- * all of them, block b of fv_load_blocks(x, stride) is x[b stride .. b stride + 4), and lane
- * 4 b + n of fv_block_sums(x) is the sum of block b of x[n], n < 4. Of 8 lanes fv_store_sums(to, x)
- * makes to[n] the sum of all lanes of x[n], n < 4. Of 16, fv_store_blocks() is the opposite of
- * fv_load_blocks(); pv_load_four() is fv_load_four() of pairs; keep_pointers() is a compiler's.
+ * With more than 4 lanes, each group of 4 lanes is a block: fv_load_four(x) is x[0 .. 4) in every
+ * block, block b of fv_load_blocks(x, stride) is x[b stride .. b stride + 4), and lane 4 b + n of
+ * fv_block_sums(x) is the sum of block b of x[n], n < 4. With 8 lanes, fv_store_sums(to, x) sets
+ * to[n] to the sum of all lanes of x[n], n < 4. With 16 lanes, fv_store_blocks() is the inverse of
+ * fv_load_blocks(), pv_load_four() is fv_load_four() for pairs, and keep_pointers() steers the
+ * compiler.
  *
  * Loads and stores take any alignment. fv_load_bf16_even and fv_load_bf16_odd load every other one
- * of 2 FV_LANES numbers, from the first or from the second on. The upper halves of fv_bf16_bits(x)
- * are what fv_store_bf16 stores. `part` verbs touch the first n lanes alone, 0 <= n <= FV_LANES,
- * and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2 is exact
- * for integers, exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0, log2(0) = -inf, log2(+inf) = +inf.
- * fv_exp2_normal(a) is fv_exp2(a) for a in -126 .. 127, keeps NaN and is anything for others;
- * fv_exp2_from(a, least, factor) is factor 2^a, and 0 where a < least; factor is a power of two
- * from 1 on, and results of 2^-126 and above meet nothing smaller on the way: arithmetic below the
- * normal range takes hundreds of cycles on some processors.
+ * of 2 FV_LANES numbers, starting with the first or the second. The upper halves of fv_bf16_bits(x)
+ * are what fv_store_bf16 stores. Functions named `part` access the first n lanes only, 0 <= n <=
+ * FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2
+ * is exact for integers; exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0, log2(0) = -inf, log2(+inf)
+ * = +inf. fv_exp2_normal(a) equals fv_exp2(a) for a in -126 .. 127, keeps NaN and is unspecified
+ * for other a. fv_exp2_from(a, least, factor) is factor 2^a, or 0 where a < least; factor is a
+ * power of two, at least 1. Where its result is 2^-126 or more, no intermediate result is
+ * subnormal: subnormal arithmetic takes hundreds of cycles on some processors.
  */
 #ifndef FATTN_CPU_VEC_SCALAR_H
 #define FATTN_CPU_VEC_SCALAR_H
@@ -109,7 +113,8 @@ static inline fv fv_exp2_from(fv a, float least, float factor)
 }
 static inline fv fv_log2(fv a) { return log2f(a); }
 
-/* A call where there is no instruction: what is done often goes without (FV_NEAR). */
+/* A function call where the processor has no such instruction, so hot loops avoid it there
+ * (FV_NEAR). */
 static inline fv fv_fma(fv a, fv b, fv c) { return fmaf(a, b, c); }
 
 /* a * b + c with one rounding or two, whichever is faster. */
@@ -162,8 +167,7 @@ static inline void fv_load_transposed(const float *from, int64_t stride, fv x[FV
     x[0] = *from;
 }
 
-/* Lane r of the result is lane r + n of x, or that less FV_LANES. n: a power of two below FV_LANES
- */
+/* Lane r of the result is lane (r + n) % FV_LANES of x. n: a power of two below FV_LANES */
 static inline fv fv_rotate(fv x, int n)
 {
     (void)n;

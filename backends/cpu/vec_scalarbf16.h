@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The vocabulary in plain C with products of bf16 pairs: that of vec_scalar.h, and the smallest
- * example of the words for pairs. No instruction set has it. It is what headers are read with alone
+ * example of the words for pairs. No instruction set uses it; it serves headers that are read alone
  * (vec.h).
  */
 #ifndef FATTN_CPU_VEC_SCALARBF16_H
@@ -48,7 +48,7 @@ static inline pv pv_zip(const uint16_t *first, const uint16_t *second)
     return *first | (pv)*second << 16;
 }
 
-/* pv_round() takes no number for 0 here. */
+/* pv_round() flushes nothing to 0 here. */
 static inline pv pv_least(pv a, pv x)
 {
     (void)x;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of bf16 pairs: their sizes, and where a panel has them. */
+/* Rows of bf16 pairs: their sizes, and where a panel keeps them. */
 #ifndef FATTN_CPU_PAIR_ROWS_H
 #define FATTN_CPU_PAIR_ROWS_H
 
 #include "backends/cpu/panel.h"
 
-/* Pairs in a row of dim channels, and in a copy of it: whole vectors. */
+/* The number of pairs in a row of dim channels, and in a copy of it, which is whole vectors. */
 static int64_t pairs_of(int64_t dim) { return (dim + 1) / 2; }
 static int64_t pairs_stride(int64_t dim) { return vectors_of(pairs_of(dim)) * FV_LANES; }
 
-/* Pairs of v take half of v_copy; in the other they are transposed, [dv_pad][bc / 2]. */
+/* Zipped values fill half of v_copy. The other half holds them transposed, [dv_pad][bc / 2]. */
 static float *values_transposed(const panel *pn) { return pn->v_copy + pn->bc / 2 * pn->dv_pad; }
 
 #endif

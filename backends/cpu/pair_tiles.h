@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Products of bf16 pairs in matrix registers (vec_amx.h). They take contiguous rows along the sum:
- * k as copied, v transposed.
+ * Products of bf16 pairs in matrix registers (vec_amx.h). Their operands are contiguous rows along
+ * the sum: k is copied, v transposed.
  */
 #ifndef FATTN_CPU_PAIR_TILES_H
 #define FATTN_CPU_PAIR_TILES_H
@@ -11,12 +11,13 @@
 
 #if FV_TILES
 
-#define PAIRS_STEP 32      /* keys of a step of products: 16 pairs */
-#define PAIRS_ROWS_STEP 32 /* and rows, of backward's */
-#define PAIRS_COPIED 1     /* operands are whole tiles, which rows in tensors need not be */
+#define PAIRS_STEP 32      /* the number of keys is rounded up to a multiple of it: 16 pairs */
+#define PAIRS_ROWS_STEP 32 /* likewise the number of rows in backward */
+#define PAIRS_COPIED 1     /* operands are whole tiles, so rows are never read in their tensors */
 
-/* Products take so little time that loading keys, and adding to dK and dV, must serve more rows.
- * Where cores share blocks of equal work, smaller ones balance better. */
+/* What a block costs besides its rows, in times of a row. Products take so little time here that
+ * the cost of loading keys, and of adding to dK and dV, must be spread over more rows. Where cores
+ * share blocks of equal work, smaller blocks balance better. */
 #define PAIRS_BLOCK_ROWS 60
 #define PAIRS_SHARED_BLOCK_ROWS 15
 #define PAIRS_BACKWARD_TILES \
@@ -40,8 +41,8 @@ static void tiles_product(int add, int64_t rows, const void *a, int64_t a_stride
     }
 }
 
-/* C = A B; a: [rows][depth] by rows, of which matrix registers take the first and a_stride;
- * b: [depth][columns], columns whole vectors; c: [rows][columns], likewise. */
+/* C = A B; a: [rows][depth], of which matrix registers use the first row and the stride; b:
+ * [depth][columns], columns: whole vectors; c: [rows][columns], used likewise. */
 static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride, int64_t depth,
                        const float *b, int64_t b_stride, float *const *c, int64_t c_stride,
                        int64_t columns, prefetch_list later)
@@ -51,8 +52,8 @@ static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride
                   c_stride, columns);
 }
 
-/* C += A^T B, or = where `fresh`; a: [depth][rows] by rows, and transposed, which is what matrix
- * registers take. */
+/* C += A^T B, or C = A^T B if fresh. a: [depth][rows], and `transposed`, which is the operand that
+ * matrix registers take. */
 static void pairs_columns(const panel *pn, int64_t rows, bool fresh, const bf16_pair *const *a,
                           const float *transposed, int64_t depth, const float *b, int64_t b_stride,
                           float *c, int64_t columns)
@@ -62,8 +63,8 @@ static void pairs_columns(const panel *pn, int64_t rows, bool fresh, const bf16_
                   c, pn->br, columns);
 }
 
-/* to[r] = row r of a . column r of b, summed as pairs_rows() sums; FV_LANES of them. t: scratch,
- * [stride][FV_LANES] */
+/* to[r] = (row r of a) . (column r of b) for FV_LANES rows, summed in the same order as by
+ * pairs_rows(). t: scratch, [stride][FV_LANES] */
 static void pairs_dots(const float *a, int64_t stride, float *t, int64_t depth, const float *b,
                        int64_t b_stride, float *to)
 {

@@ -7,11 +7,12 @@
 #include "backends/cpu/pair_rows.h"
 #include "backends/cpu/product_pairs.h"
 
-#define PAIRS_STEP FV_NK         /* keys of a step of products */
-#define PAIRS_ROWS_STEP FV_LANES /* and rows, of backward's */
-#define PAIRS_COPIED 0           /* rows are read where they lie */
-#define PAIRS_BLOCK_ROWS 15      /* what a block costs besides its rows, in theirs */
-#define PAIRS_SHARED_BLOCK_ROWS PAIRS_BLOCK_ROWS /* where cores share blocks of equal work */
+#define PAIRS_STEP FV_NK         /* the number of keys is rounded up to a multiple of it */
+#define PAIRS_ROWS_STEP FV_LANES /* likewise the number of rows in backward */
+#define PAIRS_COPIED 0           /* rows may be read in their tensors */
+#define PAIRS_BLOCK_ROWS 15      /* what a block costs besides its rows, in times of a row */
+/* the same where cores share blocks of equal work */
+#define PAIRS_SHARED_BLOCK_ROWS PAIRS_BLOCK_ROWS
 #define PAIRS_BACKWARD_TILES \
     {TILE_ROWS(144), 96}, {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64}, { TILE_ROWS(16), 32 }
 
@@ -28,7 +29,7 @@ static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride
     product_rows_pairs(0, rows, ab, c, 0, columns, later);
 }
 
-/* to[r] = row r of a . column r of b, for FV_LANES rows of pairs. t: room for their transpose,
+/* to[r] = (row r of a) . (column r of b) for FV_LANES rows of pairs. t: room for their transpose,
  * [depth][FV_LANES] */
 static void pairs_dots(const float *a, int64_t stride, float *t, int64_t depth, const float *b,
                        int64_t b_stride, float *to)
@@ -51,7 +52,7 @@ static void pairs_columns(const panel *pn, int64_t rows, bool fresh, const bf16_
     product_columns_pairs(rows, fresh, NULL, ab, c, pn->br, columns);
 }
 
-/* mix_rows() of pairs. P is never lifted, and it is o that is normalised, as it is stored. */
+/* mix_rows() for pairs. P is never lifted, and o is normalised when it is stored, not P. */
 static void mix_rows_pairs(forward *f, span s, const float *beta)
 {
     const panel *const pn = &f->panel;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Operands of products of bf16 pairs. A pair holds two neighbours along the sum:
+ * The operands of products of bf16 pairs. A pair holds two neighbours along the sum:
  *
- *     S^T = K Q^T      channels 2c, 2c + 1: rows of k as they lie, and q transposed pair by pair
- *     O^T += V^T P^T   keys 2j, 2j + 1: two rows of v zipped, and P rounded as softmax leaves it
+ *     S^T = K Q^T      channels 2c, 2c + 1: rows of k as they are, and q transposed pair by pair
+ *     O^T += V^T P^T   keys 2j, 2j + 1: two rows of v zipped, and P rounded as softmax stores it
  *
- * They use the scratch of a panel of floats, half of it or all. (small_pairs.h has other operands
- * for few keys.)
+ * They use the scratch of a panel of floats, half of it or all. (small_pairs.h arranges operands
+ * differently for few keys.)
  */
 #ifndef FATTN_CPU_PAIRS_H
 #define FATTN_CPU_PAIRS_H
@@ -20,7 +20,7 @@
 #include "backends/cpu/pair_vectors.h"
 #endif
 
-/* Rows of pairs of a tile, after panel_layout(). */
+/* Scratch for the rows of pairs of a tile. To be called after panel_layout(). */
 static void pairs_layout(panel *pn, arena *from)
 {
     pn->k_pairs = carve(from, pn->bc, sizeof *pn->k_pairs);
@@ -28,8 +28,8 @@ static void pairs_layout(panel *pn, arena *from)
     pn->x_pairs = PAIRS_COPIED ? NULL : carve(from, pn->bc / 2, sizeof *pn->x_pairs);
 }
 
-/* Whether rows of k or v can be read where they lie: not when the last pair would reach past the
- * row, or when they must be whole vectors; and see in_place(). */
+/* Whether rows of k or v can be read in their tensor: not if the last pair would reach past the
+ * row, nor if rows must be whole vectors, nor at strides that in_place() excludes. */
 static bool pairs_in_place(int64_t dim, const fattn_strides *strides)
 {
     return !PAIRS_COPIED && dim % 2 == 0 && strides->seq % 2048 != 0;
@@ -50,8 +50,8 @@ static void row_copy(void *to, const void *from, int64_t n)
     }
 }
 
-/* FV_LANES rows of q from number r on, `stride` pairs apart: where they lie, if that is `usable`
- * and they are evenly apart, or copied. */
+/* FV_LANES rows of q from row r on, *stride pairs apart: in their tensor, if `usable` allows that
+ * and they are evenly spaced, else copied. */
 static const void *pairs_of_queries(const panel *pn, int64_t r, bool usable, int64_t *stride)
 {
     const fattn_problem *const p = pn->p;
@@ -72,7 +72,7 @@ static const void *pairs_of_queries(const panel *pn, int64_t r, bool usable, int
     return pn->q;
 }
 
-/* qt[c][r]: pair c of row r, of whole vectors of rows and pairs. */
+/* qt[c][r] = pair c of row r of q, for whole vectors of rows and of pairs. */
 static void pairs_load_queries(const panel *pn)
 {
     const int64_t dim = pn->p->dim;
@@ -83,7 +83,7 @@ static void pairs_load_queries(const panel *pn)
     }
 }
 
-/* As point_keys(). */
+/* point_keys() for rows of pairs. */
 static void point_pairs(const panel *pn, span s, const uint16_t *from, int64_t step,
                         const bf16_pair **rows)
 {
@@ -95,8 +95,9 @@ static void point_pairs(const panel *pn, span s, const uint16_t *from, int64_t s
     }
 }
 
-/* rows[j] = row of k or v of the tile; copies are [bc][pairs_stride(dim)], of which `copied` are
- * there. Matrix registers take all rows from the copy, so that it has numbers past the last. */
+/* rows[j] = the row of key j of the tile in k or v. Copies are [bc][pairs_stride(dim)], and the
+ * first `copied` are there already. Matrix registers read all rows from the copy, so there the rows
+ * past the last key are zeros in the copy, too. */
 static void pairs_load_keys(const panel *pn, span s, int64_t copied, const void *tensor,
                             const fattn_strides *strides, int64_t dim, float *copy,
                             const bf16_pair **rows)
@@ -141,8 +142,8 @@ static void row_zip(bf16_pair *to, const uint16_t *first, const uint16_t *second
     }
 }
 
-/* to[j / 2] = rows j and j + 1 of k or v, zipped, at a stride of dim in whole vectors; and, for
- * matrix registers, transposed: [stride][bc / 2]. copied: they are there. */
+/* to[j / 2] = rows j and j + 1 of k or v zipped, at a stride of dim rounded up to vectors. For
+ * matrix registers, also transposed: [stride][bc / 2]. copied: both are there already */
 static void pairs_zip_keys(const panel *pn, span s, bool copied, const void *tensor,
                            const fattn_strides *strides, int64_t dim, float *to, float *transposed,
                            const bf16_pair **zipped)
@@ -165,12 +166,13 @@ static void pairs_zip_keys(const panel *pn, span s, bool copied, const void *ten
     }
 }
 
-/* Bits of a bf16 that are all clear below 2^-63. */
+/* Bits of a bf16 that are all 0 if its size is below 2^-63. */
 #define EXPONENT_HIGH 0x6000
 
-/* Pairs of rows of v; copied: they are there. False where all values of the tile are so small that
- * their products with probabilities could be subnormal, which products of pairs drop; but for a row
- * whose bits may not depend on values that others alone see. */
+/* Loads pairs of rows of v; copied: they are there already. Returns false if all values of the tile
+ * are so small that their products with probabilities could be subnormal, which products of pairs
+ * treat as 0. For batch-invariant rows it returns true always: their bits may not depend on values
+ * that only other rows attend to. */
 static bool pairs_load_values(const panel *pn, span s, bool copied)
 {
     const fattn_problem *const p = pn->p;

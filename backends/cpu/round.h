@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Results in memory: register tiles, rows and columns of floats are rounded to the type of a
- * tensor. Units that multiply pairs round two vectors to bf16 at a time.
+ * Stores results: register tiles, rows and columns of floats, rounded to the type of a tensor.
+ * Units that multiply pairs round two vectors to bf16 at a time.
  */
 #ifndef FATTN_CPU_ROUND_H
 #define FATTN_CPU_ROUND_H
 
 #include "backends/cpu/rows.h"
 
-/* store_tile() by store_as(), vector by vector. */
+/* store_tile() vector by vector, with store_as(). */
 INLINE void tile_store_as(fattn_dtype dtype, char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
 {
 #pragma GCC unroll 8
@@ -19,7 +19,7 @@ INLINE void tile_store_as(fattn_dtype dtype, char *to, int64_t step, int nq, fv 
     }
 }
 
-/* pairs[n] = columns 2n and 2n + 1 side by side, times factor and rounded to bf16, for n <
+/* pairs[n] = columns 2n and 2n + 1 side by side, multiplied by factor and rounded to bf16, for n <
  * FV_LANES. */
 INLINE void columns_store(const float *from, int64_t stride, fv factor, float *pairs)
 {
@@ -34,19 +34,20 @@ INLINE void columns_store(const float *from, int64_t stride, fv factor, float *p
 
 #if FV_PAIRS
 
-/* The instruction that rounds to bf16 may take a number below the normal range for 0. Where there
- * is a 0 among its results that was not one before, rounding is done again without it. */
+/* The instruction that rounds to bf16 may flush subnormal numbers to 0. Where a result is 0 and its
+ * operand was not, the numbers are rounded again without that instruction. */
 static const bf16_pair largest = {0xffff, 0xffff};
 
-/* The smaller of `least` and |x|, or 1 for 0, lane by lane. */
+/* The smaller of `least` and |x| in each lane, with 1 in place of an x that is 0. */
 INLINE fv least_but_zero(fv least, fv x)
 {
-    return fv_min(fv_select(fv_eq(x, fv_set1(0)), fv_set1(1), fv_abs(x)), least); /* drops NaN */
+    /* fv_min() drops NaN */
+    return fv_min(fv_select(fv_eq(x, fv_set1(0)), fv_set1(1), fv_abs(x)), least);
 }
 INLINE bool is_normal(fv least) { return mv_all(fv_le(fv_set1(0x1p-126f), least)); }
 
-/* to = bf16 of nq vectors, a literal; an odd one is rounded with itself. Returns `least` and these
- * numbers as pv_least() collects them. */
+/* to = nq vectors rounded to bf16. If nq is odd, the last vector is paired with itself. nq: a
+ * literal. Returns the minimum that pv_least() collects of `least` and these numbers. */
 INLINE pv round_vectors(void *to, int nq, const fv *x, pv least)
 {
     uint16_t *const at = to;
@@ -66,7 +67,8 @@ INLINE pv round_vectors(void *to, int nq, const fv *x, pv least)
 /* tile_store_as() of bf16. */
 INLINE void round_tile(char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
 {
-    float rows[FV_NK][FV_NQ * FV_LANES]; /* hardly ever used, or the sums would lie there */
+    /* Used only in the rare case below, so that x stays in registers. */
+    float rows[FV_NK][FV_NQ * FV_LANES];
     pv least = pv_set1(&largest);
 #pragma GCC unroll 8
     for (int m = 0; m < FV_NK; m++) {
@@ -151,8 +153,8 @@ INLINE void round_columns(const float *from, int64_t stride, fv factor, float *p
 
 #endif
 
-/* A register tile of nq vectors a row becomes rows of dtype, `step` bytes apart; literals. bf16 is
- * rounded two vectors at a time where the unit can. */
+/* Stores a register tile of nq vectors per row as rows of dtype, `step` bytes apart. dtype, nq:
+ * literals. Rounds bf16 two vectors at a time where the unit can. */
 INLINE void store_tile(fattn_dtype dtype, char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
 {
     if (dtype == FATTN_BF16) {
@@ -162,8 +164,8 @@ INLINE void store_tile(fattn_dtype dtype, char *to, int64_t step, int nq, fv x[F
     }
 }
 
-/* Rows of n floats, whole vectors, [rows][n], become rows of dtype, a literal, `step` bytes apart.
- * factors: [rows] */
+/* Stores rows of n floats, whole vectors, times factors[r], as rows of dtype, `step` bytes apart.
+ * from: [rows][n]; factors: [rows]; dtype: a literal */
 INLINE void rows_store(char *to, fattn_dtype dtype, int64_t step, const float *from,
                        const float *factors, int64_t rows, int64_t n)
 {

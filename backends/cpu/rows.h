@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of numbers: loaded from and stored as any type, filled, scaled and transposed. Rows of
- * floats in scratch are padded to whole vectors; those of tensors end where they end.
+ * Rows of numbers: loads and stores in any type, filling, scaling and transposing. Rows of floats
+ * in scratch are padded to whole vectors; rows of tensors are not.
  */
 #ifndef FATTN_CPU_ROWS_H
 #define FATTN_CPU_ROWS_H
@@ -10,7 +10,7 @@
 
 #include "backends/cpu/unit.h"
 
-/* Two neighbours along a sum. Memory of them has the alignment of one. */
+/* Two neighbours along a sum. In memory they need only the alignment of one number. */
 typedef struct bf16_pair {
     uint16_t first, second;
 } bf16_pair;
@@ -18,7 +18,8 @@ typedef struct bf16_pair {
 /* Vectors that hold n numbers. */
 static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 
-/* Of n numbers, those in whole vectors: a mask, because signed numbers are divided slowly. */
+/* The part of n numbers that fills whole vectors. A mask, since division of signed numbers is
+ * slow. */
 static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
 
 static void fill(float *to, int64_t n, float x)
@@ -28,7 +29,7 @@ static void fill(float *to, int64_t n, float x)
     }
 }
 
-/* x *= f for some rows of floats, padded to vectors. */
+/* x *= f for rows of n floats, padded to vectors. */
 static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, fv f)
 {
     for (int64_t r = 0; r < rows; r++) {
@@ -38,9 +39,11 @@ static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, fv f)
     }
 }
 
-#define SIZE_OF(dtype) ((dtype) == FATTN_F32 ? 4 : 2) /* fattn_dtype_size() that compilers know */
+/* fattn_dtype_size() as a constant expression */
+#define SIZE_OF(dtype) ((dtype) == FATTN_F32 ? 4 : 2)
 
-/* `part` numbers of a vector from and as dtype, a literal; zeros in the other lanes. */
+/* The first `part` numbers of a vector, loaded from or stored as dtype, a literal. Loads set the
+ * other lanes to 0. */
 INLINE fv load_as(fattn_dtype dtype, const void *from, int part)
 {
     const bool whole = part == FV_LANES;
@@ -112,8 +115,8 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
     }
 }
 
-/* Rows of n numbers, `step` bytes apart, become floats, [rows][n]. n: whole vectors; dtype: a
- * literal */
+/* to = rows of n numbers of dtype, `step` bytes apart, as floats. to: [rows][n]; n: whole vectors;
+ * dtype: a literal */
 INLINE void rows_load(float *to, fattn_dtype dtype, const char *from, int64_t step, int64_t rows,
                       int64_t n)
 {
@@ -147,7 +150,7 @@ INLINE void transpose_square(const float *from, int64_t from_stride, float *to, 
     }
 }
 
-/* The same for a matrix, of which rows and columns are rounded up to vectors. */
+/* The same for a matrix. Its rows and columns are rounded up to vectors. */
 static void transpose(const float *from, int64_t from_stride, int64_t rows, int64_t columns,
                       float *to, int64_t to_stride)
 {

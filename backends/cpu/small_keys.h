@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Products of queries and keys for problems of few keys or few queries, in vectors of more than
- * four lanes: transposing queries would be most of the work, or register tiles would be narrow. Two
- * forms leave channels in the lanes.
+ * Products of queries and keys for problems with few keys or few queries, in vectors of more than
+ * four lanes. Transposing queries would be most of the work there, or register tiles would be
+ * narrow. Two forms of these products keep channels in the lanes.
  */
 #ifndef FATTN_CPU_SMALL_KEYS_H
 #define FATTN_CPU_SMALL_KEYS_H
@@ -14,8 +14,8 @@
 
 /* --- Channels in the lanes -------------------------------------------------------------------- */
 
-/* Queries of a tile of products of nk keys: with three keys four, as 16 registers hold twelve sums.
- * Pointers to 16 queries do not fit registers. */
+/* Queries per tile of products with nk keys. With three keys there are four queries, as 16
+ * registers can hold twelve sums. Pointers to 16 queries would not fit the registers. */
 #define FEW_ROWS(nk) ((nk) == 3 ? 4 : FV_LANES / (nk))
 
 /* x[j][r] = k[j] . q[r] for nk keys, a literal, and FEW_ROWS(nk) queries. q: rows of dtype, a
@@ -77,7 +77,8 @@ INLINE void dot_few_as(fattn_dtype dtype, const char *q, int64_t step, const flo
         WHILE_KEYS(3)
     }
     WHILE_KEYS(4)
-    if (FV_KEYS_AT_ONCE > 3 || dtype != FATTN_F32) { /* queries that are converted serve two */
+    /* Converting a query pays more if it serves two keys. */
+    if (FV_KEYS_AT_ONCE > 3 || dtype != FATTN_F32) {
         WHILE_KEYS(2)
     }
     WHILE_KEYS(1)
@@ -93,15 +94,16 @@ APART void dot_few_rows(fattn_dtype dtype, const char *q, int64_t step, const fl
     }
 }
 
-/* FV_LANES rows of dtype, `step` bytes apart. */
+/* Evenly spaced rows of dtype, FV_LANES of them, `step` bytes apart. */
 typedef struct even_rows {
     fattn_dtype dtype;
     const char *from;
     int64_t step;
 } even_rows;
 
-/* Rows of q from number r on: where they lie, if they are evenly apart, but not so that all map to
- * one set of the first-level cache, or copied as floats. floats: nothing else is wanted. */
+/* FV_LANES rows of q from row r on: in their tensor, if they are evenly spaced and not at a stride
+ * that maps all of them to one set of the first-level cache, else copied as floats. floats: other
+ * types are copied, too */
 static even_rows even_queries(const panel *pn, int64_t r, bool floats)
 {
     const fattn_problem *const p = pn->p;
@@ -115,7 +117,7 @@ static even_rows even_queries(const panel *pn, int64_t r, bool floats)
     return (even_rows){FATTN_F32, (const char *)pn->q, pn->d_pad * (int64_t)sizeof(float)};
 }
 
-/* As dot_rows(), from queries where they lie. */
+/* dot_rows() with row-major queries. */
 static void multiply_row_major(const forward *f, span s)
 {
     const panel *const pn = &f->panel;
@@ -128,8 +130,9 @@ static void multiply_row_major(const forward *f, span s)
 
 /* --- Four channels in a block of lanes -------------------------------------------------------- */
 
-/* x[j][r] = k[j] . q[r] for nk keys, a literal, and FV_LANES queries, of which each fourth shares a
- * vector, a block each: loading repeats a key's channels, and lanes are summed by fours.
+/* x[j][r] = k[j] . q[r] for nk keys, a literal, and FV_LANES queries. Every fourth query shares a
+ * vector, with a block each. Loading a key repeats its four channels in all blocks; sums over the
+ * lanes of a block give the dot products.
  * q: [dim / 4][4][FV_LANES]; x: [nk][x_stride] */
 INLINE void dot_blocks_tile(int nk, const float *q, const float *const *k, int64_t dim, float *x,
                             int64_t x_stride)
@@ -170,7 +173,7 @@ APART void dot_blocks_rows(const float *q, const float *const *k, int64_t keys, 
     }
 }
 
-/* pn->qt = FV_LANES rows of q from number r on, as dot_blocks_tile() wants them. */
+/* pn->qt = FV_LANES rows of q from row r on, as dot_blocks_tile() reads them. */
 static void load_blocks(const panel *pn, int64_t r)
 {
     const even_rows rows = even_queries(pn, r, true);
@@ -184,7 +187,8 @@ static void load_blocks(const panel *pn, int64_t r)
     }
 }
 
-/* As dot_rows(). One vector of queries stays in its blocks from the strip's first tile on. */
+/* dot_rows() with queries in blocks. A strip of one vector of queries keeps them in blocks from its
+ * first tile on. */
 static void multiply_blocked(const forward *f, span s)
 {
     const panel *const pn = &f->panel;
@@ -199,8 +203,8 @@ static void multiply_blocked(const forward *f, span s)
 
 /* --- The choice ------------------------------------------------------------------------------- */
 
-/* The form for a strip, or NULL where transposed queries are best. Sums over lanes round otherwise
- * than those of transposed queries, which a row that may not depend on its neighbours can tell. */
+/* The form for a strip, or NULL if transposed queries are best. Sums over lanes round differently
+ * from sums of transposed queries, so batch-invariant rows cannot use them. */
 static const query_form *choose_small_form(const panel *pn)
 {
     static const query_form row_major = {.multiply = multiply_row_major};

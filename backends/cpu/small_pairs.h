@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Products of bf16 pairs for problems of few keys, in vectors of more than four lanes: keys are
+ * Products of bf16 pairs for problems with few keys, in vectors of more than four lanes: keys are
  * arranged in blocks of lanes, and queries are read row by row.
  */
 #ifndef FATTN_CPU_SMALL_PAIRS_H
@@ -11,13 +11,13 @@
 
 #if FV_LANES > 4
 
-#define BLOCK_PAIRS 4                        /* of a key, */
-#define VECTOR_KEYS (FV_LANES / BLOCK_PAIRS) /* which share a vector */
+#define BLOCK_PAIRS 4                        /* pairs of a key in a block of lanes */
+#define VECTOR_KEYS (FV_LANES / BLOCK_PAIRS) /* keys that share a vector */
 #define BLOCK_BYTES (BLOCK_PAIRS * sizeof(bf16_pair))
-#define KEY_VECTORS 4 /* of a tile of products, at most */
+#define KEY_VECTORS 4 /* the most vectors of keys in a tile of products */
 
-/* Copies blocks of a tile's keys to pn->k_copy, [vectors of keys][dim / 8][VECTOR_KEYS]; copied:
- * how many are there already. Where that is not all, it begins anew. */
+/* Copies the keys of a tile to pn->k_copy in blocks: [vectors of keys][dim / 8][VECTOR_KEYS].
+ * copied: how many keys are there already. If these are not all, all are copied again. */
 static void load_blocked_keys(const panel *pn, span s, int64_t copied)
 {
     const fattn_problem *const p = pn->p;
@@ -71,7 +71,7 @@ INLINE void dot_key_tile(int nv, int nr, const char *q, int64_t step, const floa
     }
 }
 
-/* The same for FV_LANES queries and some vectors of keys. */
+/* The same for FV_LANES queries and any number of vectors of keys. */
 APART void dot_key_blocks(int64_t vectors, const char *q, int64_t step, const float *k,
                           int64_t steps, float *x, int64_t x_stride)
 {
@@ -92,7 +92,7 @@ APART void dot_key_blocks(int64_t vectors, const char *q, int64_t step, const fl
     }
 }
 
-/* As pairs_scores(). */
+/* pairs_scores() with keys in blocks. */
 static void multiply_blocked_keys(const forward *f, span s)
 {
     const panel *const pn = &f->panel;
@@ -108,11 +108,12 @@ static void multiply_blocked_keys(const forward *f, span s)
     fill(pn->x + keys * pn->br, (s.padded - keys) * pn->br, 0);
 }
 
-/* Keys so few, and queries so many, that arranging keys costs less than transposing queries. */
+/* The most keys for which arranging keys costs less than transposing queries, if there are enough
+ * queries. */
 #define BLOCKED_KEYS 32
 
-/* As choose_small_form(), but the same for all rows of a sequence, whose copies of keys may be
- * cached. */
+/* choose_small_form() for pairs. The choice is the same for all rows of a sequence, since copies of
+ * keys may be cached. */
 static const query_form *choose_small_pairs_form(const panel *pn)
 {
     static const query_form blocked_keys = {.load_keys = load_blocked_keys,

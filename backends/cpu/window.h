@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Weights 2^(unit (x - base)) of scores in a window around their base, at three quarters of the
- * instructions of exp2, and half a one for finding out whether all of them are in it.
+ * Weights 2^(unit (x - base)) for scores in a window around their base. They take three quarters of
+ * the instructions of exp2; half an instruction more per weight checks that all scores were in the
+ * window.
  *
  *     s = unit x,  M = unit base rounded to steps of 2^-FV_STEPS
  *     t = -(s - M + WINDOW_ORIGIN) WINDOW_SCALE    whose last place is a step
  *     n = s in whole steps                         exactly, from t
  *     weight = 2^(n - M) 2^(s - n) 2^(M - unit base)
  *
- * The first factor is made of the bits of t: the last FV_STEPS number the steps within a power of
- * two, which a table has, and those before it the powers, which are added to the table's exponent.
- * The second, |s - n| <= 2^-(FV_STEPS + 1), is a polynomial, and the third, which a row has, part
- * of its coefficients.
+ * The first factor comes from the bits of t. The last FV_STEPS bits number the steps within a power
+ * of two and select from a table; the bits before them number the powers of two and are added to
+ * the exponent of the table's entry. The second factor, with |s - n| <= 2^-(FV_STEPS + 1), is a
+ * polynomial. The third is constant for a row, and part of the polynomial's coefficients.
  *
- * The window, s - M from -WINDOW_DOWN to below WINDOW_UP, is the end of the binade from -2^126 to
- * -2^127: there sign, exponent and all bits of the mantissa but those of a place in the window are
- * 1, except for bit 24, the second lowest of the exponent. A number that has all these bits and
- * bit 24 is NaN. So an AND of many t has them if and only if each t is in the window or NaN; what
- * is below or above, and infinities, lack some. And NaN stays NaN in n, in s - n and in the weight.
+ * The window is s - M from -WINDOW_DOWN to below WINDOW_UP. It maps to the end of the binade from
+ * -2^126 to -2^127. There the sign, the exponent and all bits of the mantissa above those of a
+ * place in the window are 1, except for bit 24, the second lowest of the exponent. A number with
+ * all of these bits and bit 24 is NaN. So the AND of many t has all of these bits if and only if
+ * each t is in the window or NaN: scores below or above the window, and infinities, lack some of
+ * them. NaN stays NaN in n, in s - n and in the weight.
  */
 #ifndef FATTN_CPU_WINDOW_H
 #define FATTN_CPU_WINDOW_H
@@ -28,18 +30,19 @@
 #define WINDOW_DOWN 104 /* together 2^WINDOW_BITS */
 #define WINDOW_BITS 7
 
-/* The size of t is below 2^127, and of (s - M + WINDOW_ORIGIN) below 2^(24 - FV_STEPS). */
+/* |t| < 2^127, and |s - M + WINDOW_ORIGIN| < 2^(24 - FV_STEPS). */
 #define WINDOW_SCALE ((float)(1 << FV_STEPS) * 0x1p103f)
 #define WINDOW_ORIGIN ((float)(1 << (24 - FV_STEPS)) - WINDOW_UP)
 #define WINDOW_ONES (~((UINT32_C(1) << (FV_STEPS + WINDOW_BITS)) - 1) & ~(UINT32_C(1) << 24))
 
-/* Bases, and units, for which all this is exact and in range. */
+/* Bounds of bases and of units for which all this is exact and in range. */
 #define WINDOW_BASE 0x1p17f
 #define WINDOW_UNIT 0x1p16f
 
-/* What makes bits of 2^(j / 2^FV_STEPS) of those of t that stand for it, when these are shifted to
- * the exponent: 2^0 is power WINDOW_DOWN of the window, the two bits above it are 1, and step j,
- * which the numbers below lack already, is below it. */
+/* The table's entry for 2^(j / 2^FV_STEPS). A weight adds the bits of t to it, shifted to the
+ * exponent. Those have three parts that the entry has to cancel: the two bits above the window,
+ * which are 1; WINDOW_DOWN, the number of the power 2^0; and the step j, which is subtracted in the
+ * constants below already. */
 #define POWER(bits) ((bits) - (UINT32_C(3) << 30) - ((uint32_t)WINDOW_DOWN << 23))
 #if FV_STEPS == 5
 #define POWERS(a, b, c, d) POWER(a), POWER(b), POWER(c), POWER(d)
@@ -61,8 +64,9 @@ static const uint32_t window_powers[1 << FV_STEPS] = {
 static const uint32_t window_powers[1] = {POWER(0x3f800000u)};
 #endif
 
-/* 2^f - 1 as f (c0 + f (c1 + ... )): minimax for |f| <= 1/2, within 2.6e-9 of 2^f in exact
- * arithmetic, and for |f| <= 2^-(FV_STEPS + 1), where that is less: 5.3e-8 and 2.5e-8. */
+/* Coefficients of 2^f - 1 = f (c0 + f (c1 + ... )). The first set is minimax for |f| <= 1/2, within
+ * 2.6e-9 of 2^f in exact arithmetic; the other sets for |f| <= 2^-(FV_STEPS + 1): within 5.3e-8 for
+ * 5 steps, 2.5e-8 for 3. */
 static const float window_half[] = {0.693147215f,   0.240226528f,   0.0555031055f,
                                     0.00961769297f, 0.00134066439f, 0.000155946782f};
 #if FV_STEPS == 5
@@ -77,15 +81,15 @@ enum {
     STEP_DEGREE = sizeof window_step / sizeof(float)
 };
 
-/* For a vector of rows. */
+/* The window of a vector of rows. */
 typedef struct window {
-    fv unit, scaled;          /* of a score, in powers of two and in t */
-    fv origin, origin_scaled; /* what is added to s */
-    fv c[1 + STEP_DEGREE];    /* 2^(M - unit base) times the polynomial, less 1 */
-    uv ones;                  /* that all t so far have */
+    fv unit, scaled;          /* the factor of a score in s and in t */
+    fv origin, origin_scaled; /* what is added to s, before and after scaling */
+    fv c[1 + STEP_DEGREE];    /* the coefficients of 2^(M - unit base) 2^f - 1 */
+    uv ones;                  /* the AND of the bits of all t so far */
 } window;
 
-/* Opens the window of a base; false where that of a row is too large, or the row empty. */
+/* Opens the window around a base. Returns false if some base is too large, or its row is empty. */
 INLINE bool window_open(window *w, float unit, fv base)
 {
     const fv origin = fv_set1(WINDOW_ORIGIN);
@@ -95,8 +99,8 @@ INLINE bool window_open(window *w, float unit, fv base)
     w->origin_scaled = fv_mul(w->origin, fv_set1(-WINDOW_SCALE));
     w->ones = uv_set1(UINT32_MAX);
 
-    /* M, and the third factor: (1 + p)^2 = 1 + p (2 + p), as M may be off by a step where numbers
-     * as large as origin are two apart. */
+    /* M, and the third factor, by (1 + p)^2 = 1 + p (2 + p): M may be off by a whole step where
+     * numbers as large as origin are two steps apart. */
     const fv rounded = fv_sub(origin, w->origin);
     const fv f = fv_mul(fv_set1(0.5f), fv_fma(base, fv_set1(-unit), rounded));
     fv p = fv_set1(window_half[HALF_DEGREE - 1]);
@@ -111,7 +115,7 @@ INLINE bool window_open(window *w, float unit, fv base)
     return unit < WINDOW_UNIT && mv_all(fv_le(fv_abs(rounded), fv_set1(WINDOW_BASE)));
 }
 
-/* The weight of x, and in *place its t. */
+/* The weight of x. *place receives the bits of t. */
 INLINE fv window_weight(const window *w, fv x, uv *place)
 {
     const fv t = fv_fma(x, w->scaled, w->origin_scaled);
@@ -126,13 +130,13 @@ INLINE fv window_weight(const window *w, fv x, uv *place)
     return fv_fma(fv_from_bits(power), p, fv_from_bits(power));
 }
 
-/* ANDs two more places, as bits, into what window_holds() looks at. */
+/* Collects two more places for window_holds(). */
 INLINE void window_add(window *w, uv first, uv second)
 {
     w->ones = uv_and(w->ones, uv_and(first, second));
 }
 
-/* Whether all places that were added are in the window, or NaN. */
+/* Whether all places collected so far are in the window, or NaN. */
 INLINE bool window_holds(const window *w)
 {
     const uv ones = uv_set1(WINDOW_ONES);

@@ -197,7 +197,7 @@ static void add_keys(backward *job, span s, float *const *weights, const float *
     }
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
-        const int64_t first = j, past = keys_seen(pn, s, r + FV_LANES);
+        const int64_t first = j, past = keys_attended(pn, s, r + FV_LANES);
         const int64_t terms = terms_of(pn, pn->width - r);
         /* Only rows from r on see them. */
         for (int64_t i = r; past > first && i < pn->width; i += terms) {
@@ -220,7 +220,7 @@ static void clear_unseen(backward *job, span s)
 {
     const panel *const pn = &job->panel;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        for (int64_t j = keys_seen(pn, s, r + FV_LANES); j < s.padded; j++) {
+        for (int64_t j = keys_attended(pn, s, r + FV_LANES); j < s.padded; j++) {
             fv_store(pn->x + j * pn->br + r, fv_set1(0));
             fv_store(job->dpt + j * pn->br + r, fv_set1(0));
         }
@@ -232,11 +232,13 @@ static void clear_unseen(backward *job, span s)
 static void add_dq(backward *job, span s)
 {
     const panel *const pn = &job->panel;
-    const bool cut = keys_seen(pn, s, FV_LANES) < s.padded;
+    const bool cut = keys_attended(pn, s, FV_LANES) < s.padded;
     const int64_t step = cut ? TILE_GROUP : pn->width;
     for (int64_t r = 0; r < pn->width; r += step) {
-        const product_of kds = {
-            .a = pn->k, .b = job->dpt + r, .b_stride = pn->br, .depth = keys_seen(pn, s, r + step)};
+        const product_of kds = {.a = pn->k,
+                                .b = job->dpt + r,
+                                .b_stride = pn->br,
+                                .depth = keys_attended(pn, s, r + step)};
         product_columns(pn->p->dim, false, NULL, kds, job->dqt + r, pn->br,
                         fattn_min64(step, pn->width - r));
     }
@@ -255,12 +257,12 @@ static void backward_tile(backward *job, span s, span next, const fattn_cpu_prog
     const int64_t tiles = register_tiles(s, pn->width);
     pn->later = needs_ds ? fetch_keys(job, s, buf->v, p->dtype, &p->v, p->dim_v, tiles)
                          : fetch_sums(job, s, buf->dv, &p->dv, p->dim_v, tiles);
-    dot_rows(pn, s, true, pn->k, p->dim, pn->qt, pn->x_rows);
+    dot_rows(pn, s, DOTS_FOR_SCORES, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
         load_keys(pn, s, 0, buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,
                   NULL);
         pn->later = fetch_sums(job, s, buf->dv, &p->dv, p->dim_v, tiles);
-        dot_rows(pn, s, false, pn->v, p->dim_v, job->dout_t, job->dpt_rows);
+        dot_rows(pn, s, DOTS_FOR_DP, pn->v, p->dim_v, job->dout_t, job->dpt_rows);
     } else {
         fill(job->dpt, s.padded * pn->br, 0);
     }

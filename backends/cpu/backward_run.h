@@ -103,8 +103,8 @@ INLINE void backward_panel(backward *job, const backward_kind *kind,
         past = 0;
     }
     span next;
-    for (span s = seen_span(pn, block, true); block < past; block++, s = next) {
-        next = seen_span(pn, block + 1, true);
+    for (span s = visible_span(pn, block, ENDS_EARLY); block < past; block++, s = next) {
+        next = visible_span(pn, block + 1, ENDS_EARLY);
         if (s.kind == FATTN_TILE_EMPTY) {
             continue;
         }

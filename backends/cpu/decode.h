@@ -455,7 +455,7 @@ static bool find_tile(const decode *d, int64_t block, int64_t end, decode_tile *
     tile->live = 0;
     for (; block < end && !tile->live; block++) {
         for (int64_t n = 0; n < d->heads; n++) {
-            tile->spans[n] = seen_span(&d->head[n].panel, block, false);
+            tile->spans[n] = visible_span(&d->head[n].panel, block, STAYS_WHOLE);
             if (tile->spans[n].kind != FATTN_TILE_EMPTY) {
                 tile->live = tile->spans[n].live;
             }

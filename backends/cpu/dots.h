@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of a panel, and their dot products with the keys or values of a tile, as floats. */
+/* Loads the rows of a panel, and multiplies them with the keys or values of a tile, as floats. */
 #ifndef FATTN_CPU_DOTS_H
 #define FATTN_CPU_DOTS_H
 
 #include "backends/cpu/panel.h"
 #include "backends/cpu/product.h"
 
-/* to[r] = rows of q, o or dout; zeros for rows past the last. to: [width][stride] */
+/* to[r] = row r of q, o or dout; zeros for rows past the last. to: [width][stride] */
 static void load_queries(const panel *pn, const void *tensor, fattn_dtype dtype,
                          const fattn_strides *strides, int64_t dim, float *to, int64_t stride)
 {
@@ -47,7 +47,7 @@ static void load_some_queries(const panel *pn, const void *tensor, const fattn_s
     }
 }
 
-/* t[c][r] = rows of q; zeros for rows past the last. t: [d_pad][br]; rows: scratch,
+/* t[c][r] = channel c of row r of q; zeros for rows past the last. t: [d_pad][br]; rows: scratch,
  * [FV_LANES][d_pad] */
 static void transpose_queries(const panel *pn, const void *tensor, const fattn_strides *strides,
                               float *rows, float *t)
@@ -65,38 +65,40 @@ static void transpose_queries(const panel *pn, const void *tensor, const fattn_s
     }
 }
 
-/* The keys of the tile, as whole steps of products, that some row before `past` attends to: where
+/* How many keys of the tile, in whole steps of products, the rows before `past` attend to. Where
  * the band cuts a tile on the right, products stop there. */
-static int64_t keys_seen(const panel *pn, span s, int64_t past)
+static int64_t keys_attended(const panel *pn, span s, int64_t past)
 {
     const int64_t last = fattn_min64(past, pn->rows) - 1;
     const int64_t live = fattn_band_row(&pn->band, pn->row[last].i).past - s.first;
     return fattn_max64(0, fattn_min64((live + FV_NK - 1) / FV_NK * FV_NK, s.padded));
 }
 
-/* Keys between whose products some are copied: the lines that one such step fetches arrive before
- * the next one reads them, and stay in cache until then. */
+/* After so many keys, some keys of the next tile are copied: the lines that such a step prefetches
+ * arrive before the next step reads them, and stay in cache until then. */
 #define COPY_STEP (4 * FV_NK)
 
-/* x[j][r ..] = keys a[j] times queries in t, COPY_STEP keys at a time. Before each step, as many
- * keys of the next tile are copied as `later` has fetched. Returns what is left to fetch. */
+/* x[j][r ..] = keys a[j] times the queries in t, COPY_STEP keys at a time. Each step begins by
+ * copying those keys of the next tile that `later` has prefetched. Returns what is left to
+ * prefetch. */
 static prefetch_list dot_copying(const panel *pn, int64_t keys, const float *const *a, int64_t dim,
                                  const float *t, float *const *x, int64_t r, prefetch_list later)
 {
     for (int64_t j = 0; j < keys; j += COPY_STEP) {
         const int64_t step = fattn_min64(keys - j, COPY_STEP);
         copy_keys_to(pn, pn->next_tile, later.next);
-        later.goes_on = j + step < keys;
+        later.a_continues = j + step < keys;
         const product_of kq = {.a = a + j, .b = t, .b_stride = pn->br, .depth = dim};
         later = product_rows(0, step, kq, x + j, r, pn->width, later);
     }
     return later;
 }
 
-/* Equal terms round the same way at every step of a sum, so that its error grows with its length
- * and is the same for all keys of a row. Softmax cancels it, but in backward, and beside a sink in
- * forward, it shows. Where keys are few, and little else rounds, long sums are made in parts; not
- * for a batch-invariant row, whose bits may not depend on the number of keys. */
+/* Equal terms round the same way at every step of a sum, so the error of such a sum grows with its
+ * length and is the same for all keys of a row. Softmax cancels that error, but it shows in
+ * backward, and in forward next to a sink. With few keys, where little else rounds, long sums are
+ * therefore made in parts. Batch-invariant rows are exempt: their bits may not depend on the number
+ * of keys. */
 #define PART_KEYS 32
 #define PART_TERMS 32
 
@@ -108,7 +110,7 @@ static bool sums_parts(const panel *pn, int64_t dim)
            !(p->features & FATTN_BATCH_INVARIANT);
 }
 
-/* product_rows(0, ...) of columns from r on, in such parts. */
+/* product_rows(0, ...) for columns from r on, with sums in parts of PART_TERMS. */
 static prefetch_list dot_parts(const panel *pn, int64_t keys, const float *const *a, int64_t dim,
                                const float *t, float *const *x, int64_t r, prefetch_list later)
 {
@@ -128,17 +130,20 @@ static prefetch_list dot_parts(const panel *pn, int64_t keys, const float *const
     return later;
 }
 
-/* x[j][r] = a[j] . t[r]. Vectors of rows past their last key are left out; callers mask them.
- * scores: the results are scores, which may be summed in parts, and not dP, of which delta, a sum
- * in the order of channels, is subtracted. t: [dim][br]; x: rows of [br] */
-static void dot_rows(const panel *pn, span s, bool scores, const float *const *a, int64_t dim,
+/* What dot products are for. Scores may be summed in parts. dP may not: delta, a sum in the order
+ * of channels, is subtracted from it. */
+typedef enum dot_use { DOTS_FOR_SCORES, DOTS_FOR_DP } dot_use;
+
+/* x[j][r] = a[j] . t[r]. For each vector of rows, products with keys past the last one that these
+ * rows attend to are left out; callers mask them. t: [dim][br]; x: rows of [br] */
+static void dot_rows(const panel *pn, span s, dot_use use, const float *const *a, int64_t dim,
                      const float *t, float *const *x)
 {
-    const bool parts = scores && sums_parts(pn, dim);
+    const bool parts = use == DOTS_FOR_SCORES && sums_parts(pn, dim);
     prefetch_list later = pn->later;
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
-        const int64_t past = keys_seen(pn, s, r + FV_LANES);
+        const int64_t past = keys_attended(pn, s, r + FV_LANES);
         if (past <= j) {
             continue;
         }

@@ -16,7 +16,7 @@ static void load_transposed(const forward *f)
 static void multiply_transposed(const forward *f, span s)
 {
     const panel *const pn = &f->panel;
-    dot_rows(pn, s, true, pn->k, pn->p->dim, pn->qt, pn->x_rows);
+    dot_rows(pn, s, DOTS_FOR_SCORES, pn->k, pn->p->dim, pn->qt, pn->x_rows);
 }
 
 static const query_form *choose_form(const panel *pn)

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a mask, or a bias of -inf and 0, spares: engines write causal masks and padding as either.
+ * Skips keys that a mask of 0, or a bias of -inf, hides from all rows of a panel: engines pass
+ * causal masks and padding as either.
  *
- * When a panel turns to its keys, its rows of the bias are read from both ends for keys that -inf
- * hides from all rows, and from there on for keys where it is 0 for all of them. The former are
- * never multiplied, the latter need no bias. With any other bias the search ends at its first and
- * its last number. A causal mask, a window or padding is wholly described so, in four numbers,
- * where a table of tiles would grow with Sq Sk. What else is hidden is found tile by tile: the test
- * of a tile stops at the first number that is not -inf. Masks are read in the same way: 0 hides a
- * pair, and pairs that are kept need no mask.
+ * When a panel is opened, its rows of the bias are read from both ends. The keys that -inf hides
+ * from all rows are never multiplied; the keys inside of those for which the bias is 0 in all rows
+ * need no bias. With any other bias this search ends at its first and its last number. A causal
+ * mask, a window or padding is described completely by these four numbers, while a table of tiles
+ * would grow with Sq Sk. Keys hidden elsewhere are found tile by tile: the test of a tile stops at
+ * the first number that is not -inf. Masks are read in the same way: 0 hides a pair, and pairs that
+ * are kept need no mask.
  */
 #ifndef FATTN_CPU_HIDDEN_H
 #define FATTN_CPU_HIDDEN_H
 
 #include "backends/cpu/panel.h"
 
-/* Numbers of a row that are tested at a time. */
+/* How many numbers of a row are tested at a time. */
 #define BIAS_BLOCK (4 * FV_LANES)
 
 static bool bias_is(const panel *pn, int64_t index, float value)
@@ -23,7 +24,7 @@ static bool bias_is(const panel *pn, int64_t index, float value)
     return fattn_dtype_load(pn->p->dtype_bias, pn->run->buffers->bias, index) == value;
 }
 
-/* Whether n neighbours, whole vectors, are `value`. */
+/* Whether n consecutive numbers, whole vectors, all equal `value`. */
 INLINE bool all_are(fattn_dtype dtype, const char *bias, int n, fv value)
 {
     mv equal = fv_eq(load_as(dtype, bias, FV_LANES), value);
@@ -34,8 +35,8 @@ INLINE bool all_are(fattn_dtype dtype, const char *bias, int n, fv value)
     return mv_all(equal);
 }
 
-/* Of n neighbours, how many at the beginning (or, backwards, the end) are `value`, as far as whole
- * vectors tell. dtype: a literal */
+/* How many of n consecutive numbers equal `value` at the beginning (or, backwards, at the end), as
+ * far as whole vectors can tell. dtype: a literal */
 INLINE int64_t equal_numbers(fattn_dtype dtype, const char *bias, int64_t n, fv value,
                              bool backwards)
 {
@@ -48,13 +49,13 @@ INLINE int64_t equal_numbers(fattn_dtype dtype, const char *bias, int64_t n, fv 
             }
         }
     }
-    const int64_t last = backwards ? 0 : n - FV_LANES; /* overlaps those before */
+    const int64_t last = backwards ? 0 : n - FV_LANES; /* overlaps vectors already tested */
     const bool rest = run > 0 && n - run < FV_LANES;
     return rest && all_are(dtype, bias + last * SIZE_OF(dtype), FV_LANES, value) ? n : run;
 }
 
-/* Of a row's keys first .. past - 1, how many have that bias before (or, backwards, after) the
- * first that has another. row: index of key 0 */
+/* How many of a row's keys first .. past - 1 have a bias of `value` before (or, backwards, after)
+ * the first one that has not. row: index of key 0 */
 static int64_t bias_run(const panel *pn, int64_t row, int64_t first, int64_t past, float value,
                         bool backwards)
 {
@@ -79,7 +80,7 @@ static int64_t bias_run(const panel *pn, int64_t row, int64_t first, int64_t pas
     return run;
 }
 
-/* Whether one of 32 bytes of a mask hides its pair or, unless `kept`, keeps it. */
+/* Whether one of 32 bytes of a mask is 0 (or, unless `kept`, is not). */
 INLINE bool some_differ(const uint8_t *mask, bool kept)
 {
     const uint64_t ones = UINT64_C(0x0101010101010101);
@@ -91,8 +92,8 @@ INLINE bool some_differ(const uint8_t *mask, bool kept)
     return some != 0;
 }
 
-/* Of a row's keys first .. past - 1, how many the mask keeps (or, unless `kept`, hides) before (or,
- * backwards, after) the first with which it does otherwise. row: index of key 0 */
+/* How many of a row's keys first .. past - 1 the mask keeps (or, unless `kept`, hides) before (or,
+ * backwards, after) the first one that it does not. row: index of key 0 */
 static int64_t mask_run(const panel *pn, int64_t row, int64_t first, int64_t past, bool kept,
                         bool backwards)
 {
@@ -119,28 +120,31 @@ static const int64_t *hider_stride(const fattn_problem *p, int by)
     return by == BIAS_HIDES ? p->bias_stride : p->mask_stride;
 }
 
-/* Keys that are hidden, and those whose score does not change. */
-typedef enum run_kind { HIDDEN_RUN, IDLE_RUN } run_kind;
+/* A run of keys that are hidden, or of keys whose score the hider does not change. */
+typedef enum run_kind { HIDDEN_RUN, NEUTRAL_RUN } run_kind;
 
-/* Of a row's keys first .. past - 1, how many are so before (or, backwards, after) the first that
- * is not. row: index of key 0 */
+/* At which end of a range of keys a run is counted. */
+typedef enum run_end { AT_FIRST, AT_LAST } run_end;
+
+/* The length of such a run among a row's keys first .. past - 1. row: index of key 0 */
 static int64_t run_of(const panel *pn, int by, int64_t row, int64_t first, int64_t past,
-                      run_kind kind, bool backwards)
+                      run_kind kind, run_end end)
 {
+    const bool backwards = end == AT_LAST;
     return by == BIAS_HIDES
                ? bias_run(pn, row, first, past, kind == HIDDEN_RUN ? -INFINITY : 0, backwards)
-               : mask_run(pn, row, first, past, kind == IDLE_RUN, backwards);
+               : mask_run(pn, row, first, past, kind == NEUTRAL_RUN, backwards);
 }
 
 /* How many of a row's keys first .. past - 1 are hidden at the end. */
 static int64_t hidden_after(const panel *pn, int by, int64_t row, int64_t first, int64_t past)
 {
-    const int64_t hidden = run_of(pn, by, row, first, past, HIDDEN_RUN, false);
-    return hidden == past - first ? hidden : run_of(pn, by, row, first, past, HIDDEN_RUN, true);
+    const int64_t hidden = run_of(pn, by, row, first, past, HIDDEN_RUN, AT_FIRST);
+    return hidden == past - first ? hidden : run_of(pn, by, row, first, past, HIDDEN_RUN, AT_LAST);
 }
 
-/* Rows of the hider that the panel's rows have: heads and queries that share one count once. Row n
- * is the n-th from the last on. */
+/* How many rows of the hider belong to the rows of a panel: heads, or queries, that share one count
+ * once. They are numbered from the last one to the first. */
 typedef struct hider_rows {
     int64_t heads, count;
 } hider_rows;
@@ -160,39 +164,44 @@ static int64_t hider_row(const panel *pn, int by, hider_rows rows, int64_t n)
            pn->start_k * stride[3];
 }
 
-/* What the hider leaves of keys first .. past - 1. A slope may make NaN of 0. The last row comes
- * first: a causal mask hides least from it. The others are then read in the order of memory, which
- * for a bias larger than the caches takes half the time of reading each from both its ends. */
+/* The ranges of keys first .. past - 1 that the hider leaves visible, and neutral. (Times a slope,
+ * a bias of 0 may become NaN, so it is not neutral then.) The last row comes first, because a
+ * causal mask hides least from it. The other rows follow in the order of memory, which for a bias
+ * larger than the caches takes half the time of reading each of them from both ends. */
 static hider_ranges ranges_of(const panel *pn, int by, int64_t first, int64_t past)
 {
     const hider_rows rows = hider_rows_of(pn, by);
     const bool sloped = by == BIAS_HIDES && pn->p->features & FATTN_ALIBI_BIAS;
-    fattn_range seen = {.first = past, .past = first}, idle = {.first = past, .past = past};
+    fattn_range visible = {.first = past, .past = first}, neutral = {.first = past, .past = past};
     for (int64_t n = 0; n < rows.count; n++) {
         const int64_t row = hider_row(pn, by, rows, n == 0 ? 0 : rows.count - n);
-        const int64_t before = run_of(pn, by, row, first, seen.first, HIDDEN_RUN, false);
-        seen.first = fattn_min64(seen.first, first + before);
+        const int64_t before = run_of(pn, by, row, first, visible.first, HIDDEN_RUN, AT_FIRST);
+        visible.first = fattn_min64(visible.first, first + before);
         if (n == 0 && !sloped) {
-            idle.first = seen.first;
+            neutral.first = visible.first;
         }
-        idle.past = idle.first + run_of(pn, by, row, idle.first, idle.past, IDLE_RUN, false);
-        const int64_t least = fattn_max64(seen.past, seen.first);
+        neutral.past =
+            neutral.first + run_of(pn, by, row, neutral.first, neutral.past, NEUTRAL_RUN, AT_FIRST);
+        const int64_t least = fattn_max64(visible.past, visible.first);
         const int64_t after = hidden_after(pn, by, row, least, past);
-        seen.past = past - after > seen.first ? fattn_max64(seen.past, past - after) : seen.past;
-        if (seen.first == first && seen.past == past && idle.past <= idle.first) {
+        visible.past =
+            past - after > visible.first ? fattn_max64(visible.past, past - after) : visible.past;
+        if (visible.first == first && visible.past == past && neutral.past <= neutral.first) {
             break;
         }
     }
-    return (hider_ranges){.seen = seen, .idle = idle};
+    return (hider_ranges){.visible = visible, .neutral = neutral};
 }
 
-/* What a thread found for the rows of a strip. Heads that share a bias or mask share it. */
+/* The ranges that a thread has found for the rows of a strip. Heads that share a bias or mask share
+ * them. */
 typedef struct known_ranges {
-    int64_t part; /* of which keys of which sequence, from 1 on; 0 at first */
+    /* Which part of the keys of which sequence they are for, from 1 on; 0: none yet. */
+    int64_t part;
     hider_ranges ranges[HIDERS];
 } known_ranges;
 
-/* Strips of whose rows a thread remembers what is hidden: all, where heads share that. */
+/* For how many strips a thread keeps the ranges: for all, where heads share the bias or mask. */
 static int64_t known_strips(const fattn_problem *p, int64_t br)
 {
     bool shared = p->heads_k > 1 && has_hiders(p);
@@ -202,9 +211,9 @@ static int64_t known_strips(const fattn_problem *p, int64_t br)
     return shared ? (p->seqlen_q * (p->heads_q / p->heads_k) + br - 1) / br : 0;
 }
 
-/* Sets the panel's ranges, and drops from key blocks first .. past - 1 those at both ends that are
- * hidden from all rows. known: NULL, or what the thread knows of the panel's rows; part: as in
- * known_ranges */
+/* Sets the panel's ranges, and narrows the range of key blocks first .. past - 1 by those at both
+ * ends that are hidden from all rows. known: NULL, or what the thread knows of the panel's rows;
+ * part: as in known_ranges */
 static void skip_hidden_blocks(panel *pn, known_ranges *known, int64_t part, int64_t *first,
                                int64_t *past)
 {
@@ -220,9 +229,9 @@ static void skip_hidden_blocks(panel *pn, known_ranges *known, int64_t part, int
         *ranges = known && known->part == part
                       ? known->ranges[by]
                       : ranges_of(pn, by, *first * pn->bc, fattn_min64(*past * pn->bc, end));
-        const fattn_range seen = ranges->seen;
-        *first = seen.first / pn->bc;
-        *past = seen.first < seen.past ? (seen.past + pn->bc - 1) / pn->bc : *first;
+        const fattn_range visible = ranges->visible;
+        *first = visible.first / pn->bc;
+        *past = visible.first < visible.past ? (visible.past + pn->bc - 1) / pn->bc : *first;
     }
     if (known) {
         known->part = part;
@@ -230,25 +239,29 @@ static void skip_hidden_blocks(panel *pn, known_ranges *known, int64_t part, int
     }
 }
 
-/* How many of the keys first .. past - 1 come before those that are hidden from all rows.
- * Prefetches the number with which the test of the next tile begins. */
-static int64_t seen_keys(const panel *pn, int by, int64_t first, int64_t past)
+/* How many of the keys first .. past - 1 are left without those at the end that are hidden from all
+ * rows. Prefetches the number with which the test of the next tile begins. */
+static int64_t visible_keys(const panel *pn, int by, int64_t first, int64_t past)
 {
     const hider_rows rows = hider_rows_of(pn, by);
-    const int64_t next = fattn_min64(past + pn->bc, pn->ranges[by].seen.past) - 1;
+    const int64_t next = fattn_min64(past + pn->bc, pn->ranges[by].visible.past) - 1;
     const int64_t later = hider_row(pn, by, rows, 0) + next * hider_stride(pn->p, by)[3];
     __builtin_prefetch(by == BIAS_HIDES ? element(pn->run->buffers->bias, pn->p->dtype_bias, later)
                                         : (const char *)pn->run->buffers->mask + later);
-    int64_t seen = first;
-    for (int64_t n = 0; n < rows.count && seen < past; n++) {
-        seen = past - run_of(pn, by, hider_row(pn, by, rows, n), seen, past, HIDDEN_RUN, true);
+    int64_t visible = first;
+    for (int64_t n = 0; n < rows.count && visible < past; n++) {
+        visible =
+            past - run_of(pn, by, hider_row(pn, by, rows, n), visible, past, HIDDEN_RUN, AT_LAST);
     }
-    return seen - first;
+    return visible - first;
 }
 
-/* The tile of key block `block` as span_of() has it, without what is hidden. cut: it may end early;
- * else it is whole or empty. */
-static span seen_span(const panel *pn, int64_t block, bool cut)
+/* What becomes of a tile whose last keys are hidden from all rows. */
+typedef enum tile_end { ENDS_EARLY, STAYS_WHOLE } tile_end;
+
+/* The tile of key block `block` by span_of(). It is empty if all of its keys are hidden; if it
+ * ENDS_EARLY, it has no hidden keys at its end. */
+static span visible_span(const panel *pn, int64_t block, tile_end end)
 {
     span s = span_of(pn, block);
     const int64_t past = s.first + s.live;
@@ -258,19 +271,20 @@ static span seen_span(const panel *pn, int64_t block, bool cut)
         if (!has_hider(pn->p, by)) {
             continue;
         }
-        if (ranges->idle.first <= s.first && past <= ranges->idle.past) {
+        if (ranges->neutral.first <= s.first && past <= ranges->neutral.past) {
             s.unbiased = s.unbiased || by == BIAS_HIDES;
             s.kind = by == MASK_HIDES && s.only_masked ? FATTN_TILE_FULL : s.kind;
             continue;
         }
-        live = fattn_min64(live, ranges->seen.past - s.first);
-        live = past <= ranges->seen.first || live <= 0 ? 0
-                                                       : seen_keys(pn, by, s.first, s.first + live);
+        live = fattn_min64(live, ranges->visible.past - s.first);
+        live = past <= ranges->visible.first || live <= 0
+                   ? 0
+                   : visible_keys(pn, by, s.first, s.first + live);
     }
     if (live <= 0) {
         s.live = s.padded = 0;
         s.kind = FATTN_TILE_EMPTY;
-    } else if (cut && live < s.live) {
+    } else if (end == ENDS_EARLY && live < s.live) {
         s.live = live;
         s.padded = (live + pn->step - 1) / pn->step * pn->step;
         s.common =
@@ -282,8 +296,8 @@ static span seen_span(const panel *pn, int64_t block, bool cut)
     return s;
 }
 
-/* Whether a corner of the loaded bias is -inf, so that others may be. Such scores are masked, not
- * small. */
+/* Whether a corner of the loaded bias is -inf: then other numbers may be, too. Such scores are
+ * masked, not small. */
 static bool seems_masked(const panel *pn, span s)
 {
     const int64_t last = (s.live - 1) * pn->br, right = pn->rows - 1;

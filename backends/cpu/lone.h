@@ -35,7 +35,7 @@ static int64_t next_key(const panel *pn, int64_t r, int64_t j, int64_t past)
         for (int by = 0; by < HIDERS; by++) {
             if (has_hider(p, by)) {
                 const int64_t row = term_index(pn, hider_stride(p, by), r, 0);
-                j += run_of(pn, by, row, j, past, HIDDEN_RUN, false);
+                j += run_of(pn, by, row, j, past, HIDDEN_RUN, AT_FIRST);
             }
         }
         if (p->features & FATTN_BLOCK_MASK) {

@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A panel: a block of rows of one key/value head on its way along the keys, queries in the lanes.
- * What forward, decoding and backward share: where rows and keys lie, the scratch that holds them,
- * and keys; dots.h has dot products of floats, terms.h the rest of a score.
+ * A panel: a block of rows of one key/value head that is multiplied with tiles of its keys, one
+ * after another. This header has what forward, decoding and backward share: where rows and keys
+ * lie, the scratch for them, and the loading of keys. dots.h has dot products of floats, terms.h
+ * the other terms of a score.
  *
- * Rows of a panel are numbered r = i * group + g over the queries i of a sequence and the heads g
- * of the group that shares a key/value head: neighbours see nearly the same keys, and keys are read
- * once for the whole group. A tile of scores lies as x[j][r]. `width` is the number of rows rounded
- * up to vectors; rows past the last are dead: they hold zeros and nobody reads their results.
+ * The rows of a panel are numbered r = i * group + g, where i is a query of the sequence and g one
+ * of the heads that share the key/value head: neighbouring rows attend to nearly the same keys, and
+ * keys are read once for the whole group. A tile of scores lies as x[j][r], with queries in the
+ * lanes. `width` is the number of rows rounded up to vectors; rows past the last are dead: they
+ * hold zeros and nobody reads their results.
  *
- * Decoding has few rows, and vectors of them would be mostly empty. Its tile is dense: rows are
- * rounded up to a power of two, `pitch`, and as many neighbouring keys as fill DECODE_ROWS lie side
- * by side. Lane r then holds row r % pitch and key `phases` * step + r / pitch, and lies at
- * x[j * pitch + row]. What follows says "row" of a lane and "key" of a step.
+ * Decoding has few rows, which would leave most lanes empty. Its tiles are dense: rows are rounded
+ * up to a power of two, `pitch`, and as many neighbouring keys as fill DECODE_ROWS lanes lie side
+ * by side. Lane r then holds row r % pitch and key `phases` * step + r / pitch, and lies at x[j *
+ * pitch + row]. The code for both kinds of tile says "row" for a lane and "key" for a step.
  *
- * Keys of a tile are reached through pointers to rows of float, one a key: into the tensor itself
- * where that can be (float, and a stride that spreads over the cache), else to a copy. Keys past
- * the end point to a row of zeros, so padding is never read.
+ * The keys of a tile are reached through pointers to rows of floats, one per key. They point into
+ * the tensor where possible (floats, and a stride that spreads over the cache), else to a copy.
+ * Keys past the end point to a row of zeros, so padding in the tensor is never read.
  */
 #ifndef FATTN_CPU_PANEL_H
 #define FATTN_CPU_PANEL_H
@@ -28,42 +30,46 @@
 #include "core/band.h"
 #include "core/problem.h"
 
-/* One row: its query and head. */
+/* One row: a query of a head. */
 typedef struct query_row {
     int64_t i, h;
-    int64_t phase; /* its key of a step */
-    bool dead;     /* contributes nothing to any key */
-    int32_t lone;  /* of backward: the only key that it sees, below 2^31, or -1 */
+    int64_t phase; /* which of the keys of a step is its own */
+    bool dead;     /* past the last row or, in backward, without probabilities */
+    int32_t lone;  /* in backward: the only key that it attends to, below 2^31, or -1 */
 } query_row;
 
-/* Rows of k and v that are to be copied, first those of k. */
+/* How scores lie in a tile, as arguments for `dense`: one row in each lane, or dense, as above. */
+enum { ROWS_IN_LANES = false, DENSE_TILE = true };
+
+/* Rows of k, then rows of v, that are being copied. `keys` of the `count` rows are of k; `done` are
+ * copied. */
 typedef struct key_copies {
     const prefetch_row *rows;
     int64_t keys, count, done;
     float *k, *v; /* [bc][d_pad], [bc][dv_pad] */
 } key_copies;
 
-/* What may hide keys: a bias by -inf, a mask by 0. */
+/* What may hide a key from a row: a bias of -inf, or a mask of 0. */
 typedef enum hider { BIAS_HIDES, MASK_HIDES, HIDERS } hider;
 
-/* Keys by a hider: outside `seen` it hides them from all rows of a panel; in `idle` it changes no
- * row's score, for the bias is 0, or the mask keeps the pair. */
+/* Which keys a hider affects. It hides those outside `visible` from all rows of a panel. It changes
+ * no row's score for those in `neutral`: the bias is 0, or the mask keeps the pair. */
 typedef struct hider_ranges {
-    fattn_range seen, idle;
+    fattn_range visible, neutral;
 } hider_ranges;
 
 typedef struct panel {
     const fattn_problem *p;
     const fattn_cpu_run *run;
-    int64_t br, bc; /* tile, and the stride between its keys */
+    int64_t br, bc; /* rows and keys of a tile; br is also the stride between the keys of x */
     int64_t b, hk, group;
-    int64_t first, rows; /* numbers of the rows */
+    int64_t first, rows; /* number of the first row, and how many there are */
     int64_t width;
-    int64_t pitch, phases; /* br and 1, but for decoding */
-    int64_t step;          /* of keys, whole ones of which products work on */
-    int64_t i0, i1;        /* their queries: i0 .. i1 - 1 */
-    bool ragged;           /* some row is dead, and its scores are masked */
-    bool masked;           /* mask or block mask on */
+    int64_t pitch, phases; /* br and 1 unless tiles are dense */
+    int64_t step;          /* keys of a tile are rounded up to a multiple of it */
+    int64_t i0, i1;        /* the rows belong to queries i0 .. i1 - 1 */
+    bool ragged;           /* some row within `width` is dead, so its scores are masked */
+    bool masked;           /* there is a mask or a block mask */
 
     fattn_sequence seq;
     int64_t start_k; /* fattn_start_k() */
@@ -74,7 +80,7 @@ typedef struct panel {
     /* Scratch. d_pad and dv_pad: D and Dv rounded up to vectors. */
     int64_t d_pad, dv_pad;
     query_row *row;       /* [br] */
-    hider_ranges *ranges; /* [HIDERS] of the keys ahead */
+    hider_ranges *ranges; /* [HIDERS] set by skip_hidden_blocks() */
     float *slope;         /* [br] of ALiBi */
     uint32_t *drop_i;     /* [br] query and global head, for dropout */
     uint32_t *drop_h;
@@ -84,22 +90,23 @@ typedef struct panel {
     float *lo, *hi;         /* [br] keys of the tile in the band of a row: lo <= j < hi */
     float **x_rows;         /* [bc] of x */
     float *bias, *keep, *z; /* [bc][br] bias; 1 where masks keep; dropout multipliers */
-    float *natural;         /* [br][bc] a tile of bias or mask before it is transposed */
+    float *term_rows;       /* [br][bc] a tile of bias or mask by rows, before it is transposed */
     const float **k, **v;   /* [bc] rows of the tile */
-    /* The same where pairs are multiplied (pairs.h): [bc] rows of k, [bc / 2] of v and x, NULL
-     * where vectors take none of x. */
+    /* The same as pairs (pairs.h): [bc] rows of k, [bc / 2] of v and of x. x_pairs is NULL where
+     * matrix registers multiply pairs. */
     const bf16_pair **k_pairs, **v_pairs, **x_pairs;
     float *zeros; /* [max(d_pad, dv_pad)] */
 
     /* Scratch that each kernel lays out as its products want it. */
-    float *q, *qt;          /* [br][d_pad], [d_pad][br] */
-    float *x;               /* [bc][br] scores, then probabilities */
-    prefetch_list later;    /* for products of keys */
-    key_copies *next_tile;  /* the same, or NULL */
+    float *q, *qt;       /* [br][d_pad], [d_pad][br] */
+    float *x;            /* [bc][br] scores, then probabilities */
+    prefetch_list later; /* what products with keys prefetch */
+    /* Keys and values of the next tile, which are copied meanwhile, or NULL. */
+    key_copies *next_tile;
     float *k_copy, *v_copy; /* [bc][d_pad], [bc][dv_pad] */
 } panel;
 
-/* A worker's way through the items that it takes, one by one. */
+/* Does the items that a worker takes, one by one. */
 INLINE void each_item(const fattn_cpu_run *run, void *scratch,
                       void (*work)(const fattn_cpu_run *run, int64_t item, void *scratch))
 {
@@ -110,7 +117,7 @@ INLINE void each_item(const fattn_cpu_run *run, void *scratch,
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
 
-/* Hands out memory from base; with base NULL it only counts. */
+/* Hands out memory from `base`. If base is NULL, it only counts the bytes. */
 typedef struct arena {
     char *base;
     int64_t used;
@@ -144,7 +151,7 @@ static bool keys_in_place(const fattn_problem *p)
     return in_place(p->dtype_kv, &p->k) && in_place(p->dtype_v, &p->v);
 }
 
-/* What panels that one thread works on in turn can share. */
+/* The scratch that panels of one thread share, since it works on one at a time. */
 static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t bc, arena *from)
 {
     pn->p = p;
@@ -163,13 +170,14 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->bias = carve(from, p->features & FATTN_BIAS ? bc * br : 0, sizeof(float));
     pn->keep = carve(from, pn->masked ? bc * br : 0, sizeof(float));
     pn->z = carve(from, p->features & FATTN_DROPOUT ? bc * br : 0, sizeof(float));
-    pn->natural = carve(from, p->features & FATTN_BIAS || pn->masked ? bc * br : 0, sizeof(float));
+    pn->term_rows =
+        carve(from, p->features & FATTN_BIAS || pn->masked ? bc * br : 0, sizeof(float));
     pn->k = carve(from, bc, sizeof *pn->k);
     pn->v = carve(from, bc, sizeof *pn->v);
     pn->zeros = carve(from, fattn_max64(pn->d_pad, pn->dv_pad), sizeof(float));
 }
 
-/* Room for the keys of some tiles as floats, after panel_layout(). */
+/* Room for copies of the keys of some tiles as floats. To be called after panel_layout(). */
 static void panel_layout_keys(panel *pn, int64_t tiles, arena *from)
 {
     const fattn_problem *const p = pn->p;
@@ -179,13 +187,13 @@ static void panel_layout_keys(panel *pn, int64_t tiles, arena *from)
         carve(from, in_place(p->dtype_v, &p->v) ? 0 : tiles * pn->bc * pn->dv_pad, sizeof(float));
 }
 
-/* Scratch that no item changes. */
+/* Fills the scratch that no item changes. */
 static void panel_prepare(const panel *pn)
 {
     fill(pn->zeros, fattn_max64(pn->d_pad, pn->dv_pad), 0);
 }
 
-/* What a panel keeps for itself, after panel_layout(). */
+/* The scratch that each panel has of its own. To be called after panel_layout(). */
 static void panel_layout_rows(panel *pn, arena *from)
 {
     pn->row = carve(from, pn->br, sizeof *pn->row);
@@ -195,8 +203,8 @@ static void panel_layout_rows(panel *pn, arena *from)
     pn->drop_h = carve(from, pn->br, sizeof(uint32_t));
 }
 
-/* Bytes of a tile of keys and values that is used in place: it occupies cache like a copy. The
- * sum, and with it the tile, depends on no stride. */
+/* Bytes of a tile of keys and values that is read in place: it occupies cache as a copy does. So
+ * the bytes of a tile, and with them the choice of its size, do not depend on strides. */
 static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *tiling)
 {
     const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
@@ -205,7 +213,7 @@ static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *t
             (in_place(p->dtype_v, &p->v) ? dv_pad : 0));
 }
 
-/* About n rows, as whole register tiles. */
+/* About n rows, as a whole number of register tiles. */
 #define TILE_GROUP (FV_LANES * FV_NQ)
 #define TILE_ROWS(n) ((n) > TILE_GROUP ? (n) / TILE_GROUP * TILE_GROUP : TILE_GROUP)
 
@@ -214,10 +222,11 @@ static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *t
 static fattn_score_rule rule_of(const fattn_problem *p)
 {
     const bool distances = p->features & FATTN_ALIBI && !(p->features & FATTN_ALIBI_BIAS);
-    const unsigned terms = (p->features & FATTN_SINK ? FATTN_SCORE_SCALE : 0) | /* it is natural */
-                           (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
-                           (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
-                           (distances ? FATTN_SCORE_ALIBI : 0);
+    const unsigned terms =
+        (p->features & FATTN_SINK ? FATTN_SCORE_SCALE
+                                  : 0) | /* sinks are relative to scaled scores */
+        (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
+        (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) | (distances ? FATTN_SCORE_ALIBI : 0);
     return fattn_score_rule_make(terms, p->scale, p->softcap);
 }
 
@@ -228,8 +237,8 @@ static fattn_dropout dropout_of(const fattn_problem *p, const fattn_buffers *buf
                               buf->offset_ptr ? *buf->offset_ptr : buf->offset);
 }
 
-/* Everything about lanes first .. past - 1 that does not depend on the keys. All of them are dead
- * or none: one past the last row is like the first. */
+/* Fills in what does not depend on the keys for lanes first .. past - 1. Either all of them are
+ * dead or none; a dead lane counts as the panel's first row. */
 static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bool dead)
 {
     const fattn_problem *const p = pn->p;
@@ -257,7 +266,7 @@ static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bo
     }
 }
 
-/* Finds sequence b of the run: where it lies, and its first key. */
+/* Sets the sequence: where it lies, and where its keys start. */
 static void panel_enter(panel *pn, const fattn_cpu_run *run, int64_t b)
 {
     pn->run = run;
@@ -266,9 +275,9 @@ static void panel_enter(panel *pn, const fattn_cpu_run *run, int64_t b)
     pn->start_k = fattn_start_k(run->problem, run->buffers, b);
 }
 
-/* Places the panel, after its layout, on the rows of (sequence b, key/value head hk) from number
- * `first` on. dense: its tiles are, as those of decoding. Returns false when the run has no such
- * rows. Writes no scratch. */
+/* Places a panel on rows `first`, first + 1, ... of sequence b and key/value head hk. Needs pn->br.
+ * dense: DENSE_TILE or ROWS_IN_LANES. Returns false if the run has no such rows. Writes no
+ * scratch. */
 static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
                         bool dense)
 {
@@ -296,7 +305,7 @@ static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t 
     return true;
 }
 
-/* The same, and fills in what each row needs. */
+/* panel_place(), which also fills in what each row needs. */
 static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
                        bool dense)
 {
@@ -316,22 +325,22 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
     return true;
 }
 
-/* Rows as whole steps of products. */
+/* The number of rows, rounded up to whole steps of products. */
 static int64_t row_steps(const panel *pn) { return (pn->rows + FV_NK - 1) / FV_NK * FV_NK; }
 
-/* Index in q, o, dout or dq of the first channel of query i and head h. */
+/* The index of the first channel of query i and head h in q, o, dout or dq. */
 static int64_t row_index(const panel *pn, const fattn_strides *s, int64_t i, int64_t h)
 {
     return pn->seq.q_batch * s->batch + (pn->seq.q_row + i) * s->seq + h * s->head;
 }
 
-/* The same of row r. */
+/* The same for row r. */
 static int64_t query_index(const panel *pn, const fattn_strides *s, int64_t r)
 {
     return row_index(pn, s, pn->row[r].i, pn->row[r].h);
 }
 
-/* Index in k, v, dk or dv of the first channel of key j. */
+/* The index of the first channel of key j in k, v, dk or dv. */
 static int64_t key_index(const panel *pn, const fattn_strides *s, int64_t j)
 {
     const fattn_problem *const p = pn->p;
@@ -343,8 +352,8 @@ static int64_t key_index(const panel *pn, const fattn_strides *s, int64_t j)
     return pn->seq.k_batch * s->batch + (pn->seq.k_row + j) * s->seq + pn->hk * s->head;
 }
 
-/* Whether the rows at r are as many as lanes, whole vectors and evenly apart in their tensor, where
- * transposing can then read or write them. */
+/* Whether rows r .. r + FV_LANES - 1 exist, consist of whole vectors and are evenly spaced in their
+ * tensor. Then transposing can read or write them there. */
 static bool rows_in_place(const panel *pn, int64_t dim, int64_t r)
 {
     return dim % FV_LANES == 0 && pn->group == 1 && r + FV_LANES <= pn->rows;
@@ -352,32 +361,33 @@ static bool rows_in_place(const panel *pn, int64_t dim, int64_t r)
 
 /* --- Keys ------------------------------------------------------------------------------------- */
 
-/* Rows of a key/value head that decoding takes at a time. */
+/* Rows of a key/value head that decoding takes at a time: the lanes of a dense tile. */
 #define DECODE_ROWS 16
 _Static_assert(DECODE_ROWS % FV_LANES == 0, "lanes of a dense tile are whole vectors");
 _Static_assert(DECODE_ROWS % FV_ND == 0, "dense tiles hold whole steps of keys");
 
-/* Whether the first level of cache, of 32 KB at least, holds the queries of such a tile and some
- * keys. Decoding reads all of its queries for every few keys: of 576 channels 13 rows take 1.35
- * times as long as in the forward row. */
+/* Whether the first-level cache, of at least 32 KB, holds the queries of a dense tile and some
+ * keys. Decoding reads all of its queries for every few keys: with 576 channels, 13 rows take 1.35
+ * times as long as in the forward kernel. */
 static inline bool decode_queries_fit(const fattn_problem *p)
 {
     enum { FLOATS_MOST = 7168 };
     return fattn_min64(fattn_problem_rows(p), DECODE_ROWS) * p->dim <= FLOATS_MOST;
 }
 
-/* The keys of a tile that some row may see. */
+/* The keys of a tile that some row of a panel may attend to. */
 typedef struct span {
-    int64_t first;  /* key of x[0] */
-    int64_t live;   /* of them exist */
-    int64_t padded; /* and are computed: live rounded up to what products work on */
+    int64_t first;  /* the key of x[0] */
+    int64_t live;   /* how many of its keys exist */
+    int64_t padded; /* how many are computed: live rounded up to whole steps */
     fattn_tile_kind kind;
-    fattn_range common; /* in the band of every row; masks may still hide some */
-    bool unbiased;      /* the bias is 0 */
-    bool only_masked;   /* the tile would be full without the mask */
+    /* Keys in the band of every row, counted from `first`; masks may still hide some. */
+    fattn_range common;
+    bool unbiased;    /* the bias is 0 */
+    bool only_masked; /* without the mask, the tile would be full */
 } span;
 
-/* The tile of key block `block`, which ends where the last row that sees anything ends. */
+/* The span of key block `block`. It ends no later than the last key in the band of any row. */
 static span span_of(const panel *pn, int64_t block)
 {
     const fattn_problem *const p = pn->p;
@@ -420,7 +430,8 @@ static span span_of(const panel *pn, int64_t block)
     return s;
 }
 
-/* Key blocks first .. past - 1 of those that the panel's rows may see. */
+/* Narrows the range of key blocks first .. past - 1 to those that the panel's rows may attend
+ * to. */
 static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
 {
     const fattn_range keys = fattn_band_rows(&pn->band, pn->i0, pn->i1);
@@ -430,10 +441,12 @@ static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
 
 /* --- Loading keys ----------------------------------------------------------------------------- */
 
-/* Rows that are fetched ahead of the one that is copied: those a page apart come one by one. */
+/* How many rows ahead of the one that is copied are prefetched. Without this, rows a page apart
+ * would arrive one by one. */
 #define COPIED_AHEAD 4
 
-/* rows[j] = the channels of k or v of the tile's keys, which follow each other at `from`. */
+/* rows[j] = the row of key j of the tile in k or v. Rows are `step` floats apart, the first at
+ * `from`. */
 static void point_keys(const panel *pn, span s, const float *from, int64_t step, const float **rows)
 {
     for (int64_t j = 0; j < s.live; j++) {
@@ -444,8 +457,9 @@ static void point_keys(const panel *pn, span s, const float *from, int64_t step,
     }
 }
 
-/* rows[j] = the channels of k or v of the tile's keys, as floats, of which `copied` are there.
- * later: NULL, or where rows to copy are listed instead. Returns how many rows are copies. */
+/* rows[j] = the row of key j of the tile in k or v, as floats. The first `copied` copies are there
+ * already. later: NULL, or a list that receives the rows to copy instead of them being copied.
+ * Returns how many rows are copies. */
 static int64_t load_keys(const panel *pn, span s, int64_t copied, const void *tensor,
                          fattn_dtype dtype, const fattn_strides *strides, int64_t dim, float *copy,
                          int64_t copy_stride, const float **rows, prefetch_row *later)
@@ -486,7 +500,7 @@ static int64_t load_keys(const panel *pn, span s, int64_t copied, const void *te
     return direct ? 0 : s.live;
 }
 
-/* Makes the copies before number `past` that are not yet made. */
+/* Makes the copies up to number past - 1 that are not yet made. */
 static void copy_keys_to(const panel *pn, key_copies *c, int64_t past)
 {
     const fattn_problem *const p = pn->p;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lists of rows that products fetch into the second-level cache while they multiply. */
+/* Lists of rows that products prefetch into the second-level cache while they multiply. */
 #ifndef FATTN_CPU_PREFETCH_H
 #define FATTN_CPU_PREFETCH_H
 
 #include "backends/cpu/unit.h"
 
-/* Rows to fetch into the second-level cache, from number `next` on. Each register tile fetches
- * `step` of them, a line of each at a time: more at once would take the fill buffers that the tile
- * needs itself. Lines that a product is too short for are fetched before it. */
+/* Rows to prefetch, from number `next` on. Each register tile prefetches `step` of them, one cache
+ * line of each at a time: with more at once they would take the fill buffers that the tile itself
+ * needs. If a product has fewer steps than a row has lines, the remaining lines are prefetched
+ * before it. */
 typedef struct prefetch_row {
     const char *from;
     int64_t bytes;
@@ -15,19 +16,19 @@ typedef struct prefetch_row {
 typedef struct prefetch_list {
     const prefetch_row *rows;
     int64_t count, next, step;
-    bool goes_on; /* the rows of A after those of this product are those of the next one */
+    bool a_continues; /* the next product reads the rows of A that follow */
 } prefetch_list;
 
 static const prefetch_row no_rows[1];
 #define NO_PREFETCH ((prefetch_list){.rows = no_rows})
 
-/* Rows that `tiles` register tiles fetch. */
+/* A list that `tiles` register tiles prefetch in equal steps. */
 static prefetch_list spread_rows(const prefetch_row *rows, int64_t count, int64_t tiles)
 {
     return (prefetch_list){.rows = rows, .count = count, .step = (count + tiles - 1) / tiles};
 }
 
-/* The line at `byte` of each row. */
+/* Prefetches the cache line at offset `byte` of each row. */
 static inline void prefetch_lines(const prefetch_row *row, const prefetch_row *past, int64_t byte)
 {
     for (; row < past; row++) {
@@ -37,7 +38,7 @@ static inline void prefetch_lines(const prefetch_row *row, const prefetch_row *p
     }
 }
 
-/* The lines from `byte` on. */
+/* Prefetches all lines of each row from offset `byte` on. */
 static inline void prefetch_rest(const prefetch_row *row, const prefetch_row *past, int64_t byte)
 {
     for (; row < past; row++) {

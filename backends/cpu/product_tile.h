@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The register tile of the matrix products (product_tmpl.h), whatever they multiply. */
+/* What the matrix products of floats and of pairs share: the sizes of their register tiles. */
 #ifndef FATTN_CPU_PRODUCT_TILE_H
 #define FATTN_CPU_PRODUCT_TILE_H
 
@@ -9,15 +9,15 @@
 
 _Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole groups of factors");
 
-/* Vectors of the next register tile. A tile of one vector is slow: four vectors are two and two,
- * not three and one. */
+/* The number of vectors of the next register tile. Tiles of one vector are slow, so four vectors
+ * are divided into two and two and not into three and one. */
 static int64_t tile_vectors(int64_t columns)
 {
     const int64_t vectors = vectors_of(columns);
     return vectors == FV_NQ + 1 ? (FV_NQ + 1) / 2 : fattn_min64(vectors, FV_NQ);
 }
 
-/* Tails of a literal width: expands call for nq = 1 .. FV_NQ - 1, and FV_NQ itself. */
+/* Expands call(nq) with a literal nq: FV_NQ for whole tiles, 1 .. FV_NQ - 1 for the tail. */
 _Static_assert(FV_NQ >= 1 && FV_NQ <= 4, "PRODUCT_WIDTHS knows four widths");
 #define PRODUCT_WIDTHS(vectors, call)        \
     switch (vectors) {                       \

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The matrix products of product.h, a template over what they multiply. Parameters, all of them or
- * none, which stands for floats; they end with the header:
+ * The matrix products of product.h: a template over what they multiply. Either all parameters are
+ * defined, or none, which means floats. The header undefines them at its end.
  *
  *     PRODUCT(name)        the name of a function
- *     WORD                 what A and B consist of in memory
- *     ROW, ROW_LOAD        a vector of them
+ *     WORD                 an element of A and B in memory
+ *     ROW, ROW_LOAD        a vector of words
  *     FACTORS, FACTORS_ONE, FACTORS_LOAD
- *                          a group of FV_FACTORS of them, of which one or all are loaded
+ *                          a group of FV_FACTORS words, of which one or all are loaded
  *     MULADD(a, n, b, c)   adds factor n of a times b to c
  */
 #include "backends/cpu/product_tile.h"
@@ -26,14 +26,14 @@
 /* Words of a cache line. */
 #define LINE (CACHE_LINE / (int64_t)sizeof(WORD))
 
-/* What is multiplied, and how many terms a sum has. */
+/* The operands A and B of a product, and how many terms its sums have. */
 typedef struct PRODUCT(product_of) {
     const WORD *const *a; /* rows */
     const WORD *b;        /* [depth][b_stride], whole vectors */
     int64_t b_stride, depth;
 } PRODUCT(product_of);
 
-/* sum += A B of the groups of terms at r, as many as `steps`, a literal. */
+/* sum += A B for the terms from r on: `steps` groups of FV_FACTORS. steps: a literal */
 INLINE void PRODUCT(rows_steps)(int nq, int steps, fv sum[FV_NK][FV_NQ], const WORD *const *a,
                                 int64_t r, const WORD *b, int64_t b_stride)
 {
@@ -52,14 +52,14 @@ INLINE void PRODUCT(rows_steps)(int nq, int steps, fv sum[FV_NK][FV_NQ], const W
     }
 }
 
-/* What a tile of product_rows() fetches meanwhile. */
+/* What a tile of product_rows() prefetches while it multiplies. */
 typedef struct PRODUCT(rows_ahead) {
-    const WORD *const *a; /* the rows of the next tile, from the second-level cache */
+    const WORD *const *a; /* the rows of A of the next tile, which are in the second-level cache */
     const prefetch_row *later, *past;
 } PRODUCT(rows_ahead);
 
-/* The first FV_NK rows of A, and nq vectors of columns from `column` on, of which the last has
- * `last` lanes. c: rows, which are fetched as well where they are added to */
+/* The first FV_NK rows of A times nq vectors of columns from `column` on, the last of which has
+ * `last` lanes. c: rows, which are prefetched, too, where the product is added to them */
 INLINE void PRODUCT(rows_tile)(int nq, int last, float times, PRODUCT(product_of) ab,
                                PRODUCT(rows_ahead) ahead, float *const *c, int64_t column)
 {
@@ -70,7 +70,8 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, PRODUCT(product_of
         }
     }
     int64_t r = 0;
-    /* One step of the FV_NK pointers serves a round: 2 % of a forward at d 128. */
+    /* Each iteration advances the FV_NK pointers once for all of its groups: 2 % of a forward at d
+     * 128. */
     for (; r + FV_UNROLL * FV_FACTORS <= ab.depth; r += FV_UNROLL * FV_FACTORS) {
         if (r % LINE == 0) {
             for (int k = 0; k < FV_NK && nq > 1; k++) {
@@ -96,7 +97,7 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, PRODUCT(product_of
         }
     }
     const fv f = fv_set1(times);
-    /* Unrolled, or gcc keeps the sums in memory to find them by number. */
+    /* Unrolled, or gcc would keep the sums in memory to index them. */
 #pragma GCC unroll 8
     for (int k = 0; k < FV_NK; k++) {
         for (int q = 0; q < nq; q++) {
@@ -112,11 +113,12 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, PRODUCT(product_of
 }
 
 /*
- * C_k = sum_r A_k[r] B[r], or += `times` times it, where that is not 0, for k < rows and columns
- * first .. columns - 1; register tiles take a step of `later` each. Returns what is left of that.
+ * C_k = sum_r A_k[r] B[r] where times is 0, else C_k += times sum_r A_k[r] B[r], for k < rows and
+ * columns first .. columns - 1. Each register tile prefetches one step of `later`; what is left of
+ * it is returned.
  * a: rows of [depth]; c: rows of floats, not padded.
- * Not cloned: gcc, told what `times` is, keeps some sums on the stack. Units of pairs do without
- * that of floats.
+ * Not cloned: in a clone for a known `times`, gcc keeps some sums on the stack. Unused in units of
+ * pairs that have no products of floats.
  */
 static NOCLONE __attribute__((unused)) prefetch_list
 PRODUCT(product_rows)(float times, int64_t rows, PRODUCT(product_of) ab, float *const *c,
@@ -128,7 +130,7 @@ PRODUCT(product_rows)(float times, int64_t rows, PRODUCT(product_of) ab, float *
         vectors = tile_vectors(left);
         const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);
         for (int64_t k = 0; k < rows; k += FV_NK) {
-            const bool more = k + FV_NK < rows || later.goes_on;
+            const bool more = k + FV_NK < rows || later.a_continues;
             PRODUCT(rows_ahead) ahead = {.a = ab.a + (more ? k + FV_NK : k)};
             PRODUCT(product_of) tile = ab;
             tile.a = ab.a + k;
@@ -145,7 +147,7 @@ PRODUCT(product_rows)(float times, int64_t rows, PRODUCT(product_of) ab, float *
     return later;
 }
 
-/* sum[m] = sum_r A_r[first + m] B[r] for nm rows by nq vectors, literals. */
+/* sum[m] = sum_r A_r[first + m] B[r] for nm rows by nq vectors. nm, nq: literals */
 INLINE void PRODUCT(columns_sum)(int nm, int nq, fv sum[][FV_NQ], PRODUCT(product_of) ab,
                                  int64_t first)
 {
@@ -173,16 +175,16 @@ INLINE void PRODUCT(columns_sum)(int nm, int nq, fv sum[][FV_NQ], PRODUCT(produc
     }
 }
 
-/* C of a tile of columns. */
+/* Where product_columns() and product_values() add a tile to C, and how they scale C before. */
 typedef struct PRODUCT(column_sums) {
-    bool fresh;        /* what C holds counts as 0 */
-    const fv *alpha;   /* [nq] factors of what C holds, one a column, */
-    const float *beta; /* [nm] or one a row; at most one of the two is not NULL */
+    bool fresh;        /* C is overwritten and not read */
+    const fv *alpha;   /* [nq] factors of the old C, one per column; or NULL */
+    const float *beta; /* [nm] one per row; or NULL, as at least one of the two is */
     float *c;          /* [nm][c_stride] */
     int64_t c_stride;
 } PRODUCT(column_sums);
 
-/* C of nm rows from `first` on by nq vectors, literals. */
+/* C for nm rows from `first` on by nq vectors. nm, nq: literals */
 INLINE void PRODUCT(columns_tile)(int nm, int nq, PRODUCT(product_of) ab, int64_t first,
                                   PRODUCT(column_sums) to)
 {
@@ -205,8 +207,8 @@ INLINE void PRODUCT(columns_tile)(int nm, int nq, PRODUCT(product_of) ab, int64_
 }
 
 /*
- * C[m] = C[m] alpha + sum_r A_r[m] B[r] for m < rows, any number. alpha: NULL for 1. fresh: what C
- * holds counts as 0.
+ * C[m] = C[m] alpha + sum_r A_r[m] B[r] for m < rows, any number. alpha: NULL for 1. fresh: C is
+ * overwritten and not read.
  * a: rows of [rows]; c: [rows][columns], alpha: [columns], padded to vectors.
  */
 static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alpha,
@@ -230,8 +232,8 @@ static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alph
     PRODUCT(columns_tile)(nm, nq, tile, m, to)
 #define ROWS_TILE(nq) TILE(FV_NK, nq)
 #define ROW_TILE(nq) TILE(1, nq)
-        /* A tile of one vector has too few sums to hide the latency of a multiply-add, and a cache
-         * line of A holds factors of twice as many rows. */
+        /* A tile of one vector by FV_NK rows has too few sums to hide the latency of a
+         * multiply-add. Twice as many rows do, and their factors share a cache line of A. */
         for (; vectors == 1 && m + 2 * FV_NK <= rows; m += 2 * FV_NK) {
             TILE(2 * FV_NK, 1);
         }
@@ -247,8 +249,8 @@ static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alph
     }
 }
 
-/* As product_values(), fresh and whether there is beta being literals, or gcc makes one slow tile
- * for both. */
+/* product_values() with literal `fresh` and with beta either NULL or not: otherwise gcc makes one
+ * slow tile for both. */
 INLINE void PRODUCT(values_rows)(int64_t rows, bool fresh, const float *beta,
                                  PRODUCT(product_of) ab, float *c, int64_t c_stride,
                                  int64_t columns)
@@ -271,8 +273,8 @@ INLINE void PRODUCT(values_rows)(int64_t rows, bool fresh, const float *beta,
 }
 
 /*
- * C[m] = C[m] beta[m] + sum_r A_r[m] B[r] for m < rows, row by row. beta: NULL for 1. fresh: what C
- * holds counts as 0.
+ * C[m] = C[m] beta[m] + sum_r A_r[m] B[r] for m < rows. beta: NULL for 1. fresh: C is overwritten
+ * and not read.
  */
 APART void PRODUCT(product_values)(int64_t rows, bool fresh, const float *beta,
                                    PRODUCT(product_of) ab, float *c, int64_t c_stride,
@@ -285,7 +287,8 @@ APART void PRODUCT(product_values)(int64_t rows, bool fresh, const float *beta,
     }
 }
 
-/* FV_NK rows from `first` on. dtype: a literal; factors: of rows, or NULL; c: `step` bytes apart */
+/* Rows first .. first + FV_NK - 1 of product_results(). dtype: a literal; factors: those of these
+ * rows, or NULL; c: rows `step` bytes apart */
 INLINE void PRODUCT(results_tile)(int nq, const float *factors, PRODUCT(product_of) ab,
                                   int64_t first, fattn_dtype dtype, char *c, int64_t step)
 {
@@ -325,8 +328,8 @@ INLINE void PRODUCT(results_as)(fattn_dtype dtype, int64_t rows, const float *fa
 }
 
 /*
- * C[m] = factors[m] sum_r A_r[m] B[r] for m < rows, any number from FV_NK on, as the last ones can
- * be made twice; factors: NULL for 1.
+ * C[m] = factors[m] sum_r A_r[m] B[r] for m < rows. rows: any number from FV_NK on, since the last
+ * tile may compute rows again that it shares with the one before. factors: NULL for 1.
  * a: rows of [rows]; columns: whole vectors; c: rows of dtype, `step` bytes apart.
  */
 APART void PRODUCT(product_results)(int64_t rows, const float *factors, PRODUCT(product_of) ab,

@@ -239,7 +239,7 @@ static span spans_of(const forward *strips, int64_t count, int64_t block, span *
 {
     span all = {.kind = FATTN_TILE_EMPTY};
     for (int64_t n = 0; n < count; n++) {
-        spans[n] = seen_span(&strips[n].panel, block, true);
+        spans[n] = visible_span(&strips[n].panel, block, ENDS_EARLY);
         if (spans[n].kind != FATTN_TILE_EMPTY && spans[n].live > all.live) {
             all = spans[n];
         }

@@ -1,39 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the scores of a panel's tile need besides dot products, pair by pair: bias, masks, the band
- * of a row, distances of ALiBi, and the multipliers of dropout.
+ * The terms of a tile's scores besides dot products: bias, masks, the band of each row, distances
+ * for ALiBi, and the multipliers of dropout.
  */
 #ifndef FATTN_CPU_TERMS_H
 #define FATTN_CPU_TERMS_H
 
 #include "backends/cpu/panel.h"
 
-/* Index of row r and key j in a tensor with strides (batch, head, query, key). */
+/* The index of row r and key j in a tensor with strides (batch, head, query, key). */
 static int64_t term_index(const panel *pn, const int64_t stride[4], int64_t r, int64_t j)
 {
     return pn->b * stride[0] + pn->row[r].h * stride[1] + pn->row[r].i * stride[2] +
            (pn->start_k + j) * stride[3];
 }
 
-/* pn->natural[r] = one row of a term; pn->natural becomes to[j][r], 0 past the last row and key. */
+/* to[j][r] = pn->term_rows[r][j], a term by rows; 0 past the last row and the last key. */
 static void term_transpose(const panel *pn, span s, float *to)
 {
     if (pn->phases > 1) {
         for (int64_t j = 0; j < s.padded; j++) {
             for (int64_t r = 0; r < pn->pitch; r++) {
-                to[j * pn->pitch + r] = r < pn->rows ? pn->natural[r * pn->bc + j] : 0;
+                to[j * pn->pitch + r] = r < pn->rows ? pn->term_rows[r * pn->bc + j] : 0;
             }
         }
         return;
     }
     for (int64_t r = pn->rows; r < pn->width; r++) {
-        fill(pn->natural + r * pn->bc, s.padded, 0);
+        fill(pn->term_rows + r * pn->bc, s.padded, 0);
     }
-    transpose(pn->natural, pn->bc, pn->width, s.padded, to, pn->br);
+    transpose(pn->term_rows, pn->bc, pn->width, s.padded, to, pn->br);
 }
 
-/* bias[j] = slope bias[j]. What is finite is bounded before and after, as fattn_score_bias() bounds
- * a bias, and stays finite; -inf is a mask whatever the slope. */
+/* bias[j] *= slope. Finite values are bounded before and after, as fattn_score_bias() bounds a
+ * bias, and so stay finite; -inf is a mask whatever the slope. */
 static void scale_bias(float *bias, float slope, int64_t n)
 {
     const float limit = 0x1p126f;
@@ -58,7 +58,7 @@ static void load_bias(const panel *pn, span s)
         return;
     }
     for (int64_t r = 0; r < pn->rows; r++) {
-        float *const to = pn->natural + r * pn->bc;
+        float *const to = pn->term_rows + r * pn->bc;
         const int64_t index = term_index(pn, p->bias_stride, r, s.first);
         fill(to + s.live, s.padded - s.live, 0);
         if (step == 1) {
@@ -76,7 +76,7 @@ static void load_bias(const panel *pn, span s)
     term_transpose(pn, s, pn->bias);
 }
 
-/* to[j] = 1 where a byte of the mask, `step` apart, is not 0, else 0. */
+/* to[j] = 1 where byte j of the mask, `step` apart, is not 0, else 0. */
 INLINE void load_bytes(float *restrict to, const uint8_t *restrict mask, int64_t step, int64_t n)
 {
     for (int64_t j = 0; j < n; j++) {
@@ -84,8 +84,8 @@ INLINE void load_bytes(float *restrict to, const uint8_t *restrict mask, int64_t
     }
 }
 
-/* to[j] = 1 where the mask keeps row r and key j of the tile, else 0. Prefetches the row half a
- * strip ahead: rows are too far apart for the processor's own prefetchers. */
+/* to[j] = 1 where the mask keeps row r and key j of the tile, else 0. Prefetches the row of the
+ * mask half a strip ahead: rows are too far apart for the processor's prefetchers. */
 static void load_mask(const panel *pn, span s, int64_t r, float *to)
 {
     const int64_t *const stride = pn->p->mask_stride;
@@ -119,12 +119,12 @@ static void drop_blocks(const panel *pn, span s, int64_t r, float *to)
     }
 }
 
-/* 1 where mask and block mask keep a pair, else 0. */
+/* pn->keep[j][r] = 1 where mask and block mask keep a pair, else 0. */
 static void load_masks(const panel *pn, span s)
 {
     const uint64_t features = pn->p->features;
     for (int64_t r = 0; r < pn->rows; r++) {
-        float *const to = pn->natural + r * pn->bc;
+        float *const to = pn->term_rows + r * pn->bc;
         if (features & FATTN_MASK) {
             load_mask(pn, s, r, to);
         } else {
@@ -138,8 +138,9 @@ static void load_masks(const panel *pn, span s)
     term_transpose(pn, s, pn->keep);
 }
 
-/* The band of each row in units of the tile, and its place for ALiBi. Numbers up to bc are exact in
- * float; a place beyond 2^24 is rounded, which is the rounding its score would see anyway. */
+/* The band of each row, relative to the tile, and its position for ALiBi. Numbers up to bc are
+ * exact in float. A position beyond 2^24 is rounded, as the distance in its score would be
+ * anyway. */
 static void load_places(const panel *pn, span s)
 {
     for (int64_t r = 0; r < pn->width; r++) {
@@ -154,8 +155,7 @@ static void load_places(const panel *pn, span s)
     }
 }
 
-/* What the scores of a tile need beyond the dot products: FATTN_SCORE_*, and the terms in
- * scratch. */
+/* Loads the terms of a tile into scratch. Returns which ones its scores have: FATTN_SCORE_*. */
 static unsigned load_terms(const panel *pn, span s)
 {
     const unsigned terms = (pn->rule.terms & ~(s.unbiased ? FATTN_SCORE_BIAS : 0u)) |
@@ -172,7 +172,7 @@ static unsigned load_terms(const panel *pn, span s)
     return terms;
 }
 
-/* The terms of step j of the tile and the rows at r. */
+/* The terms of step j of the tile for rows r .. r + FV_LANES - 1. */
 INLINE fattn_score_pair pair_at(const panel *pn, unsigned terms, int64_t j, int64_t r)
 {
     const fv key = fv_set1((float)(j * pn->phases)), zero = fv_set1(0);
@@ -194,8 +194,9 @@ INLINE fattn_score_pair pair_at(const panel *pn, unsigned terms, int64_t j, int6
     return pair;
 }
 
-/* pn->z[j][r] = Z of dropout. One call of the generator serves 16 keys from a multiple of 16 on. A
- * vector of which only `pitch` lanes count is overwritten by those of the next key. */
+/* pn->z[j][r] = Z of dropout. One call of the generator serves 16 keys, from a multiple of 16 on.
+ * In dense tiles, of `pitch` < FV_LANES rows, each key's store overwrites the unused lanes of the
+ * one before. */
 static void load_dropout(const panel *pn, span s)
 {
     const int64_t begin = pn->seq.k_position + s.first, end = begin + s.live;

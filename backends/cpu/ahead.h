@@ -1,38 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What forward fetches while it multiplies: a product of keys asks for a few rows with each of its
- * register tiles (product.h), and here is decided which. Otherwise a worker would wait for memory
- * at the end of an item, at the beginning of the next, and, where keys and values are copied,
- * before each tile of them. Those are fetched first, and copied a few at a time between products
- * (panel.h) into the tile that is not in use. Other keys and values, which are read in place or
- * copied just before their products, are fetched one tile ahead, but only where a single block of
- * rows reads them: otherwise an earlier block has brought them into a cache.
+ * What forward prefetches while it multiplies. A product with keys prefetches a few rows with each
+ * of its register tiles (product.h); this header decides which rows. Otherwise a worker would wait
+ * for memory at the end of an item, at the beginning of the next one and, where keys and values are
+ * copied, before each tile of them. Rows to be copied are prefetched first, then copied a few at a
+ * time between products (dots.h), into the tile that is not in use. Other keys and values, which
+ * are read in place or copied just before their products, are prefetched one tile ahead, but only
+ * if a single block of rows reads them: otherwise an earlier block has brought them into a cache.
  */
 #ifndef FATTN_CPU_AHEAD_H
 #define FATTN_CPU_AHEAD_H
 
 #include "backends/cpu/parts.h"
 
-/* Over so many blocks of keys an item spreads the prefetches of its results and of the queries of
- * the item that its thread may get next. Waiting for them took 3 % of the time at N = 1024. */
+/* An item spreads two prefetches over its last blocks of keys, so many of them: of its results, and
+ * of the queries of the item that its thread probably gets next. Waiting for these took 3 % of the
+ * time at N = 1024. */
 #define PREFETCH_BLOCKS 4
 
 typedef struct prefetch_plan {
-    panel here;          /* all rows of the item, nothing but the rows */
-    int64_t first, last; /* blocks first .. last - 1 share the prefetches; last: the item's last */
-    key_copies copies;   /* of the next block */
-    bool listed;         /* whose rows are known */
-    bool once;           /* the item alone reads its keys, so that they are not in cache */
+    panel here;          /* placed on all rows of the item; has no scratch */
+    int64_t first, last; /* blocks first .. last - 1 share these prefetches; last: the last block */
+    key_copies copies;   /* of keys and values of the next block */
+    bool listed;         /* the rows of the next block are listed in `copies` */
+    bool once;           /* this item alone reads its keys, so they are in no cache */
 } prefetch_plan;
 
-/* Whether the block of rows is the only one of its head, and no copies of tiles are cached. */
+/* Whether a head has a single block of rows, and no converted tiles are cached. */
 static bool reads_keys_once(const fattn_cpu_run *run, const panel *pn)
 {
     return pn->seq.sq * pn->group <= run->tiling->br && !caches_tiles(pn->p, pn->bc);
 }
 
-/* The last block fetches nothing: a diagonal may leave little of it. Results of a part stay in the
- * workspace. */
+/* The last block of keys prefetches nothing, since a diagonal may leave little of it. The results
+ * of a part stay in the workspace and need no prefetch. */
 static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, int64_t item,
                                const panel *pn, int64_t begin, int64_t end)
 {
@@ -46,8 +47,8 @@ static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, in
     plan->listed = false;
 }
 
-/* Lists the rows first .. past - 1 of a panel, those that it has, as they lie in q or o, n numbers
- * each. Returns how many. */
+/* Lists those of the rows first .. past - 1 of a panel that exist, as they lie in q or o, with n
+ * numbers each. Returns how many. */
 static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const void *tensor,
                          fattn_dtype dtype, const fattn_strides *strides, int64_t n,
                          prefetch_row *rows)
@@ -66,8 +67,9 @@ static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const voi
     return count;
 }
 
-/* Lists what share n of `shares` fetches; returns how many rows. Results come first: the later the
- * queries of the next item are fetched, the likelier this worker gets that item. */
+/* Lists the rows that share n of `shares` prefetches. Returns how many. Results come first: the
+ * later the queries of the next item are prefetched, the likelier it is that this worker gets that
+ * item. */
 static int64_t list_share(const prefetch_plan *plan, const fattn_cpu_run *run, int64_t n,
                           int64_t shares, prefetch_row *rows)
 {
@@ -84,7 +86,7 @@ static int64_t list_share(const prefetch_plan *plan, const fattn_cpu_run *run, i
     return count;
 }
 
-/* Lists the keys and values of the next block that are to be copied; returns how many. */
+/* Lists those keys and values of the next block that are copied. Returns how many. */
 static int64_t list_keys(prefetch_plan *plan, const panel *pn, span next, const key_tile *tile,
                          prefetch_row *rows)
 {
@@ -119,7 +121,8 @@ static int64_t list_tile(const panel *pn, span s, const void *tensor, fattn_dtyp
     return s.live;
 }
 
-/* Gives the strips the tile of a block. Returns whether its keys are in it. */
+/* Makes the strips use the tile of a block, and finishes its copies. Returns whether its keys are
+ * in it. */
 static bool take_tile(prefetch_plan *plan, forward *strips, int64_t count, int64_t block)
 {
     copy_keys_to(&strips->panel, &plan->copies, plan->copies.count);
@@ -127,8 +130,8 @@ static bool take_tile(prefetch_plan *plan, forward *strips, int64_t count, int64
     return plan->listed;
 }
 
-/* Begins a block of keys: takes its tile, and lists the rows that the strips fetch, and copy for
- * the next block, during their products of keys. Returns whether the tile already holds its keys
+/* Begins a block of keys: takes its tile, and lists the rows that the strips prefetch, and copy for
+ * the next block, during their products with keys. Returns whether the tile already holds its keys
  * and values. */
 static bool begin_block(prefetch_plan *plan, forward *strips, int64_t count,
                         const fattn_cpu_run *run, int64_t block)

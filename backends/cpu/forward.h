@@ -3,19 +3,20 @@
  * Forward: a block of queries against a part of its keys, one tile of keys at a time.
  *
  *     S^T = K Q^T         scores, with every feature of score.h
- *     P^T                 online softmax; l and the factors alpha for what came before
+ *     P^T                 online softmax: l, and the factors alpha for what came before
  *     O^T = O^T alpha + V^T P^T
  *
- * A block is cut into strips, panels of one register tile's width. The scores of a strip, its
- * queries and a few rows of the tile fill the first-level cache and are contiguous there; the
- * strips of a block take turns with a tile of keys and values that is loaded once and stays in the
- * second. (Where keys are few, strips are wider: only their scores stay in the first.)
+ * A block is divided into strips, panels of one register tile's width. The scores of a strip, its
+ * queries and a few rows of the tile fill the first-level cache, where they are contiguous. The
+ * tile of keys and values is loaded once, stays in the second-level cache, and serves the strips of
+ * a block one after another. (If keys are few, strips are wider, and only their scores stay in the
+ * first-level cache.)
  *
- * If an item is not divided into parts, a strip writes o and lse, or merges them with results for
- * other keys (fattn_cpu_run.onto). If it is, each part leaves {m, l, o} in the workspace, and a
- * second phase merges the parts in ascending order (parts.h). Here is what a strip does whatever it
- * multiplies; forward_floats.h and forward_pairs.h have the products. Decoding (decode.h) is the
- * same walk with other products.
+ * If the keys of an item are not split, a strip writes o and lse, or merges them with results for
+ * other keys (fattn_cpu_run.onto). If they are, each part leaves {m, l, o} in the workspace, and a
+ * second phase merges the parts in ascending order (parts.h). This header has what a strip does
+ * whatever it multiplies; forward_floats.h and forward_pairs.h have the products. Decoding
+ * (decode.h) goes through its keys in the same way, with other products.
  */
 #ifndef FATTN_CPU_FORWARD_H
 #define FATTN_CPU_FORWARD_H
@@ -25,29 +26,30 @@
 #include "backends/cpu/mix.h"
 #include "backends/cpu/soften.h"
 
-/* What products of floats and of pairs do differently. */
+/* What differs between products of floats and of pairs. */
 typedef struct forward_kind {
-    int64_t step;   /* of keys, whole ones of which products work on */
-    bool pairs;     /* values may be pairs */
-    bool sink_last; /* a sink joins at the end */
-    bool fetches;   /* products of keys fetch rows for later (ahead.h); those of pairs do where
-                     * keys are read once */
+    int64_t step;   /* keys of a tile are rounded up to a multiple of it */
+    bool pairs;     /* values may be pairs of bf16 */
+    bool sink_last; /* a sink joins after the last key and not before the first */
+    /* Products with keys prefetch rows that are needed later (ahead.h); those of pairs do so only
+     * where keys are read once. */
+    bool prefetches;
     int64_t (*layout)(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
                       arena *from);   /* returns how many strips there are */
-    void (*prepare)(const panel *pn); /* scratch of all strips that no item changes */
+    void (*prepare)(const panel *pn); /* fills the scratch that no item changes */
     const query_form *(*choose_form)(const panel *pn);
-    /* Whether o is better made by rows, and values allow it. only: the strip has one tile of
+    /* Whether computing o by rows pays, and values allow it. one_tile: the strip has one tile of
      * keys. */
-    bool (*rows_pay)(const forward *f, bool only);
-    /* Loads a tile's keys, and values where they are wanted. cached: what is there before, and what
-     * is after. Returns whether values are pairs. */
+    bool (*rows_pay)(const forward *f, bool one_tile);
+    /* Loads a tile's keys, and its values if o is wanted. cached: how many of them are there before
+     * and after the call. Returns whether values are pairs. */
     bool (*load)(const forward *f, span s, cached_tile *cached);
-    /* Adds the tile's P V to o. rose: some row's alpha is not 1, and o is rescaled; pairs: P and V
-     * are pairs of bf16 */
-    void (*mix)(forward *f, span s, bool rose, bool pairs);
+    /* o = alpha o + P V for a tile. rescale: some row's alpha is not 1; pairs: P and V are pairs of
+     * bf16 */
+    void (*mix)(forward *f, span s, bool rescale, bool pairs);
 } forward_kind;
 
-/* Queries in scratch, and the state of a part. */
+/* Arranges the queries of a strip, and begins the state of a part. */
 INLINE void forward_begin(forward *f, const forward_kind *kind, int64_t split)
 {
     panel *const pn = &f->panel;
@@ -57,19 +59,19 @@ INLINE void forward_begin(forward *f, const forward_kind *kind, int64_t split)
         f->form->load(f);
     }
     f->fresh = true;
-    f->by_rows = f->only = f->normalised = f->in_tensor = f->none_small = false;
+    f->by_rows = f->one_tile = f->normalised = f->in_tensor = f->none_small = false;
     f->tiles_done = f->mispredicted = 0;
     state_begin(f, split, kind->sink_last);
 }
 
-/* x = the scores of a tile; score_tile() masks what is not multiplied. */
+/* x = the scores of a tile. score_tile() masks those that were not multiplied. */
 static void forward_scores(forward *f, span s)
 {
     f->form->multiply(f, s);
     score_tile(&f->panel, s);
 }
 
-/* pairs: values are, and probabilities become, pairs */
+/* A tile of keys for a strip. pairs: values are pairs of bf16, and probabilities become pairs */
 INLINE void forward_tile(forward *f, const forward_kind *kind, span s, bool pairs)
 {
     panel *const pn = &f->panel;
@@ -82,28 +84,28 @@ INLINE void forward_tile(forward *f, const forward_kind *kind, span s, bool pair
     const bool drops = p->features & FATTN_DROPOUT;
     const bool masked = s.kind == FATTN_TILE_PARTIAL || seems_masked(pn, s);
     const int64_t keys = (s.live + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
-    const bool stored = pairs && !drops; /* as pairs */
+    const bool as_pairs = pairs && !drops; /* otherwise drop_tile() rounds them */
     const bool predicted = !masked && predicts_near(f, s);
     const bool near =
-        predicted && (stored ? soften_near(f, keys, true) : soften_near(f, keys, false));
+        predicted && (as_pairs ? soften_near(f, keys, true) : soften_near(f, keys, false));
     if (predicted && !near) {
         forward_scores(f, s);
         f->mispredicted++;
     }
     f->tiles_done++;
-    const bool rose = !near && (stored  ? soften_tile(f, keys, masked, STORED_PAIRS)
-                                : pairs ? soften_tile(f, keys, masked, STORED_FLOATS_FOR_PAIRS)
-                                        : soften_tile(f, keys, masked, STORED_FLOATS));
+    const bool rescale = !near && (as_pairs ? soften_tile(f, keys, masked, STORED_PAIRS)
+                                   : pairs  ? soften_tile(f, keys, masked, STORED_FLOATS_FOR_PAIRS)
+                                            : soften_tile(f, keys, masked, STORED_FLOATS));
     if (!(p->outputs & FATTN_OUT_O)) {
         return;
     }
-    fill(pn->x + keys / (1 + stored) * pn->br, (s.padded - keys) / (1 + stored) * pn->br, 0);
+    fill(pn->x + keys / (1 + as_pairs) * pn->br, (s.padded - keys) / (1 + as_pairs) * pn->br, 0);
     if (drops) {
         drop_tile(pn, s, pairs);
     }
 
     /* 3. Values. */
-    kind->mix(f, s, rose, pairs);
+    kind->mix(f, s, rescale, pairs);
     f->fresh = false;
 }
 
@@ -122,7 +124,7 @@ static cached_tile use_cached_copies(forward *strips, int64_t count, int64_t blo
     return strips->cache->tile[block];
 }
 
-/* Loads a tile. Returns whether its values are pairs. */
+/* Loads a tile of keys and values. Returns whether its values are pairs. */
 INLINE bool load_tile(forward *strips, const forward_kind *kind, int64_t count, int64_t block,
                       span s)
 {
@@ -135,8 +137,9 @@ INLINE bool load_tile(forward *strips, const forward_kind *kind, int64_t count, 
     return kind->pairs && pairs;
 }
 
-/* A tile of keys for all strips, of those from `first` to `past` of the item. loaded: its keys and
- * values are there. Rows of the results so far are fetched meanwhile. */
+/* A tile of keys for all strips. The item has the tiles first .. past - 1. loaded: the keys and
+ * values of the tile are there already. The earlier o, if there is one to merge with, is prefetched
+ * meanwhile. */
 INLINE void forward_block(forward *strips, int64_t count, int64_t block, int64_t first,
                           int64_t past, const forward_kind *kind, bool loaded)
 {
@@ -153,9 +156,62 @@ INLINE void forward_block(forward *strips, int64_t count, int64_t block, int64_t
     }
 }
 
-/* A block of queries; room: strips there are for it. */
-INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, int64_t room,
-                      const forward_kind *kind)
+/* Begins the strips of an item, and narrows their key blocks to what they attend to. room: how many
+ * strips a block may have. Returns the key blocks that some strip attends to. */
+INLINE fattn_range begin_strips(forward *strips, int64_t count, int64_t room,
+                                const fattn_cpu_run *run, fattn_work work, const fattn_parts *parts,
+                                const forward_kind *kind)
+{
+    const int64_t head = work.batch * run->problem->heads_k + work.head + 1;
+    const int64_t part = work.batch * run->tiling->splits + work.split + 1;
+    fattn_range blocks = {.first = INT64_MAX, .past = 0};
+    if (strips->cache->head != head) {
+        *strips->cache = (cached_head){.head = head};
+    }
+    for (int64_t n = 0; n < count; n++) {
+        int64_t first, past;
+        forward_begin(&strips[n], kind, work.split);
+        (void)fattn_schedule_keys(parts, work.split, &first, &past);
+        panel_blocks(&strips[n].panel, &first, &past);
+        known_ranges *const known = strips->known ? &strips->known[work.block * room + n] : NULL;
+        skip_hidden_blocks(&strips[n].panel, known, part, &first, &past);
+        blocks.first = fattn_min64(blocks.first, first);
+        blocks.past = fattn_max64(blocks.past, past);
+        if (fattn_parts_are_one(parts)) {
+            const bool one_tile = past - first <= 1;
+            choose_rows(&strips[n], one_tile, kind->rows_pay(&strips[n], one_tile));
+        }
+    }
+    return blocks;
+}
+
+/* Stores the results of strip n, merges them with earlier ones, or leaves them as a part of the
+ * item. */
+INLINE void end_strip(forward *f, const fattn_cpu_run *run, int64_t item, int64_t n, bool whole)
+{
+    const panel *const pn = &f->panel;
+    if (f->fresh) {
+        fill(f->ot, pn->br * pn->dv_pad, 0);
+    }
+    join_sinks(f);
+    if (!whole) {
+        restore_scale(f);
+        transpose(f->ot, pn->br, pn->dv_pad, pn->width, f->o, pn->dv_pad);
+        forward_leave_part(f, run, item, n);
+    } else if (run->onto && f->by_rows) {
+        forward_merge_rows(f);
+    } else if (run->onto) {
+        forward_merge_columns(f);
+    } else if (f->by_rows) {
+        forward_store_rows(f);
+    } else {
+        forward_store_columns(f);
+    }
+}
+
+/* An item: a block of queries against a part of its keys. */
+INLINE void forward_item(const fattn_cpu_run *run, int64_t item, forward *strips, int64_t room,
+                         const forward_kind *kind)
 {
     const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
     const int64_t count = forward_open(strips, room, run, work);
@@ -163,63 +219,26 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
         return;
     }
     const fattn_parts parts = parts_of(run->tiling, &strips->panel, &strips[count - 1].panel);
-    const bool whole = fattn_parts_are_one(&parts);
-    int64_t first, past, begin = INT64_MAX, end = 0;
-    const int64_t head = work.batch * run->problem->heads_k + work.head + 1;
-    const int64_t part = work.batch * run->tiling->splits + work.split + 1;
-    if (strips->cache->head != head) {
-        *strips->cache = (cached_head){.head = head};
-    }
-
-    for (int64_t n = 0; n < count; n++) {
-        forward_begin(&strips[n], kind, work.split);
-        (void)fattn_schedule_keys(&parts, work.split, &first, &past);
-        panel_blocks(&strips[n].panel, &first, &past);
-        known_ranges *const known = strips->known ? &strips->known[work.block * room + n] : NULL;
-        skip_hidden_blocks(&strips[n].panel, known, part, &first, &past);
-        begin = fattn_min64(begin, first);
-        end = fattn_max64(end, past);
-        if (whole) {
-            const bool only = past - first <= 1;
-            choose_rows(&strips[n], only, kind->rows_pay(&strips[n], only));
-        }
-    }
+    const fattn_range blocks = begin_strips(strips, count, room, run, work, &parts, kind);
     prefetch_plan ahead;
-    const bool fetches = kind->fetches && end - begin > 1 && run->problem->outputs & FATTN_OUT_O &&
-                         (!kind->pairs || reads_keys_once(run, &strips->panel));
-    if (fetches) {
-        prefetch_plan_open(&ahead, run, item, &strips->panel, begin, end);
+    const bool prefetches = kind->prefetches && blocks.past - blocks.first > 1 &&
+                            run->problem->outputs & FATTN_OUT_O &&
+                            (!kind->pairs || reads_keys_once(run, &strips->panel));
+    if (prefetches) {
+        prefetch_plan_open(&ahead, run, item, &strips->panel, blocks.first, blocks.past);
     }
-    for (int64_t block = begin; block < end; block++) {
-        const bool loaded = fetches && begin_block(&ahead, strips, count, run, block);
-        forward_block(strips, count, block, begin, end, kind, loaded);
+    for (int64_t block = blocks.first; block < blocks.past; block++) {
+        const bool loaded = prefetches && begin_block(&ahead, strips, count, run, block);
+        forward_block(strips, count, block, blocks.first, blocks.past, kind, loaded);
     }
-
     for (int64_t n = 0; n < count; n++) {
-        forward *const f = &strips[n];
-        const panel *const pn = &f->panel;
-        if (f->fresh) {
-            fill(f->ot, pn->br * pn->dv_pad, 0);
-        }
-        join_sinks(f);
-        if (!whole) {
-            restore_scale(f);
-            transpose(f->ot, pn->br, pn->dv_pad, pn->width, f->o, pn->dv_pad);
-            forward_leave_part(f, run, item, n);
-        } else if (run->onto && f->by_rows) {
-            forward_merge_rows(f);
-        } else if (run->onto) {
-            forward_merge_columns(f);
-        } else if (f->by_rows) {
-            forward_store_rows(f);
-        } else {
-            forward_store_columns(f);
-        }
+        end_strip(&strips[n], run, item, n, fattn_parts_are_one(&parts));
     }
 }
 
-/* Strips are laid out once, in scratch, and each item begins with a copy of them. */
-INLINE void attend(const fattn_cpu_run *run, void *scratch, const forward_kind *kind)
+/* The items of a worker. Strips are laid out once, in scratch; each item begins with a copy of that
+ * layout. */
+INLINE void forward_items(const fattn_cpu_run *run, void *scratch, const forward_kind *kind)
 {
     forward strips[STRIPS];
     cached_head cache = {0};
@@ -230,16 +249,16 @@ INLINE void attend(const fattn_cpu_run *run, void *scratch, const forward_kind *
     laid->cache = &cache;
     kind->prepare(&laid->panel);
     for (int64_t item; fattn_cpu_take(run->items, &item);) {
-        if (exists(run, item)) {
+        if (item_exists(run, item)) {
             memcpy(strips, laid, (size_t)room * sizeof *laid);
-            attention(run, item, strips, room, kind);
+            forward_item(run, item, strips, room, kind);
         }
     }
 }
 
 static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->items; }
 
-/* Bytes of scratch that a worker uses for each tile. */
+/* Bytes of scratch that a worker uses during each tile. */
 INLINE int64_t tile_scratch(const fattn_problem *p, const fattn_tiling *tiling,
                             const forward_kind *kind)
 {
@@ -249,9 +268,9 @@ INLINE int64_t tile_scratch(const fattn_problem *p, const fattn_tiling *tiling,
     return from.used;
 }
 
-/* Bytes of all of its scratch. */
-INLINE int64_t attend_scratch(const fattn_problem *p, const fattn_tiling *tiling,
-                              const forward_kind *kind)
+/* Bytes of all scratch of a worker. */
+INLINE int64_t forward_items_scratch(const fattn_problem *p, const fattn_tiling *tiling,
+                                     const forward_kind *kind)
 {
     forward strips[STRIPS];
     arena from = {0};
@@ -263,8 +282,9 @@ INLINE int64_t attend_scratch(const fattn_problem *p, const fattn_tiling *tiling
 
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
-/* Blocks of as many rows as are worth the keys they load, where they leave cores some to share, and
- * smaller ones, among which the planner finds even shares. */
+/* The tiles that the planner chooses from. A block should have so many rows that loading its keys
+ * pays, and still leave several blocks for each core; the sizes between serve to divide rows
+ * evenly. */
 #define BLOCK_TILES                                                                               \
     {TILE_ROWS(48), BLOCK_KEYS}, {TILE_ROWS(96), BLOCK_KEYS}, {TILE_ROWS(144), BLOCK_KEYS},       \
         {TILE_ROWS(192), BLOCK_KEYS}, {TILE_ROWS(240), BLOCK_KEYS}, {TILE_ROWS(288), BLOCK_KEYS}, \
@@ -280,8 +300,8 @@ static const fattn_tile forward_tiles[] = {BLOCK_TILES,
                                            {TILE_ROWS(16), 32},
                                            {0, 0}};
 
-/* extra_rows: what a block costs besides its rows, in their time. The largest blocks are for
- * problems that have some for each core to share. */
+/* The cost of tiles (cost.h). extra_rows: what a block costs besides its rows, in times of a row.
+ * The largest blocks are for problems with at least four of them per core. */
 static double blocks_cost(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile,
                           int64_t extra_rows)
 {

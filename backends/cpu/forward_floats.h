@@ -31,12 +31,12 @@ static const query_form *choose_form(const panel *pn)
 #endif
 }
 
-static bool rows_pay_floats(const forward *f, bool only)
+static bool rows_pay_floats(const forward *f, bool one_tile)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     const bool direct = in_place(p->dtype_v, &p->v), paged = p->features & FATTN_PAGED;
-    const bool pays = only ? !(p->features & FATTN_BATCH_INVARIANT) : is_narrow(pn);
+    const bool pays = one_tile ? !(p->features & FATTN_BATCH_INVARIANT) : is_narrow(pn);
     return pays && (!direct || (!paged && p->dim_v % FV_LANES == 0));
 }
 
@@ -57,15 +57,15 @@ static bool load_floats(const forward *f, span s, cached_tile *cached)
     return false;
 }
 
-static void mix_floats(forward *f, span s, bool rose, bool pairs)
+static void mix_floats(forward *f, span s, bool rescale, bool pairs)
 {
     (void)pairs;
-    mix_values(f, s, rose);
+    mix_values(f, s, rescale);
 }
 
 static const forward_kind forward_floats = {
     .step = FV_NK,
-    .fetches = true,
+    .prefetches = true,
     .layout = forward_layout,
     .prepare = prepare_floats,
     .choose_form = choose_form,
@@ -76,16 +76,16 @@ static const forward_kind forward_floats = {
 
 static void forward_work(const fattn_cpu_run *run, void *scratch)
 {
-    attend(run, scratch, &forward_floats);
+    forward_items(run, scratch, &forward_floats);
 }
 
 static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return attend_scratch(p, tiling, &forward_floats);
+    return forward_items_scratch(p, tiling, &forward_floats);
 }
 
-/* What a block costs in times of a row: opening it, which shows where keys are few, and copying
- * each tile of keys, or loading keys in place through the caches again. */
+/* What a block costs besides its rows, in times of a row: opening it, which counts if keys are few,
+ * and copying each tile of keys, or bringing keys that are read in place into the caches again. */
 static double forward_cost(const fattn_kernel *row, const fattn_problem *p,
                            const fattn_limits *limits, fattn_tile tile)
 {

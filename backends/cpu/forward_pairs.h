@@ -51,14 +51,14 @@ static void prepare_pairs(const panel *pn)
     }
 }
 
-/* Values are copies here, and P, which is rounded to bf16, is not normalised, so that a row of o is
- * the same either way. */
-static bool rows_pay_pairs(const forward *f, bool only)
+/* Values are always copies here. P, which is rounded to bf16, is not normalised before the product,
+ * so a row of o is the same either way, and batch-invariant rows need no exception. */
+static bool rows_pay_pairs(const forward *f, bool one_tile)
 {
-    return (only || is_narrow(&f->panel)) && !PAIRS_COPIED;
+    return (one_tile || is_narrow(&f->panel)) && !PAIRS_COPIED;
 }
 
-/* Returns whether values are pairs. Where all of a tile are too small for products of pairs, they
+/* Loads a tile as forward_kind.load does. Values of which all are too small for products of pairs
  * are loaded as floats. */
 static bool load_pairs(const forward *f, span s, cached_tile *cached)
 {
@@ -76,22 +76,22 @@ static bool load_pairs(const forward *f, span s, cached_tile *cached)
     return pairs;
 }
 
-static void mix_pairs(forward *f, span s, bool rose, bool pairs)
+static void mix_pairs(forward *f, span s, bool rescale, bool pairs)
 {
     if (pairs) {
-        pairs_mix(f, s, rose ? f->alpha : NULL);
+        pairs_mix(f, s, rescale ? f->alpha : NULL);
     } else {
-        mix_values(f, s, rose);
+        mix_values(f, s, rescale);
     }
 }
 
-/* Relative to a sink that has nearly all weight, products of probabilities and usual values may be
- * too small for pairs: it joins last. */
+/* The sink joins last. Relative to a sink with nearly all of the weight, products of probabilities
+ * and ordinary values could be subnormal, which products of pairs treat as 0. */
 static const forward_kind forward_pairs = {
     .step = PAIRS_STEP,
     .pairs = true,
     .sink_last = true,
-    .fetches = !PAIRS_COPIED,
+    .prefetches = !PAIRS_COPIED,
     .layout = layout_pairs,
     .prepare = prepare_pairs,
     .choose_form = choose_pairs_form,
@@ -103,18 +103,19 @@ static const forward_kind forward_pairs = {
 static void forward_pairs_work(const fattn_cpu_run *run, void *scratch)
 {
     pairs_open();
-    attend(run, scratch, &forward_pairs);
+    forward_items(run, scratch, &forward_pairs);
     pairs_close();
 }
 
 static int64_t forward_pairs_scratch(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return attend_scratch(p, tiling, &forward_pairs);
+    return forward_items_scratch(p, tiling, &forward_pairs);
 }
 
-/* Whether heads are so many, or keys so few, that the parts of decoding, which are smaller, would
- * not occupy more cores, or too few more: for 9 to 16 rows it takes 1.7 times as long. */
-static bool occupies(const fattn_problem *p, const fattn_limits *limits)
+/* Whether forward keeps the cores busy: there are many heads, or so few keys that the parts of
+ * decoding, which are smaller, would occupy no more cores or too few more. (For 9 to 16 rows
+ * decoding takes 1.7 times as long.) */
+static bool keeps_cores_busy(const fattn_problem *p, const fattn_limits *limits)
 {
     const int64_t keys = fattn_cpu_forward_split(NULL, p, limits).keys;
     const int64_t parts = fattn_max64(1, p->seqlen_k / keys);
@@ -122,15 +123,15 @@ static bool occupies(const fattn_problem *p, const fattn_limits *limits)
                                       3.0 * (double)limits->units;
 }
 
-/* Whether decoding by floats (decode.h) is faster: for few rows, or to occupy all cores. */
+/* Whether decoding with floats (decode.h) is faster: for few rows, or to occupy all cores. */
 static bool decoding_pays(const fattn_problem *p, const fattn_limits *limits)
 {
     const int64_t rows = fattn_problem_rows(p);
     return decode_queries_fit(p) &&
-           (rows <= DECODE_ROWS / 2 || (rows <= DECODE_ROWS && !occupies(p, limits)));
+           (rows <= DECODE_ROWS / 2 || (rows <= DECODE_ROWS && !keeps_cores_busy(p, limits)));
 }
 
-/* With few keys, products of pairs save less than arranging their operands costs. That costs less
+/* With few keys, products of pairs save less than arranging their operands costs. The cost is lower
  * where keys are arranged in blocks and queries are read in place (small_pairs.h). */
 static bool forward_pairs_pay(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_limits *limits)

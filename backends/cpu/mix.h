@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Values join o, by columns or by rows. Rows are for strips of one tile of keys or of few queries,
- * where transposing o would be most of the work, or register tiles would be narrow.
+ * o = alpha o + P V for the values of a tile. o is kept by columns (transposed, with queries in the
+ * lanes) or by rows. Rows are for strips with one tile of keys or few queries, where transposing o
+ * would be most of the work, or where register tiles would be narrow.
  */
 #ifndef FATTN_CPU_MIX_H
 #define FATTN_CPU_MIX_H
@@ -10,33 +11,33 @@
 #include "backends/cpu/soften.h"
 
 /*
- * O can be made by rows, P V instead of V^T P^T, and is not transposed then. The product takes
- * values that are evenly apart, whole vectors, and a block of whole steps of rows. Where a strip's
- * keys are one tile, nothing is added to o, no factors of rows are needed, and P can be normalised
- * before the product. That rounds differently, so a batch-invariant row does not get it. Where
- * there are several tiles, it pays for strips whose rows would not fill a register tile.
+ * Sets whether a strip computes o by rows, as P V instead of V^T P^T, which needs no transposition
+ * at the end. The product needs values at an even stride and in whole vectors, and a block of whole
+ * steps of rows. If a strip's keys are one tile, nothing is added to o, rows need no factors, and P
+ * can be normalised before the product. That rounds differently, so batch-invariant rows do without
+ * it. With several tiles, rows pay for strips that would not fill a register tile's columns.
  */
-static void choose_rows(forward *f, bool only, bool by_rows)
+static void choose_rows(forward *f, bool one_tile, bool by_rows)
 {
-    f->only = only;
+    f->one_tile = one_tile;
     f->by_rows = by_rows && f->panel.br % FV_NK == 0;
     if (f->by_rows) {
         f->o = f->ot;
     }
 }
 
-/* Whether rows of o pay where a strip has several tiles of keys. */
+/* Whether computing o by rows pays for a strip with several tiles of keys. */
 static bool is_narrow(const panel *pn) { return pn->width <= TILE_GROUP - FV_LANES; }
 
-/* Whether o of the only tile can be made in its tensor. */
+/* Whether the product of a strip's only tile can write o to its tensor directly. */
 static bool fits_tensor(const forward *f)
 {
     const panel *const pn = &f->panel;
-    return f->only && !pn->run->onto && pn->p->dim_v % FV_LANES == 0 && pn->group == 1 &&
+    return f->one_tile && !pn->run->onto && pn->p->dim_v % FV_LANES == 0 && pn->group == 1 &&
            pn->rows >= FV_NK && f->lowered == 1;
 }
 
-/* o = beta o + P V, in scratch or in the tensor. beta: factors of rows, NULL for 1 */
+/* o = beta o + P V by rows, in scratch or in the tensor. beta: factors of rows, NULL for 1 */
 static void mix_rows(forward *f, span s, const float *beta)
 {
     const panel *const pn = &f->panel;
@@ -45,13 +46,13 @@ static void mix_rows(forward *f, span s, const float *beta)
                                  .b = pn->v[0],
                                  .b_stride = in_place(p->dtype_v, &p->v) ? p->v.seq : pn->dv_pad,
                                  .depth = s.live};
-    for (int64_t r = 0; r < pn->width && f->only; r += FV_LANES) {
+    for (int64_t r = 0; r < pn->width && f->one_tile; r += FV_LANES) {
         const fv share = join_sink(f, r);
         const fv factor = fv_mul(share, normaliser_of_o(f, r));
         scale_rows(pn->x + r, s.live, pn->br, FV_LANES, factor);
     }
-    f->sink_waits = f->sink_waits && !f->only;
-    f->normalised = f->only;
+    f->sink_waits = f->sink_waits && !f->one_tile;
+    f->normalised = f->one_tile;
     f->in_tensor = fits_tensor(f);
     if (f->in_tensor) {
         product_results(pn->rows, NULL, weighted, p->dtype_o, row_of_o(pn, 0),
@@ -75,15 +76,15 @@ static void mix_columns(forward *f, span s, const float *alpha)
     }
 }
 
-/* o = alpha o + P V. rose: some alpha is not 1. Where P is lifted (soften.h), o is lifted by alpha
- * too, and the product lowers both. */
-static void mix_values(forward *f, span s, bool rose)
+/* o = alpha o + P V. rescale: some alpha is not 1. If P is lifted (soften.h), alpha is lifted, too,
+ * and the result is scaled back as a whole. */
+static void mix_values(forward *f, span s, bool rescale)
 {
     const panel *const pn = &f->panel;
     if (f->lowered != 1) {
         scale_rows(f->alpha, 1, pn->br, pn->width, fv_set1(LIFT));
     }
-    const float *const alpha = rose || f->lowered != 1 ? f->alpha : NULL;
+    const float *const alpha = rescale || f->lowered != 1 ? f->alpha : NULL;
     if (f->by_rows) {
         mix_rows(f, s, alpha);
     } else {

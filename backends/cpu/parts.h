@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts: where the keys of a block of rows are split, each item leaves {m, l, o} of its rows in the
- * workspace. A second phase, or in decoding the worker that leaves the last part of a block, merges
- * them in ascending order. How many parts a block has follows from the keys that it sees
- * (core/schedule.h). A block with a single part writes its results at once; items of parts that it
- * does not have do nothing.
+ * Parts: if the keys of a block of rows are split, each item leaves {m, l, o} of its rows in the
+ * workspace. They are merged in ascending order, by a second phase or, in decoding, by the worker
+ * that leaves the last part of a block. How many parts a block has follows from the keys that it
+ * attends to (core/schedule.h). A block with a single part writes its results at once. Items for
+ * parts that a block does not have do nothing.
  */
 #ifndef FATTN_CPU_PARTS_H
 #define FATTN_CPU_PARTS_H
 
 #include "backends/cpu/store.h"
 
-/* Places the panel on all rows of an item; false when there are none. */
+/* Places the panel on all rows of an item. Returns false if there are none. */
 static bool place_item(panel *pn, const fattn_cpu_run *run, int64_t item)
 {
     const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
     pn->br = run->tiling->br;
-    return panel_place(pn, run, work.batch, work.head, work.block * pn->br, false);
+    return panel_place(pn, run, work.batch, work.head, work.block * pn->br, ROWS_IN_LANES);
 }
 
-/* The parts of rows that begin with those of `first` and end with those of `last`. */
+/* The parts of the keys of a block of rows, from the first rows of `first` to the last ones of
+ * `last`. */
 static fattn_parts parts_of(const fattn_tiling *tiling, const panel *first, const panel *last)
 {
     const fattn_range keys = fattn_band_rows(&first->band, first->i0, last->i1);
@@ -27,9 +28,9 @@ static fattn_parts parts_of(const fattn_tiling *tiling, const panel *first, cons
                                 (fattn_max64(0, keys.past) + tiling->bc - 1) / tiling->bc);
 }
 
-/* Whether an item has rows, and these its part of their keys, or true where most have. Apart,
- * or the panel would be on the stack during the item. */
-APART bool exists(const fattn_cpu_run *run, int64_t item)
+/* Whether an item has rows, and keys in its part; true without a check where nearly all items have.
+ * Not inlined, or the panel would occupy the stack during the item. */
+APART bool item_exists(const fattn_cpu_run *run, int64_t item)
 {
     const bool differ = run->problem->features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
     const bool blocks_differ = differ && (run->tiling->q_blocks > 1 || run->few_rows);
@@ -46,8 +47,8 @@ APART bool exists(const fattn_cpu_run *run, int64_t item)
     return fattn_schedule_keys(&parts, split, &first, &past);
 }
 
-/* Floats that one part leaves behind: m, l, lost, o of each strip, and of the last one's o the
- * rows that exist. Parts begin at cache lines. */
+/* How many floats a part leaves behind: m, l, lost and o of each strip. Of the last strip's o, only
+ * the rows that exist. Parts begin at cache lines. */
 static int64_t part_size(const fattn_problem *p, const fattn_tiling *tiling)
 {
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
@@ -56,7 +57,7 @@ static int64_t part_size(const fattn_problem *p, const fattn_tiling *tiling)
     return (3 * tiling->br + o + line - 1) / line * line;
 }
 
-/* Blocks of rows whose parts are merged. */
+/* How many blocks of rows have parts to be merged. */
 static int64_t split_blocks(const fattn_tiling *tiling)
 {
     return tiling->splits > 1 ? tiling->items / tiling->splits : 0;
@@ -70,7 +71,7 @@ static int64_t forward_shared(const fattn_problem *p, const fattn_tiling *tiling
     return fattn_cpu_bytes(tiling->items, part_size(p, tiling), sizeof(float));
 }
 
-/* Where a part has strip n. */
+/* Where strip n lies in a part. */
 static float *part_of(const forward *f, float *part, int64_t n)
 {
     return part + n * f->panel.br * (3 + f->panel.dv_pad);
@@ -85,7 +86,7 @@ static void forward_keep_part(const forward *f, float *part)
     memcpy(part + 3 * pn->br, f->o, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
 }
 
-/* o of the columns becomes what l is the sum of weights for. */
+/* Rescales o, by columns, from the sum of rounded weights to l, the sum of exact ones. */
 static void restore_scale(const forward *f)
 {
     const panel *const pn = &f->panel;
@@ -95,7 +96,7 @@ static void restore_scale(const forward *f)
     }
 }
 
-/* Leaves strip n of a part in a slot, where the merge finds it. */
+/* Stores strip n of a part in a slot of the workspace, where the merge reads it. */
 static void forward_leave_part(const forward *f, const fattn_cpu_run *run, int64_t slot, int64_t n)
 {
     const int64_t size = part_size(run->problem, run->tiling);
@@ -104,7 +105,7 @@ static void forward_leave_part(const forward *f, const fattn_cpu_run *run, int64
 
 /* --- Merging ---------------------------------------------------------------------------------- */
 
-/* {m, l, lost, o} of the panel becomes that of both; other: the same of a part. */
+/* Merges a part into {m, l, lost, o} of the panel. other: the same of the part */
 static void merge_part(forward *f, const float *other)
 {
     const panel *const pn = &f->panel;

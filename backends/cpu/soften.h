@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Scores of a tile become probabilities: masks and terms, the maximum that they are relative to,
- * exponentials, their sum, dropout. What forward and decoding do between their two products.
+ * Softmax of a tile: scores become probabilities. This is what forward and decoding do between
+ * their two products: masks and terms, the maximum that weights are relative to, exponentials,
+ * their sum, dropout.
  *
- * The general way finds the range of each row's scores first, and takes care of powers that are too
- * small to be multiplied fast. Most tiles need neither, because their scores are near the base that
- * the rows have already (window.h): they are tried without, and done again where that was wrong.
+ * The general way finds the range of each row's scores first, and takes care of weights that are
+ * too small to be multiplied fast. Most tiles need neither, because their scores are near the base
+ * that their rows already have. These tiles are computed with the exponential of window.h and
+ * without a range; if some score turns out to be outside of the window, the tile is computed again
+ * the general way.
  */
 #ifndef FATTN_CPU_SOFTEN_H
 #define FATTN_CPU_SOFTEN_H
@@ -14,8 +17,8 @@
 #include "backends/cpu/terms.h"
 #include "backends/cpu/window.h"
 
-/* P of keys j and j + 1, j even, of a vector of rows: floats in their place, or pairs in row j / 2,
- * which no later key has use for. Pairs are added to *taken, as products take them. */
+/* Stores P of keys j and j + 1, j even, for a vector of rows: floats in their place, or pairs in
+ * row j / 2, which no later key reads. Pairs are added to *taken as products take them, rounded. */
 INLINE void keep_weights(float *x, int64_t stride, int64_t j, fv first, fv second, bool pairs,
                          fv *taken)
 {
@@ -32,10 +35,11 @@ INLINE void keep_weights(float *x, int64_t stride, int64_t j, fv first, fv secon
     fv_store(x + (j + 1) * stride, second);
 }
 
-/* Dot products of steps first .. past - 1 become scores. terms: a literal where speed matters */
+/* Turns the dot products of steps first .. past - 1 into scores. terms: a literal where speed
+ * matters */
 INLINE void score_steps_of(panel *pn, unsigned terms, int64_t first, int64_t past)
 {
-    const fattn_score_rule rule = pn->rule; /* which no score is stored into */
+    const fattn_score_rule rule = pn->rule; /* a copy, which no store to x can change */
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         for (int64_t j = first; j < past; j++) {
             float *const x = pn->x + j * pn->br + r;
@@ -45,8 +49,8 @@ INLINE void score_steps_of(panel *pn, unsigned terms, int64_t first, int64_t pas
     }
 }
 
-/* Where a bias of a tile is 0, scores are only scaled: a loop that asks for each vector which terms
- * there are took a tenth of the tile's time. */
+/* Chooses a loop for terms that are only a scale, as where the bias of a tile is 0: a loop that
+ * tests for each vector which terms there are took a tenth of the tile's time. */
 static void score_steps(panel *pn, unsigned terms, int64_t first, int64_t past)
 {
     if (terms == FATTN_SCORE_SCALE) {
@@ -56,20 +60,20 @@ static void score_steps(panel *pn, unsigned terms, int64_t first, int64_t past)
     }
 }
 
-/* Whether all rows keep the same keys of the tile, and nothing is masked but those past the
- * end. */
+/* Whether nothing is masked in the tile but the keys past its end, which are the same for all
+ * rows. */
 static bool ends_alike(const panel *pn, span s)
 {
     return s.common.first == 0 && s.common.past == s.live && !pn->masked;
 }
 
-/* Dot products in x become scores. Where masking is all there is to do, keys in the band of every
- * row are skipped: their dot products are their scores. */
+/* Turns the dot products in x into scores. Where masking by the band is all there is to do, keys in
+ * the band of every row are skipped: their dot products are their scores. */
 static void score_tile(panel *pn, span s)
 {
     const bool alike = ends_alike(pn, s);
     if (alike) {
-        s.kind = FATTN_TILE_FULL; /* what is past the end is masked below */
+        s.kind = FATTN_TILE_FULL; /* keys past the end are masked below */
     }
     const unsigned terms = load_terms(pn, s);
     const int64_t steps = s.padded / pn->phases;
@@ -85,8 +89,8 @@ static void score_tile(panel *pn, span s)
     }
 }
 
-/* Keys whose probabilities are summed apart, and keys after which the sums join: rounding errors of
- * l reach lse in full, and grow with the length of a sum. */
+/* A row's weights are added to PARTIAL_SUMS sums in turn, and after SUMMED_KEYS keys these are
+ * added to the total: rounding errors of l reach lse in full, and grow with the length of a sum. */
 #define PARTIAL_SUMS 4
 #define SUMMED_KEYS 64
 _Static_assert(FV_NK % PARTIAL_SUMS == 0, "tiles hold whole steps");
@@ -96,7 +100,8 @@ typedef struct score_range {
     fv most, least;
 } score_range;
 
-/* masked, a literal: scores of -inf, which are masked ones, do not count as small. */
+/* The range of `steps` scores of each row. masked, a literal: scores of -inf are masked, and do not
+ * count as small */
 INLINE score_range range_of(const float *x, int64_t stride, int64_t steps, bool masked)
 {
     const fv none = fv_set1(-INFINITY), all = fv_set1(INFINITY);
@@ -120,12 +125,13 @@ INLINE score_range range_of(const float *x, int64_t stride, int64_t steps, bool 
 }
 
 /*
- * Probabilities below 2^-126, the normal range, are slow: each product with one takes hundreds of
- * cycles, and so does a power that becomes 0. Steep slopes of ALiBi, biases that stand for masks,
- * and large scores have whole tiles of them. Where a tile has some, those that round to 0 are
- * selected to 0, and all are taken LIFT times as large, which is exact, as is lowering their sums.
- * As operands of products of pairs, those below the normal range are 0 anyway; and where all that
- * are below are masked, selecting is enough.
+ * Subnormal probabilities, those below 2^-126, are slow: each product with one takes hundreds of
+ * cycles, and so does an exponential that underflows to 0. Steep slopes of ALiBi, biases that stand
+ * for masks, and large scores produce whole tiles of them. In a tile that has some, those that
+ * round to 0 are set to 0 by a comparison, and all others are computed LIFT times as large; scaling
+ * by powers of two is exact, and so is scaling the sums back. Two cases need only the comparison:
+ * pairs, since products of pairs treat subnormal operands as 0 anyway, and tiles whose only such
+ * scores are masked.
  */
 #define LIFT 0x1p32f
 #define LEAST_POWER (-150.0f)
@@ -134,32 +140,33 @@ INLINE score_range range_of(const float *x, int64_t stride, int64_t steps, bool 
 /* How the weights of a tile are computed. */
 typedef enum weighing {
     WEIGHTS_NEAR,     /* in a window around the base of their row (window.h) */
-    WEIGHTS_NORMAL,   /* as powers, all of them in the normal range */
-    WEIGHTS_SELECTED, /* the same, and 0 for scores below */
-    WEIGHTS_LIFTED,   /* LIFT times as large, and 0 for scores that round to 0 */
+    WEIGHTS_NORMAL,   /* by exp2, all of them in the normal range */
+    WEIGHTS_SELECTED, /* the same, but 0 where the weight would be below it */
+    WEIGHTS_LIFTED,   /* LIFT times as large, and 0 where the weight rounds to 0 */
 } weighing;
 
-/* How they are stored. */
+/* How the weights of a tile are stored. */
 typedef enum weight_form {
     STORED_FLOATS,
-    STORED_FLOATS_FOR_PAIRS, /* dropout rounds them to pairs */
+    STORED_FLOATS_FOR_PAIRS, /* as floats until dropout rounds them to pairs */
     STORED_PAIRS,
 } weight_form;
 
-/* Scores become weights relative to a base, or in a window. */
+/* What scores are made weights by: relative to a base, or in the window around one. */
 typedef struct weigher {
     fv unit, base;
     window window;
 } weigher;
 
-/* The sums of weights: as they are, and as products take them. */
+/* The sum of weights as they are (l), and as products take them (taken), which are rounded if they
+ * are pairs. */
 typedef struct weight_sums {
     fv l, taken;
 } weight_sums;
 
-/* Scores of a vector of rows become probabilities, of which the sums are returned. how, pairs:
- * literals. Powers of WEIGHTS_NORMAL are so but in rows that have a NaN, where they do not
- * matter. */
+/* Turns the scores of a vector of rows into weights, and returns their sums. how, pairs: literals.
+ * With WEIGHTS_NORMAL all exponents are in the normal range, except in rows that have a NaN, where
+ * weights do not matter. */
 INLINE weight_sums weigh_rows(float *x, int64_t stride, int64_t steps, weighing how, bool pairs,
                               weigher *w)
 {
@@ -197,8 +204,8 @@ INLINE weight_sums weigh_rows(float *x, int64_t stride, int64_t steps, weighing 
     return (weight_sums){l, pairs ? fv_add(taken[0], taken[1]) : l};
 }
 
-/* Scores of the rows at r become probabilities relative to the new maximum. most: of the scores;
- * how, pairs: literals. Returns alpha. */
+/* Turns the scores of rows r .. r + FV_LANES - 1 into weights relative to their new maximum, and
+ * adds them to l. most: the largest of these scores; how, pairs: literals. Returns alpha. */
 INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, weighing how, bool pairs)
 {
     const fv unit = fv_set1(f->panel.rule.unit);
@@ -216,7 +223,8 @@ INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, weighing ho
     return alpha;
 }
 
-/* values[r] = the largest of the lanes that hold row r, in all of them. */
+/* values[r] = the maximum over the lanes of a dense tile that hold the same row, in each of these
+ * lanes. */
 static void fold_largest(const panel *pn, float *values)
 {
     for (int64_t step = pn->width / 2; step >= pn->pitch; step /= 2) {
@@ -229,9 +237,9 @@ static void fold_largest(const panel *pn, float *values)
     }
 }
 
-/* Scores in x become probabilities; f->lowered is 1 / LIFT where they are lifted. Lanes of one row
- * share its maximum. masked: some scores may be; form: a literal. Returns whether some alpha is not
- * 1. */
+/* Turns the scores in x into weights. Sets f->lowered to 1 / LIFT if they are lifted, else to 1. In
+ * dense tiles the lanes of one row share its maximum. masked: some scores may be -inf; form: a
+ * literal. Returns whether some alpha is not 1. */
 INLINE bool soften_tile(forward *f, int64_t steps, bool masked, weight_form form)
 {
     const panel *const pn = &f->panel;
@@ -270,10 +278,10 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool masked, weight_form form
 }
 
 /*
- * Where all scores of a tile are near the bases that their rows already have, the largest and the
- * smallest need not be looked for, and the bases can stay, m then being the largest score of some
- * earlier tile: probabilities are up to 2^WINDOW_UP instead of 1. Whether all are near is known
- * once they are probabilities. If they are not, nothing but x has changed.
+ * Softmax of a tile whose scores are all near the bases that its rows already have. The range of
+ * scores is not determined, and the bases stay: m is the largest score of some earlier tile, and
+ * weights reach 2^WINDOW_UP instead of 1. Whether all scores are near is known when they have
+ * become weights. If some are not, the function returns false, and nothing but x has changed.
  */
 INLINE bool soften_near(forward *f, int64_t steps, bool pairs)
 {
@@ -301,11 +309,12 @@ INLINE bool soften_near(forward *f, int64_t steps, bool pairs)
     return true;
 }
 
-/* Tiles for each of which one may be predicted wrongly, which costs half of its time. */
+/* One tile in so many may be predicted wrongly. A wrong prediction costs half the time of a
+ * tile. */
 #define TILES_A_MISS 8
 
-/* Whether a tile's scores are likely to be near. The answer depends on other rows, which a
- * batch-invariant row may not. */
+/* Whether a tile's scores are likely to be near. The answer depends on other rows, so
+ * batch-invariant rows may not use it. */
 static bool predicts_near(const forward *f, span s)
 {
     return FV_NEAR && s.kind == FATTN_TILE_FULL && f->none_small &&
@@ -313,7 +322,7 @@ static bool predicts_near(const forward *f, span s)
            !(f->panel.p->features & FATTN_BATCH_INVARIANT);
 }
 
-/* p = Z p, after l has seen p. */
+/* Multiplies weights by dropout's Z, after l has summed them without it. */
 INLINE void drop_tile(panel *pn, span s, bool pairs)
 {
     load_dropout(pn, s);
@@ -322,7 +331,7 @@ INLINE void drop_tile(panel *pn, span s, bool pairs)
             const int64_t at = j * pn->br + r;
             const fv first = fv_mul(fv_load(pn->x + at), fv_load(pn->z + at));
             const fv second = fv_mul(fv_load(pn->x + at + pn->br), fv_load(pn->z + at + pn->br));
-            fv unused = first; /* l has seen p, and what is rounded here is Z p */
+            fv unused = first; /* the sum of Z p is not needed */
             keep_weights(pn->x + r, pn->br, j, first, second, pairs, &unused);
         }
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The results of a strip, o and lse, from m, l and o as its products left it: rows or columns, sums
- * or quotients, in scratch or in the tensor. A row that attends to no key is zeros.
+ * Stores the results of a strip, o and lse, from m, l and o as its products left them: by rows or
+ * columns, divided by l or not, in scratch or in the tensor. A row that attends to no key gets
+ * zeros.
  */
 #ifndef FATTN_CPU_STORE_H
 #define FATTN_CPU_STORE_H
@@ -31,15 +32,15 @@ static void store_lse(const forward *f)
     }
 }
 
-/* Writes o, of which from is row r, times factor. */
+/* Writes row r of o: from[0 .. dim_v) times factor. */
 static void store_row(const panel *pn, int64_t r, const float *from, float factor)
 {
     const fattn_problem *const p = pn->p;
     row_store(row_of_o(pn, r), p->dtype_o, from, p->dim_v, factor);
 }
 
-/* Writes o of the panel's rows one by one, times f->alpha. in_tensor: it is there already but for
- * rows that attend to no key. */
+/* Writes o of the panel's rows one by one, times f->alpha. in_tensor: it is there already, except
+ * for rows that attend to no key */
 static void store_each_row(const forward *f, bool in_tensor)
 {
     const panel *const pn = &f->panel;
@@ -65,7 +66,7 @@ static void forward_store(forward *f)
     store_lse(f);
 }
 
-/* Whether each row attends to a key; false also for a NaN. */
+/* Whether every row attends to a key. Also false if some l is NaN. */
 static bool all_attend(const forward *f)
 {
     const fv zero = fv_set1(0);
@@ -76,9 +77,9 @@ static bool all_attend(const forward *f)
     return mv_all(all);
 }
 
-/* Writes o of all rows times f->alpha, here their normalisers. dim_v is whole vectors; the rows are
- * evenly apart in the tensor. */
-static void store_rows_alike(const forward *f)
+/* Writes o of all rows, times f->alpha, which holds their normalisers. dim_v is whole vectors, and
+ * the rows are evenly spaced in the tensor. */
+static void store_even_rows(const forward *f)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
@@ -91,24 +92,25 @@ static void store_rows_alike(const forward *f)
     }
 }
 
-/* As forward_store(), from o by rows, which may be normalised, and lie where it belongs. */
+/* forward_store() for o by rows, which may be normalised, and in its tensor already. */
 static void forward_store_rows(forward *f)
 {
     const panel *const pn = &f->panel;
-    const bool alike = pn->group == 1 && pn->p->dim_v % FV_LANES == 0;
+    const bool even = pn->group == 1 && pn->p->dim_v % FV_LANES == 0;
     const bool wanted = pn->p->outputs & FATTN_OUT_O;
     for (int64_t r = 0; r < pn->width && !f->in_tensor; r += FV_LANES) {
         fv_store(f->alpha + r, f->normalised ? fv_set1(1) : normaliser_of_o(f, r));
     }
-    if (wanted && !(alike && all_attend(f))) {
+    if (wanted && !(even && all_attend(f))) {
         store_each_row(f, f->in_tensor);
     } else if (wanted && !f->in_tensor) {
-        store_rows_alike(f);
+        store_even_rows(f);
     }
     store_lse(f);
 }
 
-/* to[n] = row r + n of o for n < FV_LANES: pairs of columns are transposed, half as many. */
+/* to[n] = row r + n of o as bf16 for n < FV_LANES. Transposes pairs of columns, of which there are
+ * half as many. */
 INLINE void rows_of_pairs(const forward *f, int64_t r, char *to, int64_t step)
 {
     const panel *const pn = &f->panel;
@@ -124,7 +126,7 @@ INLINE void rows_of_pairs(const forward *f, int64_t r, char *to, int64_t step)
     }
 }
 
-/* to[n] = row r + n of o for n < FV_LANES, from squares of columns. dtype: a literal; stride: in
+/* to[n] = row r + n of o for n < FV_LANES, transposed from columns. dtype: a literal; stride: in
  * elements */
 INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void *to,
                             int64_t stride)
@@ -151,7 +153,7 @@ INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void
     }
 }
 
-/* As forward_store(), from o as columns, where keys are not split. */
+/* forward_store() for o by columns, where keys are not split. */
 static void forward_store_columns(forward *f)
 {
     const panel *const pn = &f->panel;
@@ -176,7 +178,7 @@ static void forward_store_columns(forward *f)
 
 /* --- Merging with what the rows have already ------------------------------------------------- */
 
-/* Row r in the results so far. */
+/* Row r of the earlier o, with which this run's results are merged. */
 static const float *row_before(const panel *pn, int64_t r)
 {
     const fattn_state *const from = &pn->run->onto->first;
@@ -196,20 +198,22 @@ static void prefetch_earlier_o(const panel *pn, int64_t n, int64_t parts)
     }
 }
 
-/* {m, l} of log-sum-exps in natural units. */
+/* The {m, l} that stand for a log-sum-exp, in natural units. */
 static fattn_softmax state_of_lse(fv lse)
 {
     const fv none = fv_set1(-INFINITY);
     return (fattn_softmax){.m = lse, .l = fv_select(fv_eq(lse, none), fv_set1(0), fv_set1(1))};
 }
 
-/* What rows are multiplied by before they are added: those so far, and the panel's, whose o is
- * normalised or not. Writes lse of the results. Returns the first; the second are f->alpha. */
+/* Finds the factors by which rows are multiplied before they are added: those of the earlier rows
+ * are returned, those of the panel's rows, whose o is normalised or not, are f->alpha. Writes lse
+ * of the merged results. */
 static float *weigh_rows_before(forward *f)
 {
     const panel *const pn = &f->panel;
     const fattn_merge_job *const job = pn->run->onto;
-    float *const first = pn->at, *const lse = pn->lo; /* scratch of scores, which are over */
+    /* Scratch for scores, which are no longer needed. */
+    float *const first = pn->at, *const lse = pn->lo;
     const fv log2e = fv_set1((float)FATTN_LOG2E), one = fv_set1(1);
     for (int64_t r = 0; r < pn->width; r++) {
         lse[r] =
@@ -232,7 +236,8 @@ static float *weigh_rows_before(forward *f)
     return first;
 }
 
-/* own: row r of o, [dv_pad], already multiplied; it is not read where it has no keys, for it may
+/* Writes row r of the merged o: `first` times the earlier row, plus `own`, [dv_pad], which is
+ * already multiplied. empty: this run has no keys for the row, and `own` is not read, since it may
  * hold 0 * inf. An earlier state without keys holds zeros. */
 static void merge_row(const panel *pn, int64_t r, float *own, bool empty, float first)
 {
@@ -259,7 +264,7 @@ static void merge_row(const panel *pn, int64_t r, float *own, bool empty, float 
     }
 }
 
-/* As forward_store(), of o by rows, which may be normalised. */
+/* forward_store() with a merge, for o by rows, which may be normalised. */
 static void forward_merge_rows(forward *f)
 {
     const panel *const pn = &f->panel;
@@ -271,7 +276,7 @@ static void forward_merge_rows(forward *f)
     }
 }
 
-/* As forward_store_columns(). */
+/* forward_store_columns() with a merge. */
 static void forward_merge_columns(forward *f)
 {
     const panel *const pn = &f->panel;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A strip: a panel of the width of one register tile or of several, on its way through forward or
- * decoding, with the state that it carries from one tile of keys to the next: {m, l} of its rows
- * and o, as columns or as rows. Strips of a block lie in one scratch, parts of which they share.
+ * A strip: a panel in forward or decoding, one register tile wide or several, with the state that
+ * it carries from one tile of keys to the next: {m, l} of its rows, and o by columns or by rows.
+ * The strips of a block share parts of one scratch.
  */
 #ifndef FATTN_CPU_STRIP_H
 #define FATTN_CPU_STRIP_H
@@ -11,33 +11,35 @@
 #include "core/schedule.h"
 
 /* How many converted key tiles a thread keeps for its next work item of the same head. Small
- * problems have so few rows a block that converting the keys again would show. */
+ * problems have so few rows per block that the time of converting keys again would be
+ * noticeable. */
 #define CACHED_TILES 3
 
-/* How many keys and values of a tile are converted. */
+/* How many keys and values of a cached tile have been converted. */
 typedef struct cached_tile {
     int32_t keys, values;
 } cached_tile;
 
-/* The converted tiles of a worker, of the head of its last item. */
+/* The converted tiles that a worker keeps: those of the head of its last item. */
 typedef struct cached_head {
-    int64_t head; /* its number among all, from 1 on; 0 at first */
+    int64_t head; /* its number among all heads of all sequences, from 1 on; 0: none yet */
     cached_tile tile[CACHED_TILES];
 } cached_head;
 
 typedef struct forward forward;
 
-/* How queries and the keys of a tile are arranged for their product. */
+/* How the queries and the keys of a tile are arranged for their product. */
 typedef struct query_form {
-    /* Queries in scratch, when a strip begins; NULL where they are read in their tensor. */
+    /* Arranges the queries in scratch when a strip begins. NULL: they are read in their tensor. */
     void (*load)(const forward *f);
-    /* Keys in scratch, of which `copied` are there; NULL where products read rows of keys. */
+    /* Arranges the keys in scratch; the first `copied` are there already. NULL: products read rows
+     * of keys. */
     void (*load_keys)(const panel *pn, span s, int64_t copied);
-    /* x = their dot products. Where a band cuts the tile, masked ones may be anything. */
+    /* x = their dot products. Where the band hides a pair, the result may be anything. */
     void (*multiply)(const forward *f, span s);
 } query_form;
 
-/* The keys and values of a tile: rows that products read, and room for those that are copies. */
+/* The keys and values of a tile: the rows that products read, and room for copies. */
 typedef struct key_tile {
     const float **k, **v;   /* [bc] */
     float *k_copy, *v_copy; /* [bc][d_pad], [bc][dv_pad] */
@@ -46,36 +48,40 @@ typedef struct key_tile {
 struct forward {
     panel panel;
     float *m, *l; /* [br] */
-    float *lost;  /* [br] what rounding took from l: lse has it back */
-    float *taken; /* [br] l for o: of weights as products take them, rounded if pairs; or l */
-    float *ot;    /* [dv_pad][br] */
+    float *lost;  /* [br] what rounding has taken from l, which lse gets back */
+    /* [br] the l that o is divided by: the sum of the weights as products take them, rounded if
+     * they are pairs. The same array as l where products take floats. */
+    float *taken;
+    float *ot; /* [dv_pad][br] */
 
     const query_form *form;
-    bool fresh;      /* ot holds nothing yet */
-    bool by_rows;    /* the memory of ot holds o by rows: [br][dv_pad] */
-    bool only;       /* the strip has one tile of keys */
+    bool fresh;      /* nothing has been added to ot yet, and it holds anything */
+    bool by_rows;    /* o is by rows, [br][dv_pad], in the memory of ot */
+    bool one_tile;   /* the strip has one tile of keys */
     bool normalised; /* o has been divided by l */
-    bool in_tensor;  /* and lies in the tensor */
+    bool in_tensor;  /* and lies in the tensor already */
     bool sink_waits; /* the sink is not yet part of {m, l, o} */
 
-    bool none_small; /* no weight of the last tile whose range was determined was small */
-    int32_t tiles_done, mispredicted; /* tiles, below 2^31 as keys are; and those taken to be near
-                                       * that were not */
+    /* No weight of the last tile whose range was determined was below the window (window.h). */
+    bool none_small;
+    /* Tiles so far, below 2^31 as keys are, and those that predicts_near() was wrong about. */
+    int32_t tiles_done, mispredicted;
 
     /* Scratch that the strips share. */
-    float lowered;       /* the factor of sums of lifted probabilities, or 1 */
-    float *alpha;        /* [br] */
-    float *o;            /* [br][dv_pad] */
-    prefetch_row *later; /* of the first strip alone, like what follows */
-    key_tile tiles[2];   /* of keys, by turns where the next one is copied meanwhile */
+    float lowered; /* what sums of lifted probabilities are scaled back by (soften.h), or 1 */
+    float *alpha;  /* [br] */
+    float *o;      /* [br][dv_pad] */
+    /* [later_rows()] Like the fields below, used by the first strip of a block only. */
+    prefetch_row *later;
+    key_tile tiles[2];   /* alternate where the next tile is copied during products */
     known_ranges *known; /* [strips of all rows] or NULL */
-    cached_head *cache;  /* the worker's */
+    cached_head *cache;  /* of the worker */
 };
 
-/* The fewest register tiles that hold the rows of decoding. */
+/* Rows of a strip: the fewest whole register tiles that hold the rows of decoding. */
 #define STRIP_ROWS ((DECODE_ROWS + TILE_GROUP - 1) / TILE_GROUP * TILE_GROUP)
 #define BLOCK_ROWS TILE_ROWS(528) /* most rows of a block */
-#define BLOCK_KEYS 128            /* of a tile, if they fit */
+#define BLOCK_KEYS 128            /* keys of a tile, if they fit */
 #define WIDE_ROWS TILE_ROWS(240)  /* most rows of a strip of few keys */
 #define STRIPS (BLOCK_ROWS / STRIP_ROWS)
 _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
@@ -83,23 +89,24 @@ _Static_assert(STRIP_ROWS <= WIDE_ROWS, "strips have at most WIDE_ROWS rows");
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
 
-/* Whether the copies of all of a head's keys are cached: those of 16 bits, which are converted or
- * transposed. (Floats are copied during products where blocks are large.) Depends on no stride,
- * since the tile does not. */
+/* Whether copies of all keys of a head are cached: 16-bit keys, which are converted or transposed.
+ * (Floats are copied during products if blocks are large.) This depends on no stride, as the choice
+ * of a tile does not. */
 static bool caches_tiles(const fattn_problem *p, int64_t bc)
 {
     const bool floats = p->dtype_kv == FATTN_F32 && p->dtype_v == FATTN_F32;
     return !floats && p->seqlen_k <= CACHED_TILES * bc;
 }
 
-/* Tiles of which there are copies. */
+/* How many tiles of keys there is room for copies of. */
 static int64_t copied_tiles(const fattn_problem *p, int64_t bc)
 {
     return caches_tiles(p, bc) ? fattn_max64((p->seqlen_k + bc - 1) / bc, 1) : 1;
 }
 
-/* Whether there is room to copy a block's keys while products of floats go on with the one before:
- * for wider heads, blocks of more queries are worth more. Depends on no stride either. */
+/* Whether there is room for a second tile, so that the keys of the next block can be copied while
+ * floats of this one are multiplied. Wider heads use that memory for more queries per block. This
+ * depends on no stride either. */
 static bool copies_meanwhile(const fattn_problem *p, int64_t bc)
 {
     const int64_t words = (vectors_of(p->dim) + vectors_of(p->dim_v)) * FV_LANES;
@@ -121,7 +128,7 @@ static void tiles_layout(forward *f, arena *from)
     }
 }
 
-/* Gives the strips a tile. */
+/* Makes the strips read keys and values from a tile. */
 static void use_tile(forward *strips, int64_t count, key_tile tile)
 {
     for (int64_t n = 0; n < count; n++) {
@@ -133,14 +140,15 @@ static void use_tile(forward *strips, int64_t count, key_tile tile)
     }
 }
 
-/* `count` strips of br rows, with room for copies of some tiles of keys. */
+/* Lays out `count` strips of br rows, with room for copies of some tiles of keys. */
 static void strips_layout(forward *strips, int64_t count, const fattn_problem *p, int64_t br,
                           int64_t bc, int64_t tiles, arena *from)
 {
     panel_layout(&strips->panel, p, br, bc, from);
     panel_layout_keys(&strips->panel, tiles, from);
     tiles_layout(strips, from);
-    const int64_t some = fattn_min64(br, STRIP_ROWS); /* wide strips do not copy all rows */
+    /* Wide strips copy no more rows than that at a time. */
+    const int64_t some = fattn_min64(br, STRIP_ROWS);
     const int64_t keys = fattn_min64(bc, (p->seqlen_k / 64 + 1) * 64);
     strips->panel.q = carve(from, some * strips->panel.d_pad, sizeof(float));
     strips->panel.x = carve(from, br * keys, sizeof(float));
@@ -161,18 +169,20 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
     }
 }
 
-/* Rows that a block of keys fetches for later, at most: results and queries, keys and values. */
+/* The most rows that are prefetched during a block of keys: results and queries, keys and
+ * values. */
 static int64_t later_rows(int64_t count, int64_t br, int64_t bc) { return 2 * (count * br + bc); }
 
-/* Strips of a block. They have STRIP_ROWS rows, or more where keys are few: opening a strip would
- * be much of its work then, and their scores take no more room than those of STRIP_ROWS and a whole
- * tile. Strips stay narrow where some may be skipped, and for batch-invariant rows. */
+/* How many strips a block of rows is divided into. A strip has STRIP_ROWS rows, or more if keys are
+ * few: opening a strip would be much of its work then, and the scores take no more room than
+ * STRIP_ROWS rows of a whole tile. Strips stay narrow where some tiles of a strip may be skipped,
+ * and for batch-invariant rows. */
 static int64_t strips_of(const fattn_problem *p, int64_t rows)
 {
     const int64_t narrow = rows / STRIP_ROWS;
-    const bool stays =
+    const bool stay_narrow =
         fattn_is_banded(p) || p->features & (FATTN_BLOCK_MASK | FATTN_BATCH_INVARIANT);
-    int64_t count = stays ? narrow : 1;
+    int64_t count = stay_narrow ? narrow : 1;
     while (count < narrow && (rows > count * WIDE_ROWS || narrow % count != 0 ||
                               rows * p->seqlen_k > count * STRIP_ROWS * BLOCK_KEYS)) {
         count++;
@@ -180,7 +190,8 @@ static int64_t strips_of(const fattn_problem *p, int64_t rows)
     return fattn_max64(count, 1);
 }
 
-/* The strips of a block, as many as it returns, with room for copies of some tiles of keys. */
+/* Lays out the strips of a block, with room for copies of some tiles of keys. Returns how many
+ * there are. */
 static int64_t block_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
                             int64_t tiles, arena *from)
 {
@@ -189,7 +200,7 @@ static int64_t block_layout(forward *strips, const fattn_problem *p, const fattn
     return count;
 }
 
-/* block_layout() of forward, and the list of rows that a tile prefetches for later ones. */
+/* block_layout() for forward, and room for the list of rows that a tile prefetches. */
 static int64_t forward_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
                               arena *from)
 {
@@ -201,7 +212,8 @@ static int64_t forward_layout(forward *strips, const fattn_problem *p, const fat
     return count;
 }
 
-/* Scratch of all strips that no item changes. step: of keys. Returns how many keys a tile has. */
+/* Fills the scratch that strips share and no item changes. step: of keys. Returns how many keys a
+ * tile has. */
 static int64_t strips_prepare(const panel *pn, int64_t step)
 {
     const int64_t steps = pn->p->seqlen_k / step + 1; /* of the longest sequence */
@@ -211,19 +223,20 @@ static int64_t strips_prepare(const panel *pn, int64_t step)
     return keys;
 }
 
-/* Opens the strips of a block of rows; returns how many have any. */
+/* Opens the strips of a block of rows. Returns how many have rows. */
 static int64_t forward_open(forward *strips, int64_t count, const fattn_cpu_run *run,
                             fattn_work work)
 {
     int64_t n = 0;
-    while (n < count && panel_open(&strips[n].panel, run, work.batch, work.head,
-                                   work.block * run->tiling->br + n * strips->panel.br, false)) {
+    while (n < count &&
+           panel_open(&strips[n].panel, run, work.batch, work.head,
+                      work.block * run->tiling->br + n * strips->panel.br, ROWS_IN_LANES)) {
         n++;
     }
     return n;
 }
 
-/* Room for what is found of the bias, after forward_layout(). */
+/* Room for what is found about bias and mask, after forward_layout(). */
 static void known_layout(forward *strips, arena *from)
 {
     const int64_t known = known_strips(strips->panel.p, strips->panel.br);
@@ -234,7 +247,7 @@ static void known_layout(forward *strips, arena *from)
 }
 
 /* For each strip, the part of key block `block` that it attends to. Returns the longest, which
- * holds all. */
+ * contains the others. */
 static span spans_of(const forward *strips, int64_t count, int64_t block, span *spans)
 {
     span all = {.kind = FATTN_TILE_EMPTY};
@@ -275,9 +288,10 @@ static void add_lost(forward *f, int64_t r, fv alpha, fv lost)
 }
 
 /*
- * Products of pairs take weights that are rounded to bf16, and o is divided by the sum of those:
- * weights may be relative to less than the largest score (soften.h), and where one key has nearly
- * all the weight, o would be as wrong as that weight is. lse has the sum of the exact ones.
+ * Products of pairs take weights rounded to bf16, and o is divided by the sum of the rounded ones.
+ * Weights may be relative to less than the largest score (soften.h), so a weight may be any number;
+ * where one key has nearly all the weight, dividing by the exact sum would give o the rounding
+ * error of that weight. lse uses the sum of the exact weights.
  */
 static fv normaliser_of_o(const forward *f, int64_t r)
 {
@@ -292,7 +306,7 @@ static void add_taken(forward *f, int64_t r, fv alpha, fv sum)
     }
 }
 
-/* The sinks of the rows at r. */
+/* The sinks of rows r .. r + FV_LANES - 1. */
 static fv sinks_at(const panel *pn, int64_t r)
 {
     const float *const sink = pn->run->buffers->sink;
@@ -303,8 +317,8 @@ static fv sinks_at(const panel *pn, int64_t r)
     return fv_load(sinks);
 }
 
-/* The state before the first key: empty but for the sink, which belongs to the first part. last:
- * the sink joins at the end instead. */
+/* The state before the first key: empty, or one sink, which belongs to the first part. last: the
+ * sink joins at the end instead. */
 static void state_begin(forward *f, int64_t split, bool last)
 {
     const panel *const pn = &f->panel;
@@ -319,7 +333,8 @@ static void state_begin(forward *f, int64_t split, bool last)
     f->sink_waits = sink && last;
 }
 
-/* The sink that waits joins {m, l} of the rows at r. Returns the factor of their o. */
+/* Merges a waiting sink into {m, l} of rows r .. r + FV_LANES - 1. Returns the factor for their
+ * o. */
 static fv join_sink(forward *f, int64_t r)
 {
     const panel *const pn = &f->panel;
@@ -335,7 +350,7 @@ static fv join_sink(forward *f, int64_t r)
     return share;
 }
 
-/* The same for all rows, and their o, as columns or rows. */
+/* The same for all rows and their o, which is by columns or by rows. */
 static void join_sinks(forward *f)
 {
     const panel *const pn = &f->panel;
@@ -352,7 +367,7 @@ static void join_sinks(forward *f)
     f->sink_waits = false;
 }
 
-/* Row r of o in its tensor. */
+/* Where row r of o lies in its tensor. */
 static void *row_of_o(const panel *pn, int64_t r)
 {
     const fattn_problem *const p = pn->p;

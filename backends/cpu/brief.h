@@ -1,50 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decoding few keys: decode.h's products for rows that all see the same keys, all of them in one
- * part, where a score needs no tensor of pairs. Such a call takes a microsecond or two, and what
- * decode.h sets up for long contexts and for features took longer than that. Here the scores of
- * a large block of keys, mostly of all, are computed first, [keys][rows] as they lie in a dense
- * tile (panel.h), and become probabilities at once.
+ * Decoding few keys: the products of decode.h for rows that all attend to the same keys, in one
+ * part, whose scores need no tensor of biases or masks. Such a call takes a microsecond or two, and
+ * what decode.h sets up for long contexts and for features took longer than that. Here the scores
+ * of a large block of keys, mostly of all keys, are computed first, [keys][rows] as in a dense tile
+ * (panel.h), and become probabilities at once.
  *
- * A call that comes after much other work finds nothing in cache, and then waits for instructions
- * more than for anything else. So where all sequences have the problem's lengths, a plan knows what
- * its runs need, and they have no items and no panels. And the first keys are fetched before
- * anything is computed, values during the scores of their keys, and the next keys, be they another
- * head's, while values are added up.
+ * A call that comes after much other work finds nothing in cache, and mostly waits for
+ * instructions. So if all sequences have the problem's lengths, the plan holds what its runs need,
+ * and they have no items and no panels. The first keys are prefetched before anything is computed;
+ * values while their keys' scores are computed; and the next keys, which may belong to another
+ * head, while values are added up.
  */
 #ifndef FATTN_CPU_BRIEF_H
 #define FATTN_CPU_BRIEF_H
 
 #include "backends/cpu/decode.h"
 
-#define BRIEF_KEYS 1024            /* most keys */
-#define BRIEF_BLOCK 256            /* of which so many are scored at once */
-#define BRIEF_FEW 64               /* keys that are few wherever they lie */
+#define BRIEF_KEYS 1024            /* the most keys of a head */
+#define BRIEF_BLOCK 256            /* keys that are scored at once */
+#define BRIEF_FEW 64               /* so many keys are few wherever they lie */
 #define BRIEF_BYTES (8.0 * 0x1p20) /* keys and values of a run that caches are likely to hold */
-#define BRIEF_RUN 256              /* bytes that memory reads fast wherever they lie */
-#define BRIEF_EARLY 32             /* most keys of a head that are fetched first */
+#define BRIEF_RUN 256              /* so many contiguous bytes are read fast from anywhere */
+#define BRIEF_EARLY 32             /* the most keys of a head that are prefetched first */
 #define BRIEF_FEATURES                                                                         \
     (FATTN_SCALE | FATTN_CAUSAL | FATTN_WINDOW | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |     \
      FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
      FATTN_CHECKED | BRIEF_TERMS)
 #define BRIEF_TERMS \
-    (FATTN_SINK | FATTN_SOFTCAP | FATTN_ALIBI) /* scores are more than dot products */
+    (FATTN_SINK | FATTN_SOFTCAP | FATTN_ALIBI) /* with these, scores are more than dot products */
 
-/* Where a head's rows begin. */
+/* Where the rows of a head begin in the tensors. */
 typedef struct brief_place {
     const char *q;
     char *o;
     float *lse;                /* or NULL */
-    int64_t lse_first;         /* where its first row has its own */
+    int64_t lse_first;         /* the index of its first row */
     const float *sink, *slope; /* of its first row, or NULL */
-    int64_t ahead;             /* of ALiBi: the first row's place less that of the first key */
+    /* For ALiBi: the position of the first row minus that of the first key. */
+    int64_t ahead;
 } brief_place;
 
-/* A worker's scratch, as a fattn_cpu_brief says where it lies:
- *     k, v   [keys], where rows begin
- *     q      as order_queries() has it
- *     x      [keys of a block][pitch] scores, then weights. A vector of them has FV_LANES / pitch
- *            keys
+/* Lays out a worker's scratch in *s, and returns its size:
+ *     k, v   [keys] where rows begin
+ *     q      in the order of order_queries()
+ *     x      [keys of a block][pitch] scores, then weights. A vector has FV_LANES / pitch keys
  *     o      [pitch][dv_pad]
  *     zeros  a row, for keys past the last */
 static int64_t brief_layout(const fattn_problem *p, fattn_cpu_brief *s)
@@ -70,9 +70,9 @@ static int64_t brief_scratch(const fattn_problem *p)
     return brief_layout(p, &s);
 }
 
-/* Whether so many keys are few enough. Here heads are read one after another, and their values a
- * part of a row at a time where there are several queries; in decode.h all heads that are
- * neighbours in memory at once. Where memory sets the pace, this is slower, if parts are short. */
+/* Whether so many keys are few enough. This code reads one head after another, and with several
+ * queries a part of a row of values at a time; decode.h reads all heads that are neighbours in
+ * memory together. Where memory sets the pace, short parts are slower. */
 static bool are_few(const panel *pn, const fattn_problem *p, int64_t keys)
 {
     const int64_t key =
@@ -83,8 +83,8 @@ static bool are_few(const panel *pn, const fattn_problem *p, int64_t keys)
                                   heads * (double)keys * (double)key <= BRIEF_BYTES);
 }
 
-/* Whether all rows of pn see the same keys, few of them, and no feature is on that needs more; and
- * in *keys which. */
+/* Whether all rows of pn attend to the same keys, which are few, and no feature needs more than
+ * this header has. *keys receives the keys. */
 static bool is_brief(const panel *pn, const fattn_problem *p, fattn_range *keys)
 {
     const int64_t last = pn->i1 - 1;
@@ -103,8 +103,8 @@ INLINE void fill_vectors(float *to, int64_t n, fv x)
     }
 }
 
-/* Fetches the rows that are `further` bytes behind those listed. */
-APART void brief_fetch(const char *const *rows, int64_t count, int64_t further, int64_t bytes)
+/* Prefetches the rows that are `further` bytes behind those listed. */
+APART void brief_prefetch(const char *const *rows, int64_t count, int64_t further, int64_t bytes)
 {
     for (int64_t j = 0; j < count; j++) {
         const char *const from = rows[j] + further;
@@ -114,7 +114,8 @@ APART void brief_fetch(const char *const *rows, int64_t count, int64_t further, 
     }
 }
 
-/* Bytes from a row to the next one, *g being its head in the group. */
+/* The distance in bytes from a row to the next. *g: the head of the row in its group, updated to
+ * that of the next */
 INLINE int64_t next_row(int64_t group, int64_t row, int64_t wrap, int64_t *g)
 {
     const bool last = ++*g == group;
@@ -122,7 +123,7 @@ INLINE int64_t next_row(int64_t group, int64_t row, int64_t wrap, int64_t *g)
     return last ? wrap : row;
 }
 
-/* The queries, in the order of order_queries(); zeros for rows past the last. */
+/* Loads the queries in the order of order_queries(); zeros for rows past the last. */
 INLINE void brief_queries_as(fattn_dtype dtype, const fattn_problem *p, const fattn_cpu_brief *s,
                              const char *from, float *to)
 {
@@ -148,7 +149,7 @@ INLINE void brief_queries_as(fattn_dtype dtype, const fattn_problem *p, const fa
     }
 }
 
-/* The same of another type than the keys, whose order it is. */
+/* The same for queries of another type than the keys, whose type decides the order of channels. */
 APART void brief_queries_mixed(const fattn_problem *p, const fattn_cpu_brief *s, const char *from,
                                float *to)
 {
@@ -194,18 +195,21 @@ static void brief_queries(const fattn_problem *p, const fattn_cpu_brief *s, cons
     }
 }
 
-/* In each lane, the sum or the largest of those lanes that hold the same row: pitch apart. */
-INLINE fv fold_lanes(fv x, int64_t pitch, bool sum)
+/* In each lane, the sum or the maximum of the lanes that hold the same row; these are `pitch`
+ * apart. */
+typedef enum lane_fold { LANE_MAX, LANE_SUM } lane_fold;
+
+INLINE fv fold_lanes(fv x, int64_t pitch, lane_fold fold)
 {
     for (int64_t lanes = FV_LANES / 2; lanes >= pitch; lanes /= 2) {
         const fv other = fv_rotate(x, (int)lanes);
-        x = sum ? fv_add(x, other) : fv_max(x, other);
+        x = fold == LANE_SUM ? fv_add(x, other) : fv_max(x, other);
     }
     return x;
 }
 
-/* Dot products of a block of keys, of which the first is number j, become scores. Apart, because
- * most problems have none of these terms. */
+/* Turns the dot products of a block of keys, the first of which is number j, into scores. Not
+ * inlined, because most problems have none of these terms. */
 APART void brief_score(const fattn_problem *p, const fattn_cpu_brief *s, const brief_place *at,
                        int64_t j, float *x, int64_t vectors)
 {
@@ -234,7 +238,7 @@ APART void brief_score(const fattn_problem *p, const fattn_cpu_brief *s, const b
     }
 }
 
-/* The sinks of the rows in their lanes; of those past the last, none. */
+/* The sink of each lane's row; -inf, which is none, for rows past the last. */
 APART fv brief_sinks(const fattn_cpu_brief *s, const float *sink)
 {
     float sinks[FV_LANES];
@@ -245,14 +249,15 @@ APART fv brief_sinks(const fattn_cpu_brief *s, const float *sink)
     return fv_load(sinks);
 }
 
-/* Scores of a block become weights relative to the largest so far of each row; times *lowered,
- * which is 1 or 1 / LIFT, they are those of the formula. state: {m, l} in each lane of a row.
- * fresh: it is empty. Returns alpha, of no use then. */
+/* Turns the scores of a block into weights relative to each row's largest score so far. Multiplied
+ * by *lowered, which is 1 or 1 / LIFT, they are the weights of the formula. state: {m, l}, repeated
+ * in each lane of a row. fresh: state is empty, and the returned alpha is meaningless. Returns
+ * alpha. */
 static fv brief_soften(float *x, int64_t vectors, int64_t pitch, float unit, bool fresh,
                        fattn_softmax *state, float *lowered)
 {
     const score_range scores = range_of(x, FV_LANES, vectors, true);
-    const fv most = fold_lanes(scores.most, pitch, false);
+    const fv most = fold_lanes(scores.most, pitch, LANE_MAX);
     weigher w = {.unit = fv_set1(unit)};
     fv alpha = fv_set1(0), sum;
     if (fresh) {
@@ -270,7 +275,7 @@ static fv brief_soften(float *x, int64_t vectors, int64_t pitch, float unit, boo
         sum = fv_mul(fv_set1(1 / LIFT),
                      weigh_rows(x, FV_LANES, vectors, WEIGHTS_LIFTED, false, &w).l);
     }
-    fattn_softmax_add(state, fold_lanes(sum, pitch, true));
+    fattn_softmax_add(state, fold_lanes(sum, pitch, LANE_SUM));
     return alpha;
 }
 
@@ -298,7 +303,7 @@ static void brief_store(const fattn_problem *p, const fattn_cpu_brief *s, brief_
     }
 }
 
-/* Where each key and value of a head begins: [keys]. */
+/* Lists of where each key and each value of a head begins: [keys]. */
 typedef struct brief_rows {
     const char **k, **v;
 } brief_rows;
@@ -317,9 +322,10 @@ INLINE void shift_rows(const char **rows, int64_t count, int64_t step)
     }
 }
 
-/* A key/value head: all its rows and keys. The values of a block of keys are fetched while it is
- * scored, and while they are added up the next keys: those of another block, or of the next head,
- * `further` bytes behind, to which the lists then go on. */
+/* A key/value head: all of its rows and keys. While a block of keys is scored, its values are
+ * prefetched. While these are added up, the next keys are: those of the next block, or of the next
+ * head. further: the distance in bytes to the keys of the next head; the list of keys is moved
+ * there, if it is not 0 */
 static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_place at,
                        int64_t further, char *scratch)
 {
@@ -338,7 +344,8 @@ static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_p
         const int64_t count = fattn_min64(s->count - j, BRIEF_BLOCK), scores = count * s->pitch;
         const int64_t vectors = (scores + group - 1) / group * PARTIAL_SUMS;
         const bool last = j + count == s->count;
-        /* As many keys as are added up, some of them again where fewer are left. */
+        /* As many keys are prefetched as values are added up, some of them again where fewer are
+         * left. */
         const int64_t next = last ? 0 : fattn_min64(j + count, s->count - count);
         const decode_dots d = {.q = q,
                                .q_stride = s->d_pad,
@@ -372,13 +379,13 @@ static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_p
     brief_store(p, s, at, o, state);
 }
 
-/* Some heads that follow one another; scratch has where the keys and values of the first one
- * begin. further: from the keys of the last one to those that are probably next, or 0 */
+/* Consecutive heads. scratch lists the keys and values of the first one. further: the distance in
+ * bytes from the keys of the last head to those that probably come next, or 0 */
 APART void brief_heads(const fattn_problem *p, const fattn_cpu_brief *s, brief_place at,
                        int64_t heads, int64_t further, char *scratch)
 {
     const brief_rows rows = brief_rows_of(s, scratch);
-    brief_fetch(rows.k, fattn_min64(s->count, BRIEF_EARLY), 0, s->k_bytes);
+    brief_prefetch(rows.k, fattn_min64(s->count, BRIEF_EARLY), 0, s->k_bytes);
     if (s->padded > s->count) {
         float *const zeros = (float *)(void *)(scratch + s->zeros);
         fill_vectors(zeros, fattn_max64(s->d_pad, s->dv_pad), fv_set1(0));
@@ -398,7 +405,8 @@ APART void brief_heads(const fattn_problem *p, const fattn_cpu_brief *s, brief_p
     brief_head(p, s, at, further, scratch);
 }
 
-/* What the heads of a sequence have in common, or false where decode_part() has to take them. */
+/* Fills in what the heads of a sequence have in common. Returns false if decode_tiles_of() has to
+ * compute them. */
 static bool brief_of(const panel *pn, const fattn_problem *p, fattn_cpu_brief *s)
 {
     fattn_range keys;
@@ -432,7 +440,7 @@ static bool brief_of(const panel *pn, const fattn_problem *p, fattn_cpu_brief *s
     return true;
 }
 
-/* Sinks and slopes from a head on, or NULL. */
+/* The sinks, and the slopes, of the heads from `head` on, or NULL. */
 static const float *sinks_of(const fattn_problem *p, const fattn_buffers *buffers, int64_t head)
 {
     const float *const all = buffers->sink;
@@ -445,8 +453,8 @@ static const float *slopes_of(const fattn_problem *p, const fattn_buffers *buffe
     return p->features & FATTN_ALIBI ? all + b * p->alibi_batch_stride + head : NULL;
 }
 
-/* From the keys of an item's last head to those of the item that this worker will probably take
- * next, if that is of the same sequence; else 0. */
+/* The distance in bytes from the keys of an item's last head to those of the item that this worker
+ * probably takes next; 0 if that is of another sequence. */
 static int64_t further_of(const fattn_cpu_run *run, decode_item it, const fattn_cpu_brief *s)
 {
     const int64_t item = fattn_cpu_upcoming(run->items);
@@ -457,7 +465,7 @@ static int64_t further_of(const fattn_cpu_run *run, decode_item it, const fattn_
     return next.piece->b == it.piece->b ? (next.hk - it.hk - it.heads + 1) * s->k_head : 0;
 }
 
-/* Does an item, or returns false where it takes decode_tiles_of(). */
+/* Computes an item, or returns false if decode_tiles_of() has to. */
 static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
 {
     const fattn_problem *const p = run->problem;
@@ -468,7 +476,7 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
     if (it.piece->splits > 1 || run->tiling->q_blocks > 1) {
         return false;
     }
-    (void)panel_place(&pn, run, it.piece->b, it.hk, 0, true);
+    (void)panel_place(&pn, run, it.piece->b, it.hk, 0, DENSE_TILE);
     if (!brief_of(&pn, p, &s)) {
         return false;
     }
@@ -495,12 +503,12 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
 
 static bool brief_plan(const fattn_problem *p, const fattn_tiling *tiling, fattn_cpu_brief *brief)
 {
-    const fattn_buffers none = {0}; /* lengths are the problem's: nothing reads it */
+    const fattn_buffers none = {0}; /* lengths are the problem's, so nothing is read from it */
     const fattn_cpu_run run = {.problem = p, .buffers = &none, .tiling = tiling};
     panel pn;
     pn.br = tiling->br;
     if (p->features & FATTN_VALIDATED || p->batch == 0 || p->heads_k == 0 || tiling->q_blocks > 1 ||
-        !panel_place(&pn, &run, 0, 0, 0, true)) {
+        !panel_place(&pn, &run, 0, 0, 0, DENSE_TILE)) {
         return false;
     }
     const fattn_parts parts = parts_of(tiling, &pn, &pn);
@@ -524,7 +532,7 @@ static void brief_run(const fattn_cpu_brief *s, const fattn_problem *p,
             at.ahead = fattn_sequence_of(p, buffers, b - 1).diagonal - s->first;
         }
         k_rows[0] = k, v_rows[0] = v;
-        for (int64_t j = 1; j < s->count; j++) { /* in few instructions: one after another */
+        for (int64_t j = 1; j < s->count; j++) { /* one after another, in the fewest instructions */
             k_rows[j] = k_rows[j - 1] + s->k_row;
             v_rows[j] = v_rows[j - 1] + s->v_row;
         }

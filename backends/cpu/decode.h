@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decoding: forward for so few rows that memory sets the pace. Channels are in the lanes of both
- * products, and every key and value is read once, in its own type, for all rows of its head; scores
+ * Decoding: forward for so few rows that memory sets the pace. Both products keep channels in the
+ * lanes, and every key and value is read once, in its own type, for all rows of its head. Scores
  * are a dense tile (panel.h).
  *
- * A core keeps memory busy only if it asks for data long before it needs them. The processor's own
- * prefetchers ask for more than a core may, provided that the core reads several pages by turns,
- * each in the order of memory. So while a tile is worked on, the next one is fetched into the
- * second-level cache, rows from several places by turns. Where the heads of a key are neighbours in
- * memory, as in BSHD, one item takes several heads, which share that order: they take turns with a
- * tile of keys, and each fetches its share of the next tile of all. The last tile of an item
- * fetches the first one of the next.
+ * A core keeps memory busy only if it requests data long before it needs them. The hardware
+ * prefetchers have more requests in flight than a core may have of its own, provided that the core
+ * reads several pages in turn, each in the order of memory. So while a tile is computed, the next
+ * one is prefetched into the second-level cache, rows from several places in turn. Where the heads
+ * of a key are neighbours in memory, as in BSHD, an item has several heads, which share that order:
+ * they are computed one after another for a tile of keys, and each prefetches its share of the next
+ * tile of all. The last tile of an item prefetches the first one of the next.
  */
 #ifndef FATTN_CPU_DECODE_H
 #define FATTN_CPU_DECODE_H
@@ -21,22 +21,23 @@
 #include "backends/cpu/soften.h"
 #include "core/tiling.h"
 
-#define DECODE_HEADS 8 /* most of an item */
-#define FETCH_PLACES 8 /* most places of keys, and as many of values, that are fetched by turns */
+#define DECODE_HEADS 8 /* the most heads of an item */
+/* the most places that keys, and as many that values, are prefetched from in turn */
+#define FETCH_PLACES 8
 #define FETCH_PAGE 4096
 
 /* --- Products --------------------------------------------------------------------------------- */
 
-/* Rows of keys or of values, and as many others that are fetched while these are read. */
+/* Rows of keys or of values, and as many others that are prefetched while these are read. */
 typedef struct decode_rows {
     const char *const *at, *const *ahead; /* [count] */
-    int64_t count, dim;                   /* rows, and channels of each */
+    int64_t count, dim;                   /* how many rows, and their channels */
 } decode_rows;
 
 /* x[j][r] = dot(q[r], k[j]) */
 typedef struct decode_dots {
     const float *q;   /* as order_queries() has it */
-    int64_t q_stride; /* floats of a query */
+    int64_t q_stride; /* floats per query */
     decode_rows k;
     float *x; /* [k.count][pitch] */
     int64_t pitch;
@@ -45,7 +46,7 @@ typedef struct decode_dots {
 /* o[r] = o[r] alpha[r] + lowered sum_j p[j][r] v[j] */
 typedef struct decode_sums {
     const float *alpha; /* [pitch] */
-    bool fresh;         /* alpha is 0, and o is not read */
+    bool fresh;         /* o is overwritten and not read, as if alpha were 0 */
     float lowered;
     const float *p; /* [v.count][pitch] */
     int64_t pitch;
@@ -54,7 +55,7 @@ typedef struct decode_sums {
     int64_t o_stride;
 } decode_sums;
 
-/* `count` of the rows from number j on. */
+/* The `count` rows from number j on. */
 INLINE decode_rows some_rows(decode_rows rows, int64_t j, int64_t count)
 {
     rows.at += j;
@@ -63,8 +64,8 @@ INLINE decode_rows some_rows(decode_rows rows, int64_t j, int64_t count)
     return rows;
 }
 
-/* Two vectors of channels from c on, in the order that costs least: those of bf16 come apart as
- * even and odd ones. Queries and o are in the same order. */
+/* Loads two vectors of channels from c on, in the order that costs least: bf16 is split into its
+ * even and its odd channels. Queries and o have their channels in the same order. */
 INLINE void load_two(fattn_dtype dtype, const char *row, int64_t c, fv to[2])
 {
     if (dtype == FATTN_BF16) {
@@ -77,11 +78,12 @@ INLINE void load_two(fattn_dtype dtype, const char *row, int64_t c, fv to[2])
     }
 }
 
-/* Channels that are taken two vectors at a time. */
+/* How many channels load_two() loads; the rest is less than two vectors. */
 INLINE int64_t channels_by_two(int64_t dim) { return dim / (2 * FV_LANES) * (2 * FV_LANES); }
 
-/* Asks for the lines of `vectors` vectors of channels from c on; not for one that begins before. */
-INLINE void fetch(fattn_dtype dtype, const char *row, int64_t c, int vectors)
+/* Prefetches the cache lines of `vectors` vectors of channels from c on, except one that begins
+ * before them. */
+INLINE void prefetch(fattn_dtype dtype, const char *row, int64_t c, int vectors)
 {
     const int64_t first = c * SIZE_OF(dtype), bytes = vectors * FV_LANES * SIZE_OF(dtype);
     for (int64_t at = 0; at < bytes; at += CACHE_LINE) {
@@ -91,18 +93,18 @@ INLINE void fetch(fattn_dtype dtype, const char *row, int64_t c, int vectors)
     }
 }
 
-/* Rows that a product takes at a time, of `pitch`, a power of two. */
+/* How many of `pitch` rows a product takes at a time. pitch: a power of two */
 INLINE int64_t rows_at_once(int64_t pitch) { return pitch < FV_ND ? pitch : FV_ND; }
 
-/* Adds the products of a vector of channels from c on, of which there are `part`, and of `live` of
- * nr rows. q: [nr][FV_LANES] */
+/* Adds the products of one vector of channels from c on, of which `part` exist, for the first
+ * `live` of nr rows. q: [nr][FV_LANES] */
 INLINE void dots_vector(int live, int nr, int part, fattn_dtype dtype, const float *q,
                         decode_rows k, int64_t c, fv *sum)
 {
     const int keys = FV_ND / nr;
 #pragma GCC unroll 16
     for (int m = 0; m < keys; m++) {
-        fetch(dtype, k.ahead[m], c, 1);
+        prefetch(dtype, k.ahead[m], c, 1);
         const fv key = load_as(dtype, k.at[m] + c * SIZE_OF(dtype), part);
 #pragma GCC unroll 16
         for (int n = 0; n < live; n++) {
@@ -112,11 +114,11 @@ INLINE void dots_vector(int live, int nr, int part, fattn_dtype dtype, const flo
 }
 
 /*
- * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys, and 0 from row `live` on. Every loop
- * over sums is unrolled, or compilers would keep them in memory. Half of the registers hold sums;
- * where two vectors of all rows of q would fill the other half, the keys' first vectors come before
- * their second ones.
- * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the vectors that are left, [nr][FV_LANES] each
+ * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys, and 0 for rows from `live` on. Every
+ * loop over sums is unrolled, or compilers would keep the sums in memory. Sums take half of the
+ * registers. If two vectors of all rows of q would fill the other half, the first vectors of all
+ * keys are multiplied before the second ones.
+ * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the remaining vectors, [nr][FV_LANES] each
  */
 INLINE void dots_tile(int live, int nr, fattn_dtype dtype, const float *q, decode_rows k, float *to)
 {
@@ -135,7 +137,7 @@ INLINE void dots_tile(int live, int nr, fattn_dtype dtype, const float *q, decod
             const int half = by_half ? m / keys : m % 2, j = by_half ? m % keys : m / 2;
             fv key[2];
             if (half == 0) {
-                fetch(dtype, k.ahead[j], c, 2);
+                prefetch(dtype, k.ahead[j], c, 2);
             }
             load_two(dtype, k.at[j], c, key);
 #pragma GCC unroll 16
@@ -159,7 +161,7 @@ INLINE void dots_tile(int live, int nr, fattn_dtype dtype, const float *q, decod
     }
 }
 
-/* nr of the rows, from number r on, of which `live` exist. */
+/* Dot products of all keys with nr rows from r on, of which `live` exist. */
 INLINE void dots(int live, int nr, fattn_dtype dtype, decode_dots d, int64_t r)
 {
     const int64_t step = FV_ND / nr;
@@ -169,11 +171,12 @@ INLINE void dots(int live, int nr, fattn_dtype dtype, decode_dots d, int64_t r)
     }
 }
 
-/* Keys that are summed from zero before they join o: rounding errors grow with their number. */
+/* Keys are summed from zero in groups of this size, and then added to o: rounding errors grow with
+ * their number. */
 #define MIX_KEYS 64
 
-/* sum = sum_j p[j] v[j] of nr rows and nv vectors of channels from c on: an even number of whole
- * vectors, or one, of which there are `part` channels. All but `part` are literals. */
+/* sum = sum_j p[j] v[j] for nr rows and nv vectors of channels from c on. nv: even, for whole
+ * vectors, or 1, for `part` channels. All parameters but `part` are literals. */
 INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, decode_sums s, int64_t c, fv *sum)
 {
 #pragma GCC unroll 16
@@ -182,7 +185,7 @@ INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, decode_sums s,
     }
     for (int64_t j = 0; j < s.v.count; j++) {
         fv value[FV_ND];
-        fetch(dtype, s.v.ahead[j], c, nv);
+        prefetch(dtype, s.v.ahead[j], c, nv);
         for (int u = 0; u + 2 <= nv; u += 2) {
             load_two(dtype, s.v.at[j], c + u * FV_LANES, value + u);
         }
@@ -199,7 +202,7 @@ INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, decode_sums s,
     }
 }
 
-/* The same joins o, in which rows take alpha once. */
+/* o = alpha o + mix_keys(), where o is multiplied by alpha once. */
 INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, decode_sums s, int64_t c)
 {
     for (int64_t j = 0; j < s.v.count; j += MIX_KEYS) {
@@ -221,10 +224,11 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, decode_sums s,
     }
 }
 
-/* Vectors of channels that as many sums of nr rows hold as there are registers for. */
+/* How many vectors of channels of nr rows there are registers for. */
 #define MIX_VECTORS(nr) (FV_ND / (nr) < 8 ? FV_ND / (nr) : 8)
 
-/* `live` rows from number r on, with as many vectors at a time as nr rows, which are no fewer. */
+/* All channels of `live` rows from r on, with as many vectors at a time as there are registers for
+ * nr rows. live <= nr */
 INLINE void mix(int live, int nr, fattn_dtype dtype, decode_sums s, int64_t r)
 {
     const int64_t dim = s.v.dim;
@@ -247,7 +251,8 @@ INLINE void mix(int live, int nr, fattn_dtype dtype, decode_sums s, int64_t r)
 }
 
 /* A function for each type and number of rows: a call that finds no code in cache loads only its
- * own. Up to eight rows are not padded, others to 12 or 16; nr is their pitch. */
+ * own. Up to eight rows are not padded; more are padded to 12 or 16. nr is the pitch of the
+ * rows. */
 typedef void dots_function(const decode_dots *d);
 typedef void mix_function(const decode_sums *s);
 
@@ -302,7 +307,8 @@ DECODE_TYPES(16, 16)
 #endif
 #endif
 
-_Static_assert(FATTN_F16 == FATTN_F32 + 1 && FATTN_BF16 == FATTN_F32 + 2, "the order below");
+_Static_assert(FATTN_F16 == FATTN_F32 + 1 && FATTN_BF16 == FATTN_F32 + 2,
+               "the order of the tables");
 static dots_function *const dots_functions[][10] = {DECODE_ROW(dots, F32), DECODE_ROW(dots, F16),
                                                     DECODE_ROW(dots, BF16)};
 static mix_function *const mix_functions[][10] = {DECODE_ROW(mix, F32), DECODE_ROW(mix, F16),
@@ -314,7 +320,7 @@ static mix_function *const mix_functions[][10] = {DECODE_ROW(mix, F32), DECODE_R
 #undef DECODE_TYPES
 #undef DECODE_FUNCTIONS
 
-/* Where the function of a number of rows is listed. */
+/* The index of the function for a number of rows in its table. */
 static int64_t listed_at(int64_t rows, int64_t pitch)
 {
     const int64_t live = pitch > FV_ND ? FV_ND : rows;
@@ -331,7 +337,8 @@ static mix_function *mix_of(fattn_dtype dtype, int64_t rows, int64_t pitch)
     return mix_functions[dtype - FATTN_F32][listed_at(rows, pitch)];
 }
 
-/* The queries in pn->q as dots_tile() reads them: rows_at_once() rows side by side. */
+/* to = the queries in pn->q in the order in which dots_tile() reads them: rows_at_once() rows side
+ * by side. */
 static void order_queries(const panel *pn, float *to)
 {
     const int64_t by_two = channels_by_two(pn->p->dim), rows = rows_at_once(pn->pitch);
@@ -355,7 +362,7 @@ static void order_queries(const panel *pn, float *to)
     }
 }
 
-/* Puts channels of a row of o that mix() has apart in their order. */
+/* Restores the order of channels in a row of o, which load_two() split into even and odd ones. */
 static void order_channels(const fattn_problem *p, int64_t pitch, float *o)
 {
     const int64_t by_two = channels_by_two(p->dim_v);
@@ -372,7 +379,7 @@ static void order_channels(const fattn_problem *p, int64_t pitch, float *o)
     }
 }
 
-/* Bytes of a value that mix() takes at a time. */
+/* How many bytes of a value mix() takes at a time. */
 static int64_t mix_bytes(const fattn_problem *p, int64_t pitch)
 {
     const int64_t channels = MIX_VECTORS(rows_at_once(pitch)) * FV_LANES;
@@ -384,15 +391,15 @@ static int64_t mix_bytes(const fattn_problem *p, int64_t pitch)
 
 /* --- Rows of keys ----------------------------------------------------------------------------- */
 
-/* A tile of keys as the first head of an item has them. */
+/* A tile of keys, with the rows of the first head of an item. */
 typedef struct decode_tile {
     int64_t block;
     const char **k, **v;      /* [bc] */
-    span spans[DECODE_HEADS]; /* of each head; those that are not empty differ in kind alone */
+    span spans[DECODE_HEADS]; /* of each head; the non-empty ones differ in kind alone */
     int64_t live;
 } decode_tile;
 
-/* What an item is: a piece of some heads, for a block of their rows. */
+/* An item: a piece of the keys, some heads, and a block of their rows. */
 typedef struct decode_item {
     const decode_piece *piece;
     int64_t hk, heads, block;
@@ -402,11 +409,12 @@ typedef struct decode {
     forward head[DECODE_HEADS];
     int64_t heads;
     decode_tile now, next;
-    const char **rows;  /* [bc] of the head at work */
-    const char **ahead; /* [heads][2][bc] what each fetches, with keys and with values */
+    const char **rows; /* [bc] rows of the head that is being computed */
+    /* [heads][2][bc] what each head prefetches during its products with keys and with values */
+    const char **ahead;
 } decode;
 
-/* Whether the heads of a key lie side by side. */
+/* Whether the heads of one key lie side by side in memory. */
 static bool interleaved(const fattn_strides *strides) { return strides->head < strides->seq; }
 
 static bool heads_are_neighbours(const fattn_problem *p)
@@ -414,13 +422,14 @@ static bool heads_are_neighbours(const fattn_problem *p)
     return interleaved(&p->k) || interleaved(&p->v);
 }
 
-/* Most heads of an item: all that share pages, else two, which are as many places again. */
+/* The most heads of an item: up to DECODE_HEADS if they share pages, else two, so that rows come
+ * from twice as many places. */
 static int64_t heads_most(const fattn_problem *p)
 {
     return fattn_min64(fattn_max64(p->heads_k, 1), heads_are_neighbours(p) ? DECODE_HEADS : 2);
 }
 
-/* rows[j] = where key first + j begins. */
+/* rows[j] = the address of key first + j. */
 static void find_rows(const panel *pn, int64_t first, int64_t live, const void *tensor,
                       fattn_dtype dtype, const fattn_strides *strides, const char **rows)
 {
@@ -437,7 +446,7 @@ static void find_rows(const panel *pn, int64_t first, int64_t live, const void *
     }
 }
 
-/* Rows of the tile's live keys, of the head of pn. */
+/* Sets the rows of the tile's live keys, for the head of pn. */
 static void tile_rows(const panel *pn, decode_tile *tile)
 {
     const fattn_problem *const p = pn->p;
@@ -449,7 +458,7 @@ static void tile_rows(const panel *pn, decode_tile *tile)
     }
 }
 
-/* The first tile from `block` on that some head attends to; whether there is one. */
+/* Finds the first tile from `block` on that some head attends to. Returns whether there is one. */
 static bool find_tile(const decode *d, int64_t block, int64_t end, decode_tile *tile)
 {
     tile->live = 0;
@@ -466,7 +475,7 @@ static bool find_tile(const decode *d, int64_t block, int64_t end, decode_tile *
     return tile->live > 0;
 }
 
-/* d->rows = rows of head n, and zeros past the last. */
+/* d->rows = the rows of head n, and rows of zeros past the last key. */
 static void head_rows(decode *d, int64_t n, fattn_dtype dtype, const fattn_strides *strides,
                       const char **first, int64_t padded)
 {
@@ -480,11 +489,12 @@ static void head_rows(decode *d, int64_t n, fattn_dtype dtype, const fattn_strid
     }
 }
 
-/* Tensors whose rows are read. */
+/* How many tensors are read: k, and v if o is wanted. */
 static int64_t kinds_of(const fattn_problem *p) { return p->outputs & FATTN_OUT_O ? 2 : 1; }
 
-/* Places of the next tile's keys of a head, or of all that share pages: not two in one page. A
- * power of two, as parts of a tile must be. */
+/* From how many places of the next tile the keys of a head, or of all heads if they share pages,
+ * are prefetched in turn: no two places in one page. A power of two, as the parts of a tile must
+ * be. */
 static int64_t places_of(const decode *d)
 {
     const fattn_problem *const p = d->head->panel.p;
@@ -506,9 +516,9 @@ static void lay_rows(const char **to, int64_t stride, const char *const *from, i
     }
 }
 
-/* d->ahead = the rows of the next tile in the order in which they are fetched: a key and a value
- * from each place by turns, head by head, and then those after them. Where there are no more, the
- * last ones, or zeros. */
+/* d->ahead = the rows of the next tile in the order in which they are prefetched: a key and a value
+ * from each place in turn, head by head, then the rows after these. Where there are no more, the
+ * last rows, or zeros. */
 static void list_ahead(decode *d)
 {
     const panel *const pn = &d->head->panel;
@@ -546,7 +556,7 @@ static void list_ahead(decode *d)
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* Scores in x become probabilities: whole steps of them, in which keys past the last weigh 0. */
+/* Turns the scores in x into weights, in whole steps. Keys past the last get weight 0. */
 static void soften_dense(forward *f, span s)
 {
     const panel *const pn = &f->panel;
@@ -556,6 +566,7 @@ static void soften_dense(forward *f, span s)
     (void)soften_tile(f, whole, s.kind == FATTN_TILE_PARTIAL || whole > steps, STORED_FLOATS);
 }
 
+/* The current tile of keys for head n. */
 static void decode_head(decode *d, int64_t n)
 {
     forward *const f = &d->head[n];
@@ -639,8 +650,8 @@ static void decode_end(forward *f)
     }
 }
 
-/* Heads of an item: fewer where threads would not find items enough. Results do not depend on
- * it. */
+/* How many heads an item has: fewer than the most if there would not be enough items for the
+ * threads. Results do not depend on it. */
 static int64_t heads_of_item(const fattn_cpu_run *run)
 {
     const int64_t most = heads_most(run->problem), heads = fattn_max64(run->problem->heads_k, 1);
@@ -659,7 +670,8 @@ static int64_t decode_count(const fattn_cpu_run *run)
     return pieces_of(run)->count * groups * run->tiling->q_blocks;
 }
 
-/* All items of a piece are neighbours, and among them all blocks of rows of the same heads. */
+/* Item number `item`. The items of a piece are consecutive, and among them the blocks of rows of
+ * the same heads. */
 static decode_item item_of(const fattn_cpu_run *run, int64_t item)
 {
     const int64_t all = run->problem->heads_k, each = heads_of_item(run);
@@ -671,8 +683,8 @@ static decode_item item_of(const fattn_cpu_run *run, int64_t item)
                          .block = item - group * blocks};
 }
 
-/* What an item's last tile fetches: the first one of the item that this worker will probably take
- * next. None if that has other heads. */
+/* Sets what an item's last tile prefetches: the first tile of the item that this worker probably
+ * gets next, or nothing if that has another number of heads. */
 static void find_upcoming(decode *d, const fattn_cpu_run *run)
 {
     const int64_t item = fattn_cpu_upcoming(run->items);
@@ -684,7 +696,7 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     }
     const decode_item it = item_of(run, item);
     if (it.heads != d->heads ||
-        !panel_place(&pn, run, it.piece->b, it.hk, it.block * pn.br, true)) {
+        !panel_place(&pn, run, it.piece->b, it.hk, it.block * pn.br, DENSE_TILE)) {
         return;
     }
     for (int64_t block = it.piece->first; block < it.piece->past; block++) {
@@ -698,7 +710,8 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     }
 }
 
-/* An item: tile by tile, each for all of its heads, while rows of the next tile are fetched. */
+/* An item: tile by tile, each for all of its heads, while the rows of the next tile are
+ * prefetched. */
 static void decode_tiles_of(const fattn_cpu_run *run, decode_item it, void *scratch)
 {
     const decode_piece *const piece = it.piece;
@@ -707,23 +720,23 @@ static void decode_tiles_of(const fattn_cpu_run *run, decode_item it, void *scra
     decode d = {.heads = it.heads};
 
     decode_layout(&d, d.heads, run->problem, run->tiling, &from);
-    if (!panel_place(&d.head->panel, run, piece->b, it.hk, row, true)) {
+    if (!panel_place(&d.head->panel, run, piece->b, it.hk, row, DENSE_TILE)) {
         return;
     }
     panel_prepare(&d.head->panel);
     for (int64_t n = 0; n < d.heads; n++) {
-        (void)panel_open(&d.head[n].panel, run, piece->b, it.hk + n, row, true);
+        (void)panel_open(&d.head[n].panel, run, piece->b, it.hk + n, row, DENSE_TILE);
         decode_begin(&d.head[n], piece->split);
     }
     for (int64_t n = 0; n < d.heads; n++) {
         int64_t begin = piece->first, end = piece->past;
-        /* For the panel's ranges. */
+        /* Called for the ranges that it sets; the item goes through all blocks of its piece. */
         skip_hidden_blocks(&d.head[n].panel, NULL, 0, &begin, &end);
     }
     bool more = find_tile(&d, piece->first, piece->past, &d.next);
     while (more) {
         const decode_tile now = d.next;
-        d.next = d.now; /* its arrays are free for the tile after it */
+        d.next = d.now; /* its arrays receive the tile after the next */
         d.now = now;
         more = find_tile(&d, d.now.block + 1, piece->past, &d.next);
         if (!more) {
@@ -747,21 +760,23 @@ static void decode_tiles_of(const fattn_cpu_run *run, decode_item it, void *scra
     }
     for (int64_t n = 0; piece->splits > 1 && n < d.heads; n++) {
         const int64_t slot = slot_of(piece, (it.hk + n) * blocks + it.block);
-        if (leaves_last(run, slot, piece->splits)) { /* scratch is not needed any more */
+        if (was_last_part(run, slot, piece->splits)) { /* the item no longer needs its scratch */
             const fattn_work work = {.batch = piece->b, .head = it.hk + n, .block = it.block};
             merge_parts(run, work, slot, piece->splits, scratch);
         }
     }
 }
 
-/* Most rows of a key/value head. Those beyond a block are one of their own, which reads keys again,
- * from caches. Where the forward row computes 32 rows for 17, blocks of 16 and up to 8 rows take
- * 0.7 to 0.8 of its time in f32 and f16. */
+/* The most rows of a key/value head. Rows beyond a block form another one, which reads the keys
+ * again, from caches. Where the forward kernel computes 32 rows for 17, blocks of 16 and of up to 8
+ * rows take 0.7 to 0.8 of its time in f32 and f16. */
 #define DECODE_ROWS_MOST (FV_LANES == DECODE_ROWS ? DECODE_ROWS + 8 : DECODE_ROWS)
 
-/* Sums over lanes cost more than arranging queries (forward.h) where rows are many, and keys so few
- * that memory does not set the pace, unless these would be copied for rows of one vector. In a
- * vector of 16 queries, though, up to 12 would leave lanes empty. A prompt has few keys as well. */
+/* Whether decoding is faster than the forward kernel. Its sums over lanes cost more than arranging
+ * queries (forward.h) if there are many rows, and so few keys that memory does not set the pace.
+ * With 16 lanes, decoding is still faster in two cases: if forward would copy the keys for rows of
+ * a single vector, and if there are at most 12 rows, which leave lanes of that vector empty. The
+ * second does not hold for a prompt, which has as few keys as rows. */
 static bool decode_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     (void)row, (void)limits;
@@ -774,8 +789,8 @@ static bool decode_pays(const fattn_kernel *row, const fattn_problem *p, const f
 
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, {0, 0}};
 
-/* This tile of keys of all heads, the next one, and room for what the processor fetches ahead by
- * itself. */
+/* Scratch, this tile of keys of all heads, the next one, and as much for what hardware prefetchers
+ * fetch ahead. */
 static int64_t decode_fast_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
     (void)row;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a decoding run has to do, listed before its threads begin: parts of the keys of sequences,
- * cut by the lengths of all, so that every thread works on a long one among short ones
- * (docs/DESIGN.md).
+ * The pieces of a decoding run: parts of the keys of sequences. They are listed before the threads
+ * begin. Keys are cut by the lengths of all sequences, so that no thread is left alone with a long
+ * sequence among short ones (docs/DESIGN.md).
  */
 #ifndef FATTN_CPU_PIECES_H
 #define FATTN_CPU_PIECES_H
@@ -10,27 +10,28 @@
 #include "backends/cpu/parts.h"
 #include "core/tiling.h"
 
-/* A part of the keys of a sequence, or all of them, for all of its heads and rows. */
+/* A piece: a part of the keys of a sequence, or all of them, for all of its heads and rows. */
 typedef struct decode_piece {
     int64_t b;
     int64_t first, past;   /* key blocks */
-    int64_t split, splits; /* which part it is, of how many */
-    int64_t slot;          /* of the first part of head 0's first rows, where there are several */
+    int64_t split, splits; /* which part of the sequence it is, and of how many */
+    /* If there are several parts: the slot of part 0 of head 0's first block of rows. */
+    int64_t slot;
 } decode_piece;
 
 /*
- * What a run has to do, listed before it begins: each sequence with rows, cut by the lengths of
- * all. The list depends on the plan and the lengths alone, and so do the results. It follows the
- * slots that parts leave their results in, and a counter for each slot: that of a block's first
- * part counts how many parts are there.
+ * The list of pieces: each sequence with rows, cut by the lengths of all. The list, and with it the
+ * results, depends on the plan and the lengths alone. In shared memory it lies behind the slots for
+ * the results of parts and a counter for each slot. The counter of a block's first part counts how
+ * many parts are done.
  */
 typedef struct decode_pieces {
     int64_t count;
     decode_piece piece[];
 } decode_pieces;
 
-/* The slots that a run may need. Where runs cut keys by lengths, items are, besides parts, blocks
- * of rows (core/tiling.h). */
+/* The most slots that a run may need. Where runs cut keys by lengths, the tiling counts blocks of
+ * rows as items besides parts (core/tiling.h). */
 static int64_t slots_most(const fattn_tiling *tiling)
 {
     const int64_t blocks = tiling->heads * tiling->q_blocks;
@@ -59,13 +60,13 @@ static decode_pieces *pieces_of(const fattn_cpu_run *run)
     return (decode_pieces *)(void *)(run->shared + before);
 }
 
-/* Blocks of rows of all heads of a sequence. */
+/* How many blocks of rows all heads of a sequence have. */
 static int64_t blocks_of(const fattn_cpu_run *run)
 {
     return run->problem->heads_k * run->tiling->q_blocks;
 }
 
-/* Where a block of a sequence in several parts has its first one; the others follow. */
+/* The slot of the first part of a block of rows; the slots of its other parts follow. */
 static int64_t slot_of(const decode_piece *piece, int64_t block)
 {
     return piece->slot + block * piece->splits;
@@ -78,18 +79,19 @@ static int32_t *counter_of(const fattn_cpu_run *run, int64_t slot)
     return (int32_t *)(void *)past + slot;
 }
 
-/* Whether this is the last part of a block, which has so many from `slot` on. */
-static bool leaves_last(const fattn_cpu_run *run, int64_t slot, int64_t parts)
+/* Counts a finished part. Returns whether it was the last of the `parts` parts of a block, from
+ * `slot` on. */
+static bool was_last_part(const fattn_cpu_run *run, int64_t slot, int64_t parts)
 {
     return __atomic_fetch_add(counter_of(run, slot), 1, __ATOMIC_ACQ_REL) == parts - 1;
 }
 
-/* Lists the sequences that have rows, and returns their key blocks. */
+/* Lists the sequences that have rows, one piece each. Returns how many key blocks they have. */
 static int64_t list_sequences(const fattn_cpu_run *run, decode_pieces *list)
 {
     const fattn_problem *const p = run->problem;
     const bool differ =
-        p->features & (FATTN_VALIDATED | FATTN_POSITIONS); /* lengths are read, or positions */
+        p->features & (FATTN_VALIDATED | FATTN_POSITIONS); /* lengths or positions are data */
     int64_t blocks = 0;
     list->count = 0;
     panel pn;
@@ -97,10 +99,10 @@ static int64_t list_sequences(const fattn_cpu_run *run, decode_pieces *list)
     fattn_parts keys = {0};
     for (int64_t b = 0; b < p->batch && p->heads_k > 0; b++) {
         if (differ || b == 0) {
-            if (!panel_place(&pn, run, b, 0, 0, false)) {
+            if (!panel_place(&pn, run, b, 0, 0, ROWS_IN_LANES)) {
                 continue;
             }
-            keys = parts_of(run->tiling, &pn, &pn); /* of any head: all see the same keys */
+            keys = parts_of(run->tiling, &pn, &pn); /* of any head: all attend to the same keys */
         }
         list->piece[list->count++] =
             (decode_piece){.b = b, .first = keys.first, .past = keys.past, .splits = 1};
@@ -109,9 +111,9 @@ static int64_t list_sequences(const fattn_cpu_run *run, decode_pieces *list)
     return blocks;
 }
 
-/* Parts that so many key blocks are cut into, of `all` that the run has. As many as are pieces of
- * all keys, rounded up: sequences of several parts have more than a piece, so that there are fewer
- * of these than pieces, and fewer than two parts for each piece. */
+/* How many parts a sequence with `blocks` key blocks is cut into, of `all` that the run has: its
+ * share of the pieces, rounded up. A sequence of several parts has more keys than a piece, so there
+ * are fewer of these sequences than pieces, and fewer than two parts per piece. */
 static int64_t parts_worth(const fattn_cpu_run *run, int64_t blocks, int64_t all)
 {
     const int64_t most = fattn_schedule_most(run->tiling, blocks);
@@ -121,8 +123,9 @@ static int64_t parts_worth(const fattn_cpu_run *run, int64_t blocks, int64_t all
     return fattn_min64(most, fattn_ceil_div(blocks * run->pieces, all * blocks_of(run)));
 }
 
-/* Lists what there is to do. Sequences are listed first, and take the places of their parts from
- * the last one back: none has a place below its own number. */
+/* Lists the pieces of a run. Sequences are listed first. They are then replaced by their parts in
+ * place, from the last sequence back to the first: no part is moved to a place below the number of
+ * its sequence. */
 static void begin_pieces(const fattn_cpu_run *run)
 {
     decode_pieces *const list = pieces_of(run);

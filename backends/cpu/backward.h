@@ -8,25 +8,26 @@
  *
  *     P^T                from S^T = K Q^T and lse
  *     dP^T = V dO^T
- *     dS^T = P^T (Z dP^T - delta)         of x, and summed into dBias
- *     dS'  = dS dscore scale              of the dot product
+ *     dS^T = P^T (Z dP^T - delta)         with respect to x; summed into dBias
+ *     dS'  = dS dscore scale              with respect to the dot product
  *     dQ^T += K^T dS'^T                   kept by the panel, written once
- *     dV   += (Z P)^T dO                  added to memory, rows of keys
+ *     dV   += (Z P)^T dO                  added to rows of keys in memory
  *     dK   += dS'^T Q
  *
- * Sums over queries are the same for any number of threads because panels that add to the same
- * memory do so in the order of their numbers: they form a chain, and each publishes how many key
- * blocks it and all before it are through with. Panels of a chain still run side by side, one key
- * block apart, since only the additions wait. Items are handed out in ascending order, so the first
- * of those at work never waits and the rest follow.
+ * Sums over queries are the same for any number of threads, because panels that add to the same
+ * memory do so in the order of their numbers. Such panels form a chain. Each publishes how many key
+ * blocks it and all panels before it are done with, and the next one waits for that before it adds.
+ * Only the additions wait, so the panels of a chain run side by side, one key block apart. Items
+ * are handed out in ascending order, so the first unfinished panel of a chain never waits.
  *
- * A chain is a key/value head of a sequence: all that add to the same dK and dV, or to a dBias
- * whose sums stay within a head. Where dBias is summed over sequences or heads, one chain holds
- * everything. f32 gradients are added up where they are; 16-bit ones in the workspace, and rounded
+ * A chain is a key/value head of a sequence: all panels that add to the same dK and dV, or to a
+ * dBias whose sums stay within a head. If dBias is summed over sequences or heads, all panels are
+ * one chain. f32 gradients are summed in their tensors; 16-bit ones in the workspace, and rounded
  * once at the end.
  *
- * Here is what a panel holds, and what all tiles share. backward_floats.h and backward_pairs.h have
- * the tiles, backward_run.h a panel's way along its keys, gradients.h how sums begin and end.
+ * This header has what a panel holds and what all tiles share. backward_floats.h and
+ * backward_pairs.h have the tiles, backward_run.h a panel's loop over its keys, gradients.h how
+ * sums begin and end.
  */
 #ifndef FATTN_CPU_BACKWARD_H
 #define FATTN_CPU_BACKWARD_H
@@ -38,45 +39,48 @@
 typedef struct backward {
     panel panel;
     gradients shared;
-    float *dout_t;     /* [dv_pad][br] */
-    float *o, *ot;     /* [FV_LANES][dv_pad], [dv_pad][FV_LANES] */
-    float *lse, *rest; /* [br] lse in units of the scores, and what its rounding left */
-    float *delta;      /* [br] */
-    bool some_lone;    /* a row sees one key */
-    bool some_wild;    /* lse of a row is NaN, or its delta not finite */
-    float *dqt, *dq;   /* [d_pad][br], [FV_LANES][d_pad] */
-    float *dpt;        /* [bc][br] dP^T, then dS'^T; of a strip with pairs */
-    float **dpt_rows;  /* [bc] */
-    float *ds;         /* [bc][br] and, transposed, [br][bc]; dbias only */
+    float *dout_t;       /* [dv_pad][br] */
+    float *o, *ot;       /* [FV_LANES][dv_pad], [dv_pad][FV_LANES] */
+    float *lse, *rest;   /* [br] lse in units of scores: rounded to float, and the rest */
+    float *delta;        /* [br] */
+    bool some_lone;      /* some row is lone (lone.h) */
+    bool some_nonfinite; /* some row's lse is NaN, or its delta is not finite */
+    float *dqt, *dq;     /* [d_pad][br], [FV_LANES][d_pad] */
+    float *dpt;          /* [bc][br] dP^T, then dS'^T; with pairs, of one strip */
+    float **dpt_rows;    /* [bc] */
+    float *ds;           /* [bc][br] and, transposed, [br][bc]; for dbias only */
     float *ds_rows;
     double *dbias_sums; /* [bc] */
 
-    /* Products of floats. */
-    float *dout; /* [br][dout_stride] as panel.q is [br][q_stride] */
+    /* Products of floats. q and dout have strides of odd_lines(). */
+    float *dout; /* [br][dout_stride]; panel.q is [br][q_stride] */
     int64_t q_stride, dout_stride;
-    float **out;        /* [bc] rows of dk or dv */
-    const float **seen; /* [bc] rows of weights, from the first query that sees the key */
-    float *nowhere;     /* [max(d_pad, dv_pad)] the row of keys past the end */
-    prefetch_row *rows; /* [bc] that the next product needs */
+    float **out;               /* [bc] rows of dk or dv */
+    const float **weight_rows; /* [bc] weights of a key, from the first row that attends to it */
+    float *discarded;          /* the sums of keys past the end go here */
+    prefetch_row *rows;        /* [bc] rows that the next product needs, for prefetching */
 
-    /* Products of pairs, which also take pairs of rows of q, dO and k. */
+    /* Products of pairs, which need q, dO and k also as pairs of rows, zipped. */
     const bf16_pair **v_rows;                /* [bc] */
     float *q_zipped, *dout_zipped;           /* [br / 2][d_pad], [dv_pad] */
     float *k_zipped, *k_transposed;          /* [bc / 2][d_pad], [d_pad][bc / 2] */
     uint16_t *p16, *ds16;                    /* [bc][br] Z P^T, dS^T */
     const bf16_pair **p16_rows, **ds16_rows; /* [bc] */
-    const bf16_pair **weights;               /* [bc] those of a product */
-    float *ds_pairs;                         /* [bc / 2][strip] of keys */
-    float *sums, **sum_rows;                 /* [bc][max(d_pad, dv_pad)] what dv or dk gets */
-    float lowered, lowered_dv;               /* what lift() owes dS, and Z P^T dO */
+    const bf16_pair **weights;               /* [bc] rows of one of the two, for a product */
+    /* [bc / 2][TILE_GROUP] dS^T of a strip, pairs of keys */
+    float *ds_pairs;
+    /* [bc][max(d_pad, dv_pad)] what is added to dv or dk */
+    float *sums, **sum_rows;
+    /* Factors that undo lift(): of dS, and of (Z P)^T dO. */
+    float lowered, lowered_dv;
 } backward;
 
-/* What sums are multiplied by, one after the other. */
+/* The factors of a sum, which are applied one after the other. */
 typedef struct sum_factors {
     float first, last;
 } sum_factors;
 
-/* What both kinds of products need; scores and dP are `columns` wide. */
+/* The scratch that both kinds of products need. Scores and dP are `columns` wide. */
 static void backward_layout_both(backward *job, const fattn_problem *p, const fattn_tiling *tiling,
                                  int64_t columns, arena *from)
 {
@@ -103,18 +107,18 @@ static void backward_layout_both(backward *job, const fattn_problem *p, const fa
 
 /* --- A tile ----------------------------------------------------------------------------------- */
 
-/* lse in units of the scores, in two floats: one would be off by 2^-24 of lse, and all
- * probabilities of the row by as much. */
+/* lse in units of scores, in two floats: one would be wrong by up to 2^-24 of lse, and all
+ * probabilities of the row with it. */
 static void load_lse(backward *job, int64_t r, float natural)
 {
     const double exact = (double)natural / job->panel.rule.natural;
     job->lse[r] = (float)exact;
     const double rest = exact - job->lse[r];
-    job->rest[r] = rest == rest ? (float)rest : 0; /* infinities and NaN have none */
+    job->rest[r] = rest == rest ? (float)rest : 0; /* infinities and NaN have no rest */
 }
 
-/* lse and dlse, the latter in delta. A row whose lse is -inf has no probabilities: it is dead, like
- * those past the last, and gives 0 whatever its dO and dlse are. */
+/* Loads lse, and dlse into delta. A row whose lse is -inf has no probabilities: it is dead, as rows
+ * past the last are, and contributes 0 whatever its dO and dlse are. */
 static void load_lse_and_dlse(backward *job)
 {
     panel *const pn = &job->panel;
@@ -137,18 +141,19 @@ static void load_lse_and_dlse(backward *job)
     }
 }
 
-/* Once lse and delta are there. What they are may not reach hidden pairs, which count as 0: -inf
- * less a NaN, and 0 times what is not finite, are NaN. */
-static void find_wild(backward *job)
+/* Sets some_nonfinite, once lse and delta are loaded. Such values must not reach hidden pairs,
+ * which count as 0: -inf minus NaN, and 0 times an infinity or NaN, are NaN. */
+static void find_nonfinite(backward *job)
 {
-    job->some_wild = false;
+    job->some_nonfinite = false;
     for (int64_t r = 0; r < job->panel.width; r++) {
-        job->some_wild = job->some_wild || isnan(job->lse[r]) || !isfinite(job->delta[r]);
+        job->some_nonfinite = job->some_nonfinite || isnan(job->lse[r]) || !isfinite(job->delta[r]);
     }
 }
 
-/* lse of the rows first .. first + count - 1 whose only key is in the tile becomes its score, as
- * the tile computes it. x: of row `first` */
+/* For the lone rows among first .. first + count - 1 whose key is in the tile: if lse differs from
+ * the score that the tile computes by no more than rounding explains, the score replaces it
+ * (lone.h). x: scores from row `first` on */
 static void settle_lone(backward *job, span s, unsigned terms, int64_t first, int64_t count,
                         const float *x, int64_t stride)
 {
@@ -171,7 +176,7 @@ static void settle_lone(backward *job, span s, unsigned terms, int64_t first, in
     }
 }
 
-/* P and dS of hidden pairs become 0; terms: of their scores. */
+/* Sets P and dS of hidden pairs to 0. terms: those of the scores */
 INLINE void clear_hidden(unsigned terms, fattn_score_pair pair, fv *weight, fv *ds)
 {
     const fv zero = fv_set1(0);
@@ -186,7 +191,7 @@ INLINE void clear_hidden(unsigned terms, fattn_score_pair pair, fv *weight, fv *
     }
 }
 
-/* to[j stride] += sums[j], which are n. */
+/* to[j stride] += sums[j] for j < n. */
 static void add_sums(float *to, int64_t stride, const double *sums, int64_t n)
 {
     if (stride == 0) {
@@ -202,8 +207,9 @@ static void add_sums(float *to, int64_t stride, const double *sums, int64_t n)
     }
 }
 
-/* dbias += dS. Rows after one another that share their entries are summed in double before, and so
- * are keys that do: equal terms round alike. */
+/* dbias += dS. Consecutive rows that share their entries are first summed in double, and so are
+ * keys that share one: equal terms all round the same way, so a float sum of them would be
+ * inaccurate. */
 static void add_dbias(backward *job, span s)
 {
     const panel *const pn = &job->panel;
@@ -216,7 +222,7 @@ static void add_dbias(backward *job, span s)
     for (int64_t r = 0; r < pn->rows; r++) {
         float *const ds = job->ds_rows + r * pn->bc;
         const int64_t at = term_index(pn, stride, r, s.first);
-        for (int64_t j = 0; sloped && j < s.live; j++) { /* x += slope bias */
+        for (int64_t j = 0; sloped && j < s.live; j++) { /* the forward adds slope bias to x */
             ds[j] *= pn->slope[r];
         }
         float *const to = (float *)pn->run->buffers->dbias + at;
@@ -236,9 +242,9 @@ static void add_dbias(backward *job, span s)
     }
 }
 
-/* Waits until the panel before has added to the keys of the tile: to all keys where they share an
- * entry of dbias. */
-static void wait_for(const backward *job, span s, const fattn_cpu_progress *before)
+/* Waits until the panel before this one in the chain has added to the keys of the tile or, if keys
+ * share an entry of dbias, to all keys. */
+static void wait_for_turn(const backward *job, span s, const fattn_cpu_progress *before)
 {
     if (before) {
         const bool all = dbias_sums_keys(job->panel.p);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Backward by products of floats (backward.h). */
+/* Backward with products of floats (backward.h). */
 #ifndef FATTN_CPU_BACKWARD_FLOATS_H
 #define FATTN_CPU_BACKWARD_FLOATS_H
 
@@ -7,8 +7,8 @@
 #include "backends/cpu/cost.h"
 #include "backends/cpu/dots.h"
 
-/* The stride of rows of n floats that are to lie an odd number of cache lines apart, so that
- * columns of them find room in all sets of the first-level cache. */
+/* A stride for rows of n floats that is an odd number of cache lines, so that the elements of a
+ * column spread over all sets of the first-level cache. */
 static int64_t odd_lines(int64_t n)
 {
     const int64_t line = CACHE_LINE / (int64_t)sizeof(float);
@@ -30,8 +30,8 @@ static void backward_layout(backward *job, const fattn_problem *p, const fattn_t
     job->dout = carve(from, br * job->dout_stride, sizeof(float));
     job->dout_t = carve(from, br * pn->dv_pad, sizeof(float));
     job->out = carve(from, bc, sizeof *job->out);
-    job->seen = carve(from, bc, sizeof *job->seen);
-    job->nowhere = carve(from, fattn_max64(pn->d_pad, pn->dv_pad), sizeof(float));
+    job->weight_rows = carve(from, bc, sizeof *job->weight_rows);
+    job->discarded = carve(from, fattn_max64(pn->d_pad, pn->dv_pad), sizeof(float));
     job->rows = carve(from, bc, sizeof *job->rows);
 }
 
@@ -45,8 +45,9 @@ static int64_t backward_scratch(const fattn_problem *p, const fattn_tiling *tili
 
 /* --- Rows ------------------------------------------------------------------------------------- */
 
-/* delta, which was dlse, = sum_c dO_c o_c - dlse of the rows at r, after job->dout_t. The sum runs
- * as those of dP do, so that a row whose o is one of its v has a dS of exactly 0 there. */
+/* delta = sum_c dO_c o_c - dlse for rows r .. r + FV_LANES - 1. Before, job->delta holds dlse;
+ * job->dout_t is loaded. The sum runs in the same order as those of dP, so that a row whose o
+ * equals one of its v has a dS of exactly 0 there. */
 static void load_delta(backward *job, int64_t r)
 {
     const panel *const pn = &job->panel;
@@ -71,7 +72,7 @@ static void load_delta(backward *job, int64_t r)
     fv_store(job->delta + r, fv_sub(delta, fv_load(job->delta + r)));
 }
 
-/* Rows q, dO and delta. */
+/* Loads q, dO, lse and delta of the rows. */
 static void load_rows(backward *job)
 {
     panel *const pn = &job->panel;
@@ -88,23 +89,24 @@ static void load_rows(backward *job)
     }
     point_rows(pn->x_rows, pn->bc, pn->x, pn->br);
     point_rows(job->dpt_rows, pn->bc, job->dpt, pn->br);
-    fill(job->nowhere, fattn_max64(pn->d_pad, pn->dv_pad), 0);
+    fill(job->discarded, fattn_max64(pn->d_pad, pn->dv_pad), 0);
     transpose(pn->q, job->q_stride, pn->width, pn->d_pad, pn->qt, pn->br);
     transpose(job->dout, job->dout_stride, pn->width, pn->dv_pad, job->dout_t, pn->br);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         load_delta(job, r);
     }
-    find_wild(job);
+    find_nonfinite(job);
 }
 
 /* --- A tile ----------------------------------------------------------------------------------- */
 
-/* What P and dS are multiplied by: distances of ALiBi give small ones (soften.h). */
+/* The power of two that P and dS are multiplied by: distances of ALiBi make them small
+ * (soften.h). */
 static float lift_of(const fattn_problem *p) { return p->features & FATTN_ALIBI ? LIFT : 1; }
 
-/* Scores in x and dP in dpt become Z P and dS', lifted; ds gets dS where dbias is wanted. wild, a
- * literal: as job->some_wild. */
-INLINE void differentiate_pairs(backward *job, span s, unsigned terms, bool wild)
+/* Turns scores in x and dP in dpt into Z P and dS', both lifted. ds receives dS if dbias is wanted.
+ * nonfinite, a literal: job->some_nonfinite */
+INLINE void differentiate_pairs(backward *job, span s, unsigned terms, bool nonfinite)
 {
     panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
@@ -124,7 +126,7 @@ INLINE void differentiate_pairs(backward *job, span s, unsigned terms, bool wild
             const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
             fv weight = fv_exp2_from(power, LEAST_POWER, lift);
             fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(job->dpt + at)), delta));
-            if (wild) {
+            if (nonfinite) {
                 clear_hidden(terms, pair, &weight, &ds);
             }
             fv_store(pn->x + at, fv_mul(z, weight));
@@ -138,23 +140,24 @@ INLINE void differentiate_pairs(backward *job, span s, unsigned terms, bool wild
 
 static void differentiate_tile(backward *job, span s, unsigned terms)
 {
-    if (job->some_wild) {
+    if (job->some_nonfinite) {
         differentiate_pairs(job, s, terms, true);
     } else {
         differentiate_pairs(job, s, terms, false);
     }
 }
 
-/* Register tiles of a product of a tile's keys, at least. */
+/* The least number of register tiles in a product with a tile's keys. */
 static int64_t register_tiles(span s, int64_t columns)
 {
     return s.padded / FV_NK * ((columns + TILE_GROUP - 1) / TILE_GROUP);
 }
 
-/* The rows of keys that the next product copies or adds to, spread over `tiles` register tiles of
- * this one; none where rows are used in place. */
-static prefetch_list fetch_keys(const backward *job, span s, const void *tensor, fattn_dtype dtype,
-                                const fattn_strides *strides, int64_t dim, int64_t tiles)
+/* Lists the rows of keys that the next product copies or adds to, to be prefetched by `tiles`
+ * register tiles of this one; no rows if they are read in place. */
+static prefetch_list prefetch_keys(const backward *job, span s, const void *tensor,
+                                   fattn_dtype dtype, const fattn_strides *strides, int64_t dim,
+                                   int64_t tiles)
 {
     const panel *const pn = &job->panel;
     if (in_place(pn->p->dtype, strides)) {
@@ -167,16 +170,17 @@ static prefetch_list fetch_keys(const backward *job, span s, const void *tensor,
     return spread_rows(job->rows, fattn_max64(s.live, 0), tiles);
 }
 
-/* The same for sums that lie in a gradient. */
-static prefetch_list fetch_sums(const backward *job, span s, const void *tensor,
-                                const fattn_strides *strides, int64_t dim, int64_t tiles)
+/* The same for rows of a gradient that is summed in its tensor. */
+static prefetch_list prefetch_sums(const backward *job, span s, const void *tensor,
+                                   const fattn_strides *strides, int64_t dim, int64_t tiles)
 {
-    const bool none = !tensor || adds_up_apart(job->panel.p);
-    return none ? NO_PREFETCH : fetch_keys(job, s, tensor, FATTN_F32, strides, dim, tiles);
+    const bool none = !tensor || sums_in_workspace(job->panel.p);
+    return none ? NO_PREFETCH : prefetch_keys(job, s, tensor, FATTN_F32, strides, dim, tiles);
 }
 
-/* The most queries that are summed before a gradient is added to, and an even part of n that is no
- * more: equal terms round alike, so the error of such a sum grows with its length (dot_parts()). */
+/* How many queries are summed before the sum is added to a gradient: at most MOST_TERMS, and such
+ * that n is divided evenly. Equal terms all round the same way, so the error of such a sum grows
+ * with its length (dot_parts()). */
 #define MOST_TERMS 96
 static int64_t terms_of(const panel *pn, int64_t n)
 {
@@ -185,7 +189,7 @@ static int64_t terms_of(const panel *pn, int64_t n)
     return ((n + parts - 1) / parts + 3) / 4 * 4;
 }
 
-/* tensor[j] += weights[j] rows for the keys of the tile. weights: [bc] rows of [br] */
+/* tensor[j] += sum_r weights[j][r] rows[r] for the keys of the tile. weights: [bc] rows of [br] */
 static void add_keys(backward *job, span s, float *const *weights, const float *rows,
                      int64_t rows_stride, void *tensor, const fattn_strides *strides, int64_t dim,
                      float *apart, int64_t stride, prefetch_list later)
@@ -193,18 +197,18 @@ static void add_keys(backward *job, span s, float *const *weights, const float *
     panel *const pn = &job->panel;
     const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.padded; j++) {
-        job->out[j] = j < s.live ? sums.first + j * sums.step : job->nowhere;
+        job->out[j] = j < s.live ? sums.first + j * sums.step : job->discarded;
     }
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
         const int64_t first = j, past = keys_attended(pn, s, r + FV_LANES);
         const int64_t terms = terms_of(pn, pn->width - r);
-        /* Only rows from r on see them. */
+        /* Only rows from r on attend to these keys. */
         for (int64_t i = r; past > first && i < pn->width; i += terms) {
             for (j = first; j < past; j++) {
-                job->seen[j] = weights[j] + i;
+                job->weight_rows[j] = weights[j] + i;
             }
-            const product_of sum = {.a = job->seen + first,
+            const product_of sum = {.a = job->weight_rows + first,
                                     .b = rows + i * rows_stride,
                                     .b_stride = rows_stride,
                                     .depth = fattn_min64(terms, pn->width - i)};
@@ -214,9 +218,9 @@ static void add_keys(backward *job, span s, float *const *weights, const float *
     }
 }
 
-/* Scores and dP that are not computed are set to 0: their weights are 0, and 0 times what the
+/* Sets scores and dP that dot_rows() left out to 0. Their weights will be 0, but 0 times what the
  * scratch held could be NaN. */
-static void clear_unseen(backward *job, span s)
+static void clear_skipped(backward *job, span s)
 {
     const panel *const pn = &job->panel;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
@@ -227,8 +231,8 @@ static void clear_unseen(backward *job, span s)
     }
 }
 
-/* dQ^T += K^T dS'^T. Where the band cuts the tile: one register tile of rows at a time, each as far
- * as it sees keys. */
+/* dQ^T += K^T dS'^T. Where the band cuts the tile, one register tile of rows at a time, each with
+ * the keys that it attends to. */
 static void add_dq(backward *job, span s)
 {
     const panel *const pn = &job->panel;
@@ -244,7 +248,7 @@ static void add_dq(backward *job, span s)
     }
 }
 
-/* next: the tile after it */
+/* A tile of keys. next: the tile after it, whose keys are prefetched */
 static void backward_tile(backward *job, span s, span next, const fattn_cpu_progress *before)
 {
     panel *const pn = &job->panel;
@@ -255,18 +259,18 @@ static void backward_tile(backward *job, span s, span next, const fattn_cpu_prog
     /* 1. S^T and dP^T. */
     load_keys(pn, s, 0, buf->k, p->dtype_kv, &p->k, p->dim, pn->k_copy, pn->d_pad, pn->k, NULL);
     const int64_t tiles = register_tiles(s, pn->width);
-    pn->later = needs_ds ? fetch_keys(job, s, buf->v, p->dtype, &p->v, p->dim_v, tiles)
-                         : fetch_sums(job, s, buf->dv, &p->dv, p->dim_v, tiles);
+    pn->later = needs_ds ? prefetch_keys(job, s, buf->v, p->dtype, &p->v, p->dim_v, tiles)
+                         : prefetch_sums(job, s, buf->dv, &p->dv, p->dim_v, tiles);
     dot_rows(pn, s, DOTS_FOR_SCORES, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
         load_keys(pn, s, 0, buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,
                   NULL);
-        pn->later = fetch_sums(job, s, buf->dv, &p->dv, p->dim_v, tiles);
+        pn->later = prefetch_sums(job, s, buf->dv, &p->dv, p->dim_v, tiles);
         dot_rows(pn, s, DOTS_FOR_DP, pn->v, p->dim_v, job->dout_t, job->dpt_rows);
     } else {
         fill(job->dpt, s.padded * pn->br, 0);
     }
-    clear_unseen(job, s);
+    clear_skipped(job, s);
 
     /* 2. Z P^T and dS'^T. */
     const unsigned terms = load_terms(pn, s);
@@ -281,20 +285,21 @@ static void backward_tile(backward *job, span s, span next, const fattn_cpu_prog
         add_dq(job, s);
     }
 
-    /* 4. What is shared. */
-    wait_for(job, s, before);
+    /* 4. What panels share: dBias, dV, dK. */
+    wait_for_turn(job, s, before);
     if (wants(p, FATTN_OUT_DBIAS)) {
         add_dbias(job, s);
     }
     if (wants(p, FATTN_OUT_DV)) {
         add_keys(job, s, pn->x_rows, job->dout, job->dout_stride, buf->dv, &p->dv, p->dim_v,
                  job->shared.dv, pn->dv_pad,
-                 fetch_sums(job, s, buf->dk, &p->dk, p->dim, register_tiles(s, p->dim_v)));
+                 prefetch_sums(job, s, buf->dk, &p->dk, p->dim, register_tiles(s, p->dim_v)));
     }
     if (wants(p, FATTN_OUT_DK)) {
-        add_keys(job, s, job->dpt_rows, pn->q, job->q_stride, buf->dk, &p->dk, p->dim,
-                 job->shared.dk, pn->d_pad,
-                 fetch_keys(job, next, buf->k, p->dtype, &p->k, p->dim, register_tiles(s, p->dim)));
+        add_keys(
+            job, s, job->dpt_rows, pn->q, job->q_stride, buf->dk, &p->dk, p->dim, job->shared.dk,
+            pn->d_pad,
+            prefetch_keys(job, next, buf->k, p->dtype, &p->k, p->dim, register_tiles(s, p->dim)));
     }
 }
 
@@ -325,8 +330,8 @@ static void backward_work(const fattn_cpu_run *run, void *scratch)
     each_item(run, scratch, backward_item);
 }
 
-/* With large blocks keys, values and their gradients go through the caches less often, and less is
- * copied. Rows of x are an odd number of lines apart. */
+/* With large blocks, keys, values and their gradients pass through the caches less often, and less
+ * is copied. The rows of x are an odd number of cache lines apart. */
 static const fattn_tile backward_tiles[] = {
     {TILE_ROWS(240), 96}, {176, 96}, {TILE_ROWS(144), 96}, {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64},
     {TILE_ROWS(16), 32},  {0, 0}};

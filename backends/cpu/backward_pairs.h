@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A tile of backward by products of pairs. They take Z P^T and dS^T as bf16, and a tile in strips
- * of a register tile's columns, whose scores and dP stay in the first-level cache. scale, which
- * might carry dS below the normal range, comes after their sums.
+ * A tile of backward with products of pairs. Z P^T and dS^T are their operands, as bf16. A tile is
+ * processed in strips of a register tile's columns, whose scores and dP stay in the first-level
+ * cache. scale is applied to the sums of dS and not to dS, which it might make subnormal.
  */
 #ifndef FATTN_CPU_BACKWARD_PAIRS_H
 #define FATTN_CPU_BACKWARD_PAIRS_H
@@ -19,8 +19,9 @@ static void backward_pairs_layout(backward *job, const fattn_problem *p, const f
 
     backward_layout_both(job, p, tiling, TILE_GROUP, from);
     pairs_layout(pn, from);
-    /* Keys and values are done with when sums begin, and matrix registers with zipped keys when
-     * they are transposed. */
+    /* These arrays share memory with others that are needed at other times: keys and values with
+     * the sums, which begin when keys and values are no longer needed; and, with matrix registers,
+     * zipped keys, which are needed until they are transposed, with P and dS. */
     const int64_t sums = bc * fattn_max64(pn->d_pad, pn->dv_pad), zipped = bc / 2 * pn->d_pad;
     job->sums = carve(from, fattn_max64(k_size + v_size, sums), sizeof(float));
     pn->k_copy = job->sums;
@@ -53,7 +54,7 @@ static int64_t backward_pairs_scratch(const fattn_problem *p, const fattn_tiling
 
 /* --- Rows ------------------------------------------------------------------------------------- */
 
-/* Dead rows up to a whole step. */
+/* Extends a panel by dead rows to a whole step of rows. */
 static void widen(panel *pn)
 {
     const int64_t past = (pn->width + PAIRS_ROWS_STEP - 1) / PAIRS_ROWS_STEP * PAIRS_ROWS_STEP;
@@ -61,8 +62,8 @@ static void widen(panel *pn)
     pn->width = past;
 }
 
-/* Row r of q, dO or o as pairs, or zeros for a dead one. to: [stride] pairs. Returns the bits that
- * some number has. */
+/* Loads row r of q, dO or o as pairs; zeros for a dead row. to: [stride] pairs. Returns the OR of
+ * all numbers' bits. */
 static unsigned load_row_pairs(const panel *pn, const void *tensor, fattn_dtype dtype,
                                const fattn_strides *strides, int64_t r, int64_t dim, float *to,
                                int64_t stride)
@@ -80,9 +81,9 @@ static unsigned load_row_pairs(const panel *pn, const void *tensor, fattn_dtype 
     return bits;
 }
 
-/* Rows of q or dO, zeros for dead ones, both ways that they are summed over: along channels,
+/* Loads the rows of q or dO, zeros for dead ones, for both directions of sums: along channels,
  * t[c][r], and along rows, zipped[r / 2][c]. rows: scratch, [FV_LANES][pairs_stride(dim)]. Returns
- * the bits that some number has. */
+ * the OR of all numbers' bits. */
 static unsigned load_both_ways(const panel *pn, const void *tensor, const fattn_strides *strides,
                                int64_t dim, float *rows, float *t, float *zipped)
 {
@@ -103,7 +104,8 @@ static unsigned load_both_ways(const panel *pn, const void *tensor, const fattn_
     return bits;
 }
 
-/* pairs *= 2^64, which is exact; pairs: [rows][stride], of which n count. */
+/* pairs *= 2^64, which is exact. pairs: [rows][stride], of which the first n of each row are
+ * used */
 static void raise_pairs(float *pairs, int64_t rows, int64_t stride, int64_t n)
 {
     for (int64_t r = 0; r < rows; r++) {
@@ -115,9 +117,10 @@ static void raise_pairs(float *pairs, int64_t rows, int64_t stride, int64_t n)
 }
 
 /*
- * Products of pairs drop numbers below the normal range, and a dO below 2^-63 makes nothing else.
- * Where all dO of a panel are that small, they are taken 2^64 times as large and their sums are
- * scaled back. For dS this holds only if dlse is small as well; otherwise dlse decides its size.
+ * Products of pairs treat subnormal numbers as 0, and a dO below 2^-63 may yield nothing else. If
+ * all dO of a panel are that small, they are multiplied by 2^64 and their sums are scaled back. For
+ * dS this requires that delta, which holds dlse here, is small as well; otherwise dlse decides the
+ * size of dS. bits: OR of the bits of all dO
  */
 static void lift(backward *job, unsigned bits)
 {
@@ -142,8 +145,8 @@ static void lift(backward *job, unsigned bits)
     }
 }
 
-/* As load_delta(). Dropout may leave a row of o nothing but tiny weights; delta then decides dS of
- * the other keys, and o is taken 2^64 times as large. */
+/* load_delta() for pairs. Dropout may leave only tiny weights in a row of o. delta then decides dS
+ * of the other keys, so such an o is multiplied by 2^64. */
 static void load_delta_pairs(backward *job, int64_t r)
 {
     const panel *const pn = &job->panel;
@@ -178,7 +181,7 @@ static void load_rows_pairs(backward *job)
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         load_delta_pairs(job, r);
     }
-    find_wild(job);
+    find_nonfinite(job);
     point_rows(pn->x_rows, pn->bc, pn->x, TILE_GROUP);
     point_rows(job->dpt_rows, pn->bc, job->dpt, TILE_GROUP);
     point_rows(job->sum_rows, pn->bc, job->sums, fattn_max64(pn->d_pad, pn->dv_pad));
@@ -190,11 +193,11 @@ static void load_rows_pairs(backward *job)
 
 /* --- A tile ----------------------------------------------------------------------------------- */
 
-/* Scores and dP of a strip of columns from first on become Z P and dS without scale, as bf16, and
- * LIFT times as large: a sink or a mask may leave rows only probabilities below the normal range,
- * which products of pairs drop. wild: as job->some_wild. */
+/* Turns scores and dP of a strip of columns, from `first` on, into Z P, and dS without scale, as
+ * bf16. Both are LIFT times as large: a sink or a mask may leave a row only subnormal
+ * probabilities, which products of pairs treat as 0. nonfinite: job->some_nonfinite */
 INLINE void differentiate_strip(backward *job, span s, int64_t first, int64_t columns,
-                                unsigned terms, bool drops, bool keeps_ds, bool wild)
+                                unsigned terms, bool drops, bool keeps_ds, bool nonfinite)
 {
     const panel *const pn = &job->panel;
     const fv unit = fv_set1(pn->rule.unit), lowered = fv_set1(job->lowered / LIFT);
@@ -213,7 +216,7 @@ INLINE void differentiate_strip(backward *job, span s, int64_t first, int64_t co
                 const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
                 weight[n] = fv_exp2_from(power, LEAST_POWER, LIFT);
                 ds[n] = fv_mul(weight[n], fv_sub(fv_mul(z, fv_load(job->dpt + from)), delta));
-                if (wild) {
+                if (nonfinite) {
                     clear_hidden(terms, pair, &weight[n], &ds[n]);
                 }
                 weight[n] = fv_mul(z, weight[n]);
@@ -230,16 +233,16 @@ INLINE void differentiate_strip(backward *job, span s, int64_t first, int64_t co
     }
 }
 
-/* Columns of a tile: those of the rows that see some of its keys, in whole strips. */
-typedef struct seen_rows {
+/* A range of a panel's rows, in whole strips. */
+typedef struct row_range {
     int64_t first, past;
-} seen_rows;
+} row_range;
 
-/* Rows are left out by so many. */
+/* Rows are left out in steps of this size. */
 #define TRIM_ROWS (PAIRS_COPIED ? 2 * TILE_GROUP : TILE_GROUP)
 _Static_assert(TRIM_ROWS % PAIRS_ROWS_STEP == 0, "products of whole strips");
 
-static bool sees_nothing(const panel *pn, span s, int64_t r)
+static bool attends_to_nothing(const panel *pn, span s, int64_t r)
 {
     const int64_t past = fattn_min64(r + TRIM_ROWS, pn->rows);
     const int64_t i0 = (pn->first + r) / pn->group, i1 = (pn->first + past - 1) / pn->group + 1;
@@ -247,26 +250,27 @@ static bool sees_nothing(const panel *pn, span s, int64_t r)
            fattn_band_tile(&pn->band, i0, i1, s.first, s.first + s.padded) == FATTN_TILE_EMPTY;
 }
 
-/* The panel's rows that attend to some key of the tile, in whole strips, and at least one strip:
- * those at either end whose band ends before the tile or begins after it are left out. All of them
- * where dBias is wanted, which is written for every row. */
-static seen_rows rows_seeing_tile(const panel *pn, span s)
+/* The panel's rows that attend to some key of the tile, at least one strip. Rows at either end are
+ * left out if their band ends before the tile or begins after it; not if dBias is wanted, which is
+ * written for every row. */
+static row_range rows_attending(const panel *pn, span s)
 {
-    seen_rows seen = {0, pn->width};
+    row_range rows = {0, pn->width};
     if (wants(pn->p, FATTN_OUT_DBIAS)) {
-        return seen;
+        return rows;
     }
-    while (seen.first + TRIM_ROWS < seen.past && sees_nothing(pn, s, seen.first)) {
-        seen.first += TRIM_ROWS;
+    while (rows.first + TRIM_ROWS < rows.past && attends_to_nothing(pn, s, rows.first)) {
+        rows.first += TRIM_ROWS;
     }
-    for (int64_t r = (seen.past - 1) / TRIM_ROWS * TRIM_ROWS;
-         r > seen.first && sees_nothing(pn, s, r); r -= TRIM_ROWS) {
-        seen.past = r;
+    for (int64_t r = (rows.past - 1) / TRIM_ROWS * TRIM_ROWS;
+         r > rows.first && attends_to_nothing(pn, s, r); r -= TRIM_ROWS) {
+        rows.past = r;
     }
-    return seen;
+    return rows;
 }
 
-/* The factors of sums of dS, where lift() and a small scale together may be less than any float. */
+/* The factors of sums of dS: two where the product of scale and the factors of lift() and LIFT
+ * would be subnormal. */
 static sum_factors ds_factors(const backward *job)
 {
     const float scale = job->panel.rule.scale, lowered = job->lowered / LIFT,
@@ -274,21 +278,21 @@ static sum_factors ds_factors(const backward *job)
     return fabsf(both) < 0x1p-126f ? (sum_factors){lowered, scale} : (sum_factors){1, both};
 }
 
-/* tensor[j] += factors weights[j] rows for the keys of the tile, once the panel before has added
- * its own. weights: [bc] rows of [br]; rows: zipped */
-static void add_keys_pairs(backward *job, span s, seen_rows seen, const bf16_pair *const *weights,
-                           const float *rows, sum_factors factors, void *tensor,
-                           const fattn_strides *strides, int64_t dim, float *apart, int64_t stride,
-                           const fattn_cpu_progress *before)
+/* tensor[j] += factors sum_r weights[j][r] rows[r] for the keys of the tile and the rows
+ * `attending`, once the panel before has added its own. weights: [bc] rows of [br]; rows: zipped */
+static void add_keys_pairs(backward *job, span s, row_range attending,
+                           const bf16_pair *const *weights, const float *rows, sum_factors factors,
+                           void *tensor, const fattn_strides *strides, int64_t dim, float *apart,
+                           int64_t stride, const fattn_cpu_progress *before)
 {
     const panel *const pn = &job->panel;
     for (int64_t j = 0; j < s.padded; j++) {
-        job->weights[j] = weights[j] + seen.first / 2;
+        job->weights[j] = weights[j] + attending.first / 2;
     }
-    pairs_rows(s.padded, job->weights, pn->br / 2, (seen.past - seen.first) / 2,
-               rows + seen.first / 2 * stride, stride, job->sum_rows,
+    pairs_rows(s.padded, job->weights, pn->br / 2, (attending.past - attending.first) / 2,
+               rows + attending.first / 2 * stride, stride, job->sum_rows,
                fattn_max64(pn->d_pad, pn->dv_pad), stride, NO_PREFETCH);
-    wait_for(job, s, before);
+    wait_for_turn(job, s, before);
     const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.live; j++) {
         if (factors.first != 1) {
@@ -319,9 +323,9 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
     }
 
     /* 1. Strips: S^T and dP^T, Z P^T and dS^T, dQ^T += K^T dS^T. */
-    const seen_rows seen = rows_seeing_tile(pn, s);
-    for (int64_t r = seen.first; r < seen.past; r += TILE_GROUP) {
-        const int64_t columns = fattn_min64(TILE_GROUP, seen.past - r);
+    const row_range rows = rows_attending(pn, s);
+    for (int64_t r = rows.first; r < rows.past; r += TILE_GROUP) {
+        const int64_t columns = fattn_min64(TILE_GROUP, rows.past - r);
         pairs_rows(s.padded, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r,
                    pn->br, pn->x_rows, TILE_GROUP, columns, NO_PREFETCH);
         if (needs_ds) {
@@ -332,7 +336,7 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
         }
         settle_lone(job, s, terms, r, columns, pn->x, TILE_GROUP);
         if (terms || drops || keeps_ds) {
-            differentiate_strip(job, s, r, columns, terms, drops, keeps_ds, job->some_wild);
+            differentiate_strip(job, s, r, columns, terms, drops, keeps_ds, job->some_nonfinite);
         } else {
             differentiate_strip(job, s, r, columns, 0, false, false, false);
         }
@@ -342,26 +346,26 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
         }
     }
 
-    /* 2. What is shared. */
+    /* 2. What panels share: dBias, dV, dK. */
     if (keeps_ds) {
-        wait_for(job, s, before);
+        wait_for_turn(job, s, before);
         add_dbias(job, s);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        add_keys_pairs(job, s, seen, job->p16_rows, job->dout_zipped,
+        add_keys_pairs(job, s, rows, job->p16_rows, job->dout_zipped,
                        (sum_factors){1, job->lowered_dv / LIFT}, buf->dv, &p->dv, p->dim_v,
                        job->shared.dv, pn->dv_pad, before);
     }
     if (wants(p, FATTN_OUT_DK)) {
-        add_keys_pairs(job, s, seen, job->ds16_rows, job->q_zipped, ds_factors(job), buf->dk,
+        add_keys_pairs(job, s, rows, job->ds16_rows, job->q_zipped, ds_factors(job), buf->dk,
                        &p->dk, p->dim, job->shared.dk, pn->d_pad, before);
     }
 }
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-/* delta of row r of bf16 numbers. Products of pairs drop what is below the normal range, and where
- * a sink has nearly all the weight o may be nothing else. */
+/* delta of row r, computed from its bf16 numbers one by one. Products of pairs treat subnormal
+ * numbers as 0, and o may have nothing else if a sink has nearly all the weight. */
 static float plain_delta(const backward *job, int64_t r)
 {
     const panel *const pn = &job->panel;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward's items: a panel on its way along its keys, in the order that its chain prescribes.
+ * The items of backward: a panel's loop over its keys, in the order that its chain prescribes.
  */
 #ifndef FATTN_CPU_BACKWARD_RUN_H
 #define FATTN_CPU_BACKWARD_RUN_H
 
 #include "backends/cpu/backward.h"
 
-/* dq of the rows at first, which are those of dqt times its factors. */
+/* Writes dq of rows first .. first + FV_LANES - 1: those of dqt times `factors`. */
 static void store_dq(backward *job, int64_t first, sum_factors factors)
 {
     const panel *const pn = &job->panel;
@@ -20,7 +20,7 @@ static void store_dq(backward *job, int64_t first, sum_factors factors)
         if (factors.first != 1) {
             scale_rows(row, 1, pn->d_pad, pn->d_pad, fv_set1(factors.first));
         }
-        if (p->features & FATTN_ACCUMULATE) { /* f32, then */
+        if (p->features & FATTN_ACCUMULATE) { /* dq is f32 then */
             add_row((float *)pn->run->buffers->dq + at, row, p->dim, factors.last);
         } else {
             row_store((char *)pn->run->buffers->dq + at * fattn_dtype_size(dtype), dtype, row,
@@ -29,8 +29,8 @@ static void store_dq(backward *job, int64_t first, sum_factors factors)
     }
 }
 
-/* The panel's part of dSink = -sum over its rows of exp(sink - lse) delta, a number a head: in
- * double, as rows may all be alike. */
+/* The panel's part of dSink = -sum over its rows of exp(sink - lse) delta, one number per head. The
+ * sum is in double, since all of its terms may be alike. */
 static void store_dsink(const backward *job, float (*delta)(const backward *job, int64_t r),
                         float *parts)
 {
@@ -53,16 +53,16 @@ static void store_dsink(const backward *job, float (*delta)(const backward *job,
     }
 }
 
-/* The panels of a chain have consecutive numbers. */
+/* The number of panels in a chain. They have consecutive numbers. */
 static int64_t chain_length(const fattn_cpu_run *run)
 {
     return dbias_crosses(run->problem) ? run->tiling->items : run->tiling->q_blocks;
 }
 
 /*
- * The number of the panel that is handed out as item n. Some heads take turns, a panel each: those
- * of one head, were they at work at the same time, would wait for each other and send dK and dV
- * from cache to cache.
+ * The number of the panel that is handed out as item n. Up to HEADS_TOGETHER heads take turns, a
+ * panel each. Panels of one head that ran at the same time would wait for each other, and send dK
+ * and dV from cache to cache.
  */
 #define HEADS_TOGETHER 16
 static int64_t panel_number(const fattn_cpu_run *run, int64_t n)
@@ -74,17 +74,18 @@ static int64_t panel_number(const fattn_cpu_run *run, int64_t n)
     return dbias_crosses(run->problem) ? n : begin + head * blocks + block;
 }
 
-/* What products of floats and of pairs do differently. */
+/* What differs between products of floats and of pairs. */
 typedef struct backward_kind {
-    int64_t step; /* of keys, whole ones of which products work on */
+    int64_t step; /* keys of a tile are rounded up to a multiple of it */
     void (*layout)(backward *job, const fattn_problem *p, const fattn_tiling *tiling, arena *from);
-    void (*load)(backward *job); /* what a panel needs of its rows */
+    void (*load)(backward *job); /* loads what a panel needs of its rows */
     void (*tile)(backward *job, span s, span next, const fattn_cpu_progress *before);
-    sum_factors (*dq_factors)(const backward *job); /* of dqt */
+    sum_factors (*dq_factors)(const backward *job); /* what dqt is multiplied by */
     float (*delta)(const backward *job, int64_t r); /* of a row, for dSink */
 } backward_kind;
 
-/* A panel that adds: everything but the chain. */
+/* All tiles of a panel. before, own: the progress of the panel before it in its chain, and its own,
+ * or NULL */
 INLINE void backward_panel(backward *job, const backward_kind *kind,
                            const fattn_cpu_progress *before, fattn_cpu_progress *own)
 {
@@ -133,7 +134,8 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch,
 
     fattn_cpu_progress *const own = is_chained(p) ? &job.shared.progress[item] : NULL;
     const fattn_cpu_progress *const before = own && item % chain_length(run) != 0 ? own - 1 : NULL;
-    const bool has_rows = panel_open(pn, run, work.batch, work.head, work.block * pn->br, false);
+    const bool has_rows =
+        panel_open(pn, run, work.batch, work.head, work.block * pn->br, ROWS_IN_LANES);
     if (has_rows) {
         backward_panel(&job, kind, before, own);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gradients that panels share: what of them a run wants and where they are summed, how they start
- * from zero in its first phase, and how 16-bit ones are rounded and dSink is summed in its last.
+ * The gradients that panels share: which of them a run wants, where they are summed, how they are
+ * set to zero in its first phase, and how 16-bit ones are rounded and dSink is summed in its last.
  * backward.h says in which order panels add to them in between.
  */
 #ifndef FATTN_CPU_GRADIENTS_H
@@ -14,53 +14,56 @@
 
 static bool wants(const fattn_problem *p, uint32_t outputs) { return p->outputs & outputs; }
 
-static bool adds_up_apart(const fattn_problem *p)
+/* Whether dk and dv are summed in the workspace, as 16-bit gradients are. */
+static bool sums_in_workspace(const fattn_problem *p)
 {
     return fattn_gradient_dtype(p, p->dtype) != FATTN_F32 && wants(p, FATTN_OUT_DK | FATTN_OUT_DV);
 }
 
-/* Rows of dk in the workspace: packed ones as they are, else seqlen_k a sequence. */
+/* The number of rows of dk in the workspace: those of a packed dk, else seqlen_k per sequence. */
 static int64_t key_rows(const fattn_problem *p)
 {
     return p->features & FATTN_CU_SEQLENS_K ? p->total_k : p->batch * p->seqlen_k;
 }
 
-/* Whether pairs of different key/value heads or sequences are summed in one entry of dbias. */
+/* Whether an entry of dbias sums pairs of different key/value heads or sequences. */
 static bool dbias_crosses(const fattn_problem *p)
 {
     return wants(p, FATTN_OUT_DBIAS) && (p->dbias_stride[0] == 0 || p->dbias_stride[1] == 0);
 }
 
+/* Whether different panels add to one entry of dbias. */
 static bool dbias_is_shared(const fattn_problem *p)
 {
     return wants(p, FATTN_OUT_DBIAS) && (dbias_crosses(p) || p->dbias_stride[2] == 0);
 }
 
-/* Whether different panels sum different keys in one entry of dbias. */
+/* Whether different panels add to one entry of dbias, and for different keys. */
 static bool dbias_sums_keys(const fattn_problem *p)
 {
     return dbias_is_shared(p) && p->dbias_stride[3] == 0;
 }
 
+/* Whether panels add to the same memory, and so form chains (backward.h). */
 static bool is_chained(const fattn_problem *p)
 {
     return wants(p, FATTN_OUT_DK | FATTN_OUT_DV) || dbias_is_shared(p);
 }
 
-/* What the workers share. */
+/* The part of the workspace that workers share. */
 typedef struct gradients {
     fattn_cpu_progress *progress; /* [items] */
     float *dsink;                 /* [items][group] parts of dsink */
     float *dk, *dv;               /* [Hk][key rows][d_pad], [dv_pad]: sums of 16-bit gradients */
 } gradients;
 
-/* Lays the shared memory out; returns its size, -1 when that is too large. */
+/* Lays out the shared part of the workspace. Returns its size, or -1 if that is too large. */
 static int64_t gradients_layout(const fattn_problem *p, const fattn_tiling *tiling, char *base,
                                 gradients *shared)
 {
     const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
     const int64_t group = fattn_problem_group(p);
-    const bool apart = adds_up_apart(p);
+    const bool apart = sums_in_workspace(p);
     const int64_t rows = apart ? fattn_cpu_bytes(key_rows(p), p->heads_k, sizeof(float)) : 0;
     const int64_t sizes[4] = {
         is_chained(p) ? fattn_cpu_bytes(tiling->items, sizeof(fattn_cpu_progress), 1) : 0,
@@ -99,8 +102,9 @@ static int64_t backward_shared(const fattn_problem *p, const fattn_tiling *tilin
 
 /* --- Phase 1: gradients start from zero ------------------------------------------------------- */
 
-/* Rows of dk or dv of (sequence, key/value head), in the output or in the workspace: element 0 of
- * key j, and elements to the next one. Backward has no pages. */
+/* Rows of dk or dv for a sequence and key/value head, in the output or in the workspace: element 0
+ * of a key, and the number of elements from one key to the next. (Backward has no pages, so keys
+ * are evenly spaced.) */
 typedef struct sum_rows {
     float *first;
     int64_t step;
@@ -109,14 +113,14 @@ typedef struct sum_rows {
 static sum_rows sum_rows_from(const panel *pn, void *tensor, const fattn_strides *strides,
                               float *apart, int64_t stride, int64_t j)
 {
-    if (!adds_up_apart(pn->p)) {
+    if (!sums_in_workspace(pn->p)) {
         return (sum_rows){(float *)tensor + key_index(pn, strides, j), strides->seq};
     }
     const int64_t row = pn->seq.k_batch * pn->p->seqlen_k + pn->seq.k_row + j;
     return (sum_rows){apart + (pn->hk * key_rows(pn->p) + row) * stride, stride};
 }
 
-/* The part of a panel that rows of keys need. */
+/* A panel with only what rows of keys need. */
 static panel keys_of(const fattn_cpu_run *run, int64_t b, int64_t hk)
 {
     panel pn = {.p = run->problem, .hk = hk};
@@ -126,7 +130,7 @@ static panel keys_of(const fattn_cpu_run *run, int64_t b, int64_t hk)
     return pn;
 }
 
-/* Rows of keys are cleared and rounded by the chunk: there may be fewer heads than workers. */
+/* Rows of keys are cleared and rounded in chunks, since there may be fewer heads than workers. */
 #define CHUNK_KEYS 256
 
 static int64_t chunks_of(const fattn_problem *p)
@@ -134,15 +138,16 @@ static int64_t chunks_of(const fattn_problem *p)
     return (p->seqlen_k + CHUNK_KEYS - 1) / CHUNK_KEYS;
 }
 
-/* Sums begin at 0, and so do keys that no sum is rounded to. Those before the first are the first
- * chunk's. */
+/* Clears a chunk of keys: their sums, or their rows of the output if no sum will be rounded to
+ * them. Keys before the first one (FATTN_SEQSTART_K) belong to the first chunk. */
 static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
                        int64_t dim, float *apart, int64_t stride)
 {
     const fattn_dtype dtype = fattn_gradient_dtype(pn->p, pn->p->dtype);
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
     const int64_t size = fattn_dtype_size(dtype);
-    const int64_t sums = adds_up_apart(pn->p) ? pn->seq.sk : 0; /* keys that have one */
+    /* Keys that have a sum in the workspace. */
+    const int64_t sums = sums_in_workspace(pn->p) ? pn->seq.sk : 0;
     const sum_rows none = {0};
     const sum_rows to = sums ? sum_rows_from(pn, tensor, strides, apart, stride, first) : none;
     for (int64_t j = first == 0 ? -pn->start_k : first; j < past; j++) {
@@ -154,7 +159,7 @@ static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn
     }
 }
 
-/* Extent of an axis of dbias. */
+/* The extent of an axis of dbias; 1 where it is broadcast. */
 static int64_t dbias_extent(const fattn_problem *p, int axis)
 {
     const int64_t extent[4] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};
@@ -172,9 +177,9 @@ static void clear_dbias_row(const fattn_cpu_run *run, int64_t row)
     }
 }
 
-#define CLEAR_ROWS 64 /* of dbias an item */
+#define CLEAR_ROWS 64 /* rows of dbias per item */
 
-/* Chunks of all heads, one at least, which clears the head's progress. */
+/* The number of chunks of all heads. Each head has at least one, which also clears its progress. */
 static int64_t clear_chunks(const fattn_problem *p)
 {
     return p->batch * p->heads_k * fattn_max64(1, chunks_of(p));
@@ -183,7 +188,7 @@ static int64_t clear_chunks(const fattn_problem *p)
 static int64_t dbias_rows(const fattn_problem *p)
 {
     if (!wants(p, FATTN_OUT_DBIAS) || p->features & FATTN_ACCUMULATE || dbias_extent(p, 3) == 0) {
-        return 0; /* an empty dbias may be NULL, from which no row's place is worked out */
+        return 0; /* an empty dbias may be NULL, on which pointer arithmetic is undefined */
     }
     return dbias_extent(p, 0) * dbias_extent(p, 1) * dbias_extent(p, 2);
 }
@@ -193,7 +198,7 @@ static int64_t clear_count(const fattn_cpu_run *run)
     return clear_chunks(run->problem) + (dbias_rows(run->problem) + CLEAR_ROWS - 1) / CLEAR_ROWS;
 }
 
-/* A chunk of a key/value head, or some rows of dbias. */
+/* Clears a chunk of a key/value head, or some rows of dbias. */
 static void clear_item(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
     const fattn_problem *const p = run->problem;
@@ -247,7 +252,7 @@ static void round_keys(const panel *pn, int64_t first, void *tensor, const fattn
     }
 }
 
-/* dsink of head h: the parts of its panels in the order of their numbers. */
+/* dsink of head h: the sum of the parts of its panels, in the order of their numbers. */
 static void sum_dsink(const fattn_cpu_run *run, const gradients *shared, int64_t h)
 {
     const fattn_problem *const p = run->problem;
@@ -265,7 +270,7 @@ static void sum_dsink(const fattn_cpu_run *run, const gradients *shared, int64_t
 
 static int64_t finish_chunks(const fattn_problem *p)
 {
-    return adds_up_apart(p) ? p->batch * p->heads_k * chunks_of(p) : 0;
+    return sums_in_workspace(p) ? p->batch * p->heads_k * chunks_of(p) : 0;
 }
 
 static int64_t finish_count(const fattn_cpu_run *run)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of backward that see one key. Their probability is 1 and lse is the score, but the score is
- * computed anew, perhaps in another order, and lse was rounded: by 2^-24 of it, so that with scores
- * of 100 their difference made a probability of 1 + 1e-5. Where the difference is one that rounding
- * explains, lse is taken to be the score that backward has, and the probability is 1 exactly.
+ * Backward of lone rows: rows that attend to one key. Their probability is 1 and lse is the score.
+ * But backward computes the score anew, perhaps in another order, and lse was rounded by 2^-24 of
+ * its size: with scores of 100 the difference made a probability of 1 + 1e-5. If rounding explains
+ * the difference, backward takes its own score for lse, and the probability is exactly 1.
  *
- * Where it is larger, lse holds more than this key: a sink, or the keys of other shards.
+ * If the difference is larger, lse holds more than this key: a sink, or the keys of other shards.
  */
 #ifndef FATTN_CPU_LONE_H
 #define FATTN_CPU_LONE_H
@@ -13,7 +13,7 @@
 #include "backends/cpu/hidden.h"
 #include "backends/cpu/terms.h"
 
-/* The first key from j on, before `past`, in whose block the block mask keeps row r. */
+/* The first key from j on whose block the block mask keeps for row r, or past. */
 static int64_t next_block(const panel *pn, int64_t r, int64_t j, int64_t past)
 {
     const fattn_problem *const p = pn->p;
@@ -26,7 +26,7 @@ static int64_t next_block(const panel *pn, int64_t r, int64_t j, int64_t past)
     return fattn_min64(j, past);
 }
 
-/* The first key from j on that row r sees, or past. */
+/* The first key from j on that row r attends to, or past. */
 static int64_t next_key(const panel *pn, int64_t r, int64_t j, int64_t past)
 {
     const fattn_problem *const p = pn->p;
@@ -45,9 +45,9 @@ static int64_t next_key(const panel *pn, int64_t r, int64_t j, int64_t past)
     return j;
 }
 
-/* Whether a bias, where it is all that hides, leaves row r keys j and j + 1: most rows see their
- * first two. */
-static bool sees_both(const panel *pn, int64_t r, int64_t j)
+/* Whether row r attends to keys j and j + 1, if only a bias may hide them. A quick test, true for
+ * most rows at their first two keys. */
+static bool attends_to_both(const panel *pn, int64_t r, int64_t j)
 {
     const fattn_problem *const p = pn->p;
     const int64_t at = term_index(pn, p->bias_stride, r, j), next = at + p->bias_stride[3];
@@ -61,7 +61,7 @@ static bool sees_both(const panel *pn, int64_t r, int64_t j)
     return !bias_is(pn, at, -INFINITY) && !bias_is(pn, next, -INFINITY);
 }
 
-/* The key that row r sees, or -1 where it sees none or several. */
+/* The only key that row r attends to, or -1 if it attends to none or to several. */
 static int64_t lone_key(const panel *pn, int64_t r)
 {
     const fattn_range keys = fattn_band_row(&pn->band, pn->row[r].i);
@@ -72,7 +72,7 @@ static int64_t lone_key(const panel *pn, int64_t r)
         return keys.past - keys.first == 1 ? keys.first : -1;
     }
     if (keys.past - keys.first > 1 && pn->p->features & FATTN_BIAS &&
-        sees_both(pn, r, keys.first)) {
+        attends_to_both(pn, r, keys.first)) {
         return -1;
     }
     const int64_t key = next_key(pn, r, keys.first, keys.past);
@@ -80,7 +80,7 @@ static int64_t lone_key(const panel *pn, int64_t r)
     return lone ? key : -1;
 }
 
-/* sum_c |q_c k_c| of row r and key j. */
+/* sum_c |q_c k_c| for row r and key j. */
 static float size_of_products(const panel *pn, int64_t r, int64_t j)
 {
     const fattn_problem *const p = pn->p;
@@ -103,10 +103,10 @@ static float size_of_products(const panel *pn, int64_t r, int64_t j)
 }
 
 /*
- * How far apart rounding may take two scores x of row r and key j, and lse. Of a sum of D products
- * of one sign it makes e X sqrt(D / 12), on average, and the other terms of a score and lse add a
- * few e X. Twice that is allowed, which moves no probability by more than its bound. Nothing is
- * allowed where X overflows.
+ * By how much rounding may make a score x of row r and key j differ from lse. In a sum of D
+ * products of one sign and size X the error is e X sqrt(D / 12) on average, and the other terms of
+ * a score and lse add a few e X. Twice that is allowed, which changes no probability by more than
+ * its bound. Nothing is allowed where X overflows.
  */
 static float lone_tolerance(const panel *pn, int64_t r, int64_t j, float x)
 {

@@ -11,6 +11,13 @@
 #define OVER UINT64_C(255) /* the phase of a job that is over */
 #define GENERATION (UINT64_C(1) << 32)
 
+void fattn_cpu_job_run_alone(fattn_cpu_job *job)
+{
+    for (int phase = 0; phase < job->phases; phase++) {
+        job->work(job->context, phase, FATTN_CPU_OWNER);
+    }
+}
+
 static uint64_t phase_of(uint64_t state) { return state / PHASE & 255; }
 
 static bool lets_in(fattn_cpu_board *board, uint64_t state, bool owner)

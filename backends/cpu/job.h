@@ -23,15 +23,21 @@
 
 #include "core/env.h"
 
+/* The number of the worker that posted a job; helpers have numbers from 1 on. */
+#define FATTN_CPU_OWNER 0
+
 typedef struct fattn_cpu_job {
     /* Begins the items of a phase until none are left, finishes those that it began, and
      * returns. */
     void (*work)(void *context, int phase, int worker);
     void *context;
     int phases;  /* fewer than 255 */
-    int workers; /* at a time, 1 .. FATTN_THREADS_MAX; `worker` is below it */
+    int workers; /* at a time, 1 .. FATTN_THREADS_MAX; work() gets numbers below it */
     atomic_uint_least64_t taken[FATTN_THREADS_MAX / 64]; /* bit n - 1: a helper has number n */
 } fattn_cpu_job;
+
+/* Runs all phases of a job on the calling thread, as its owner. */
+void fattn_cpu_job_run_alone(fattn_cpu_job *job);
 
 typedef struct fattn_cpu_board {
     _Alignas(64) atomic_uint_least64_t state;
@@ -49,8 +55,6 @@ typedef enum fattn_cpu_visit {
 
 /* Posts a job on a board that has none, or whose job is over. */
 void fattn_cpu_board_post(fattn_cpu_board *board, fattn_cpu_job *job);
-
-#define FATTN_CPU_OWNER 0
 
 /* Enters the open phase, works, and leaves. worker: FATTN_CPU_OWNER, of which there may be one at a
  * time, and for whom there is always room; or the number that a helper prefers, from 1 on. A thread

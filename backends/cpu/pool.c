@@ -285,13 +285,6 @@ static void wait_for_others(fattn_cpu_pool *pool, fattn_cpu_board *board)
     pthread_mutex_unlock(&pool->mutex);
 }
 
-static void run_alone(fattn_cpu_job *job)
-{
-    for (int phase = 0; phase < job->phases; phase++) {
-        job->work(job->context, phase, 0);
-    }
-}
-
 void fattn_cpu_pool_run(fattn_cpu_pool *pool, fattn_cpu_job *job)
 {
     uint64_t bit = 0;
@@ -299,7 +292,7 @@ void fattn_cpu_pool_run(fattn_cpu_pool *pool, fattn_cpu_job *job)
     fattn_cpu_board *const board =
         atomic_load_explicit(&pool->made, memory_order_relaxed) ? take_board(pool, &bit) : NULL;
     if (!board) {
-        run_alone(job);
+        fattn_cpu_job_run_alone(job);
         return;
     }
     fattn_cpu_board_post(board, job);

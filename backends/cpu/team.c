@@ -76,9 +76,7 @@ int64_t fattn_cpu_team_granted(void)
 static void run_alone(const fattn_cpu_team *team, fattn_cpu_job *job)
 {
     (void)team;
-    for (int phase = 0; phase < job->phases; phase++) {
-        job->work(job->context, phase, 0);
-    }
+    fattn_cpu_job_run_alone(job);
 }
 
 static void run_own(const fattn_cpu_team *team, fattn_cpu_job *job)

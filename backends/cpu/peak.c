@@ -118,13 +118,16 @@ typedef struct passes {
     double bytes, begun, ended; /* begun, ended: seconds on a clock that all workers share */
 } passes;
 
+typedef enum reading_kind { WARM_UP, MEASURE } reading_kind;
+
 /* Reads a worker's part of the data, as often as a measurement takes or, to warm up, once. */
 static passes read_part(const fattn_cpu_peak *peak, int worker, int workers, const void *data,
-                        int64_t bytes, bool warm_up)
+                        int64_t bytes, reading_kind kind)
 {
     const int64_t part = bytes / workers / 256 * 256;
     const char *const from = (const char *)data + part * worker;
-    const int64_t enough = part ? READ_MIN / workers / part + 1 : 0, times = warm_up ? 1 : enough;
+    const int64_t enough = part ? READ_MIN / workers / part + 1 : 0;
+    const int64_t times = kind == WARM_UP ? 1 : enough;
     passes read = {.bytes = (double)part * (double)times, .begun = fattn_host_seconds()};
     for (int64_t i = 0; i < times; i++) {
         sink_word = peak->read(from, part);
@@ -172,11 +175,16 @@ static void add(_Atomic double *sum, double x)
     while (!atomic_compare_exchange_weak(sum, &at, at + x)) {}
 }
 
-/* Moves the earliest start (or, if later, the latest end) of all workers to include `to`. */
-static void stretch(_Atomic double *edge, double to, bool later)
+static void lower_to(_Atomic double *least, double x)
 {
-    double at = atomic_load(edge);
-    while ((later ? to > at : to < at) && !atomic_compare_exchange_weak(edge, &at, to)) {}
+    double at = atomic_load(least);
+    while (x < at && !atomic_compare_exchange_weak(least, &at, x)) {}
+}
+
+static void raise_to(_Atomic double *most, double x)
+{
+    double at = atomic_load(most);
+    while (x > at && !atomic_compare_exchange_weak(most, &at, x)) {}
 }
 
 typedef struct measurement {
@@ -211,11 +219,11 @@ static void work_read(void *context, int phase, int worker)
     (void)phase, (void)worker;
     const int here = gather(m->first, m->workers, &number);
     if (here) {
-        (void)read_part(m->peak, number, here, m->data, m->bytes, true);
+        (void)read_part(m->peak, number, here, m->data, m->bytes, WARM_UP);
         (void)gather(m->second, here, &again);
-        const passes own = read_part(m->peak, number, here, m->data, m->bytes, false);
-        stretch(m->begun, own.begun, false);
-        stretch(m->ended, own.ended, true);
+        const passes own = read_part(m->peak, number, here, m->data, m->bytes, MEASURE);
+        lower_to(m->begun, own.begun);
+        raise_to(m->ended, own.ended);
         add(m->rate, own.bytes);
     }
 }

@@ -193,11 +193,18 @@ static void load_rows_pairs(backward *job)
 
 /* --- A tile ----------------------------------------------------------------------------------- */
 
+/* What a strip needs besides scores and dP. */
+typedef struct strip_extras {
+    bool drops;     /* dropout */
+    bool keeps_ds;  /* dS is stored, for dBias */
+    bool nonfinite; /* job->some_nonfinite */
+} strip_extras;
+
 /* Turns scores and dP of a strip of columns, from `first` on, into Z P, and dS without scale, as
  * bf16. Both are LIFT times as large: a sink or a mask may leave a row only subnormal
- * probabilities, which products of pairs treat as 0. nonfinite: job->some_nonfinite */
+ * probabilities, which products of pairs treat as 0. */
 INLINE void differentiate_strip(backward *job, span s, int64_t first, int64_t columns,
-                                unsigned terms, bool drops, bool keeps_ds, bool nonfinite)
+                                unsigned terms, strip_extras also)
 {
     const panel *const pn = &job->panel;
     const fv unit = fv_set1(pn->rule.unit), lowered = fv_set1(job->lowered / LIFT);
@@ -212,15 +219,15 @@ INLINE void differentiate_strip(backward *job, span s, int64_t first, int64_t co
                 const fattn_score_pair pair = pair_at(pn, terms, j + n, first + r);
                 fv dscore;
                 const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + from), pair, &dscore);
-                const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
+                const fv z = also.drops ? fv_load(pn->z + at) : fv_set1(1);
                 const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
                 weight[n] = fv_exp2_from(power, LEAST_POWER, LIFT);
                 ds[n] = fv_mul(weight[n], fv_sub(fv_mul(z, fv_load(job->dpt + from)), delta));
-                if (nonfinite) {
+                if (also.nonfinite) {
                     clear_hidden(terms, pair, &weight[n], &ds[n]);
                 }
                 weight[n] = fv_mul(z, weight[n]);
-                if (keeps_ds) {
+                if (also.keeps_ds) {
                     fv_store(job->ds + at, fv_mul(lowered, ds[n]));
                 }
                 ds[n] = fv_mul(ds[n], dscore);
@@ -324,6 +331,8 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
 
     /* 1. Strips: S^T and dP^T, Z P^T and dS^T, dQ^T += K^T dS^T. */
     const row_range rows = rows_attending(pn, s);
+    const strip_extras extras = {
+        .drops = drops, .keeps_ds = keeps_ds, .nonfinite = job->some_nonfinite};
     for (int64_t r = rows.first; r < rows.past; r += TILE_GROUP) {
         const int64_t columns = fattn_min64(TILE_GROUP, rows.past - r);
         pairs_rows(s.padded, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r,
@@ -336,9 +345,9 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
         }
         settle_lone(job, s, terms, r, columns, pn->x, TILE_GROUP);
         if (terms || drops || keeps_ds) {
-            differentiate_strip(job, s, r, columns, terms, drops, keeps_ds, job->some_nonfinite);
+            differentiate_strip(job, s, r, columns, terms, extras);
         } else {
-            differentiate_strip(job, s, r, columns, 0, false, false, false);
+            differentiate_strip(job, s, r, columns, 0, (strip_extras){0});
         }
         if (wants(p, FATTN_OUT_DQ)) {
             pairs_columns(pn, p->dim, false, pn->v_pairs, job->k_transposed, s.padded / 2,

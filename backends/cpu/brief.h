@@ -330,8 +330,8 @@ static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_p
                        int64_t further, char *scratch)
 {
     const brief_rows rows = brief_rows_of(s, scratch);
-    float *const q = (float *)(void *)(scratch + s->q), *const o =
-                                                            (float *)(void *)(scratch + s->o);
+    float *const q = (float *)(void *)(scratch + s->q);
+    float *const o = (float *)(void *)(scratch + s->o);
     float *const x = (float *)(void *)(scratch + s->x), lowered, alpha[FV_LANES];
     fattn_softmax state = fattn_softmax_empty();
 

@@ -100,8 +100,8 @@ typedef struct score_range {
     fv most, least;
 } score_range;
 
-/* The range of `steps` scores of each row. masked, a literal: scores of -inf are masked, and do not
- * count as small */
+/* The range of `steps` scores of each row. masked, a literal: some scores may be -inf, and these do
+ * not count as small */
 INLINE score_range range_of(const float *x, int64_t stride, int64_t steps, bool masked)
 {
     const fv none = fv_set1(-INFINITY), all = fv_set1(INFINITY);

@@ -291,7 +291,7 @@ static void brief_store(const fattn_problem *p, const fattn_cpu_brief *s, brief_
     }
     for (int64_t r = 0, g = 0, i = 0; r < s->rows; r++, o += s->dv_pad) {
         order_channels(p, s->pitch, o);
-        if (l[r] == 0) { /* selected: o may hold 0 * inf */
+        if (l[r] == 0) { /* zeros, not o times 0: o may hold 0 * inf */
             fill_vectors(o, s->dv_pad, fv_set1(0));
         }
         row_store(to.o, p->dtype_o, o, p->dim_v, factor[r]);

@@ -45,7 +45,7 @@ static void store_each_row(const forward *f, bool in_tensor)
 {
     const panel *const pn = &f->panel;
     for (int64_t r = 0; r < pn->rows; r++) {
-        if (f->l[r] == 0) { /* selected: o may hold 0 * inf */
+        if (f->l[r] == 0) { /* zeros, not o times 0: o may hold 0 * inf */
             store_row(pn, r, pn->zeros, 1);
         } else if (!in_tensor) {
             store_row(pn, r, f->o + r * pn->dv_pad, f->alpha[r]);

@@ -13,9 +13,9 @@
 
 #include "backends/cpu/parts.h"
 
-/* An item spreads two prefetches over its last blocks of keys, so many of them: of its results, and
- * of the queries of the item that its thread probably gets next. Waiting for these took 3 % of the
- * time at N = 1024. */
+/* In the PREFETCH_BLOCKS blocks of keys before its last one, an item prefetches the rows of o that
+ * it will write, and the queries of the item that its thread probably gets next. Waiting for these
+ * took 3 % of the time at N = 1024. */
 #define PREFETCH_BLOCKS 4
 
 typedef struct prefetch_plan {

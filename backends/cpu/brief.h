@@ -323,9 +323,9 @@ INLINE void shift_rows(const char **rows, int64_t count, int64_t step)
 }
 
 /* A key/value head: all of its rows and keys. While a block of keys is scored, its values are
- * prefetched. While these are added up, the next keys are: those of the next block, or of the next
- * head. further: the distance in bytes to the keys of the next head; the list of keys is moved
- * there, if it is not 0 */
+ * prefetched. While these are added up, the keys that come next are prefetched, those of the next
+ * block or of the next head. further: the distance in bytes to the keys of the next head, to which
+ * the list of keys is moved if it is not 0 */
 static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_place at,
                        int64_t further, char *scratch)
 {

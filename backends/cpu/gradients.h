@@ -20,7 +20,8 @@ static bool sums_in_workspace(const fattn_problem *p)
     return fattn_gradient_dtype(p, p->dtype) != FATTN_F32 && wants(p, FATTN_OUT_DK | FATTN_OUT_DV);
 }
 
-/* The number of rows of dk in the workspace: those of a packed dk, else seqlen_k per sequence. */
+/* The number of rows of dk in the workspace: total_k if keys are packed, else seqlen_k per
+ * sequence. */
 static int64_t key_rows(const fattn_problem *p)
 {
     return p->features & FATTN_CU_SEQLENS_K ? p->total_k : p->batch * p->seqlen_k;

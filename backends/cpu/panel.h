@@ -7,14 +7,15 @@
  *
  * The rows of a panel are numbered r = i * group + g, where i is a query of the sequence and g one
  * of the heads that share the key/value head: neighbouring rows attend to nearly the same keys, and
- * keys are read once for the whole group. A tile of scores lies as x[j][r], with queries in the
- * lanes. `width` is the number of rows rounded up to vectors; rows past the last are dead: they
- * hold zeros and nobody reads their results.
+ * keys are read once for the whole group. A tile of scores is x[j][r], with queries in the lanes.
+ * `width` is the number of rows rounded up to vectors; rows past the last are dead: they hold zeros
+ * and nobody reads their results.
  *
  * Decoding has few rows, which would leave most lanes empty. Its tiles are dense: rows are rounded
- * up to a power of two, `pitch`, and as many neighbouring keys as fill DECODE_ROWS lanes lie side
- * by side. Lane r then holds row r % pitch and key `phases` * step + r / pitch, and lies at x[j *
- * pitch + row]. The code for both kinds of tile says "row" for a lane and "key" for a step.
+ * up to a power of two, `pitch`, and as many neighbouring keys as fill DECODE_ROWS lanes are placed
+ * side by side. Lane r then has row r % pitch and key `phases` * step + r / pitch. The score of key
+ * j is at index j * pitch + row of x. The code for both kinds of tile says "row" for a lane and
+ * "key" for a step.
  *
  * The keys of a tile are reached through pointers to rows of floats, one per key. They point into
  * the tensor where possible (floats, and a stride that spreads over the cache), else to a copy.
@@ -97,7 +98,7 @@ typedef struct panel {
     const bf16_pair **k_pairs, **v_pairs, **x_pairs;
     float *zeros; /* [max(d_pad, dv_pad)] */
 
-    /* Scratch that each kernel lays out as its products want it. */
+    /* Scratch that each kernel lays out as its products need it. */
     float *q, *qt;       /* [br][d_pad], [d_pad][br] */
     float *x;            /* [bc][br] scores, then probabilities */
     prefetch_list later; /* what products with keys prefetch */

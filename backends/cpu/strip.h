@@ -59,7 +59,7 @@ struct forward {
     bool by_rows;    /* o is by rows, [br][dv_pad], in the memory of ot */
     bool one_tile;   /* the strip has one tile of keys */
     bool normalised; /* o has been divided by l */
-    bool in_tensor;  /* and lies in the tensor already */
+    bool in_tensor;  /* o is in its tensor already */
     bool sink_waits; /* the sink is not yet part of {m, l, o} */
 
     /* No weight of the last tile whose range was determined was below the window (window.h). */

@@ -132,8 +132,8 @@ static inline fv add_exponent(fv x, __m256i n)
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(n, 23)));
 }
 
-/* 2^(a - floor a); *whole = floor a. For NaN that is -2^31, of which the shift in add_exponent()
- * leaves 0. */
+/* 2^(a - floor a), and *whole = floor a. For NaN, *whole is -2^31, which the shift in
+ * add_exponent() turns into 0. */
 static inline fv exp2_fraction(fv a, __m256i *whole)
 {
     const fv low = _mm256_floor_ps(a), x = fv_sub(a, low);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plan fixes of the arguments of its kernels. */
+/* Fills in the kernel arguments that follow from the plan alone. */
 #include "backends/gpu/args.h"
 
 #include "backends/gpu/gpu.h"
@@ -8,7 +8,7 @@
 #include "core/problem.h"
 #include "core/tensors.h"
 
-/* Its bit of fattn_gpu_args, by the order of the tensors. */
+/* The tensor's bit in fattn_gpu_args.quads and .chunks; 0 if it has none. */
 static unsigned bit_of(int tensor)
 {
     static const unsigned bits[FATTN_TENSORS] = {
@@ -22,7 +22,8 @@ static unsigned bit_of(int tensor)
 
 void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fattn_gpu_args *args)
 {
-    const unsigned terms = (p->features & FATTN_SINK ? FATTN_SCORE_SCALE : 0) | /* it is natural */
+    /* A sink is given in natural units, so its scores cannot fold the scale into their unit. */
+    const unsigned terms = (p->features & FATTN_SINK ? FATTN_SCORE_SCALE : 0) |
                            (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
                            (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
                            (p->features & FATTN_ALIBI ? FATTN_SCORE_ALIBI : 0);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a kernel of a run is given: the problem and the buffers as the core made them, by value, in
- * the one parameter that every entry takes. Read by the host in C and by device code alike. Kernel
- * parameters may hold 4 KB, and uniform reads of them cost a GPU nothing.
+ * Arguments of the kernels: the problem and the buffers as the core made them, passed by value in
+ * the one parameter that every entry has. The host (in C) and device code share this header. Kernel
+ * parameters may hold 4 KB, and a read that is uniform over a warp costs nothing.
  */
 #ifndef FATTN_GPU_ARGS_H
 #define FATTN_GPU_ARGS_H
@@ -12,8 +12,9 @@
 #include "core/score.h"
 #include "fattn/fattn.h"
 
-/* Tensors: those whose rows may be read and written four elements at a time are set in `quads`,
- * those whose rows begin at multiples of 16 bytes in `chunks`. */
+/* One bit for each tensor, for the fields `quads` and `chunks` of fattn_gpu_args. In `quads` it
+ * means that the tensor's rows may be read and written four elements at a time, in `chunks` that
+ * its rows begin at multiples of 16 bytes. */
 enum {
     FATTN_GPU_QUADS_Q = 1,
     FATTN_GPU_QUADS_K = 2,
@@ -25,25 +26,25 @@ enum {
     FATTN_GPU_QUADS_DV = 128
 };
 
-/* Of the kernels that merge the parts of rows (parts.cuh). combine: 32 threads take 32 channels
- * of one row. combine_rows: a block takes so many rows of one item, 32 threads 128 channels of
- * each. */
+/* The kernels that merge the parts of rows (parts.cuh) have blocks of FATTN_GPU_COMBINE_THREADS
+ * threads. In `combine`, 32 threads merge 32 channels of one row. In `combine_rows`, a block merges
+ * FATTN_GPU_COMBINE_ROWS rows of one item, and 32 threads merge 128 channels of a row at a time. */
 #define FATTN_GPU_COMBINE_THREADS 128
 #define FATTN_GPU_COMBINE_ROWS 8
 
-/* Where the last block merges them instead: channels of a row that 32 threads take at a time, and
- * parts. */
+/* Where the last block merges the parts instead, 32 threads merge so many channels of a row, and so
+ * many parts, at a time. */
 #define FATTN_GPU_MERGE_CHANNELS 128
 #define FATTN_GPU_MERGE_PARTS 16
 
-/* Rows that a block of the kernels of backward_rows.cuh takes, of 128 threads. */
+/* Rows per block of 128 threads: in the kernels of backward_rows.cuh, and in `merge` of image
+ * "verbs". */
 #define FATTN_GPU_BACKWARD_ROWS 16
-/* The same of merge, of image "verbs". */
 #define FATTN_GPU_MERGE_ROWS 8
 
 typedef struct fattn_gpu_args {
     fattn_problem problem; /* normalised */
-    fattn_buffers buffers; /* normalised; what they point to may be wrong, and must not do harm */
+    fattn_buffers buffers; /* normalised; lengths and tables in device memory are unchecked */
     fattn_tiling tiling;
     fattn_score_rule rule;
     fattn_dtype dtype_gradient; /* of dq, dk, dv */
@@ -51,37 +52,38 @@ typedef struct fattn_gpu_args {
     unsigned quads, chunks; /* FATTN_GPU_QUADS_* */
     char *workspace;
     int64_t group; /* query heads of a key/value head */
-    /* Of kernels that merge parts themselves: where they count them, bytes into the workspace, and
-     * what they count from (parts.cuh); -1 where the kernel after them merges. */
+    /* For kernels that merge parts themselves (parts.cuh): the offset in the workspace, in bytes,
+     * of the counters of finished blocks, and the value from which these count. counters is -1
+     * where a later kernel merges. */
     int64_t counters;
     uint64_t mark;
 #ifndef __CUDACC__
-    /* Where kernels add to entries of dbias that are summed over axes, and the caller's memory
-     * will not do: so many bytes into the workspace, and strides there; -1: no axis is summed
-     * over. Last, and for hip's kernels alone: CUDA's do not know the fields, and their launches
-     * read the struct up to here. */
+    /* For kernels that sum dbias over axes in the workspace instead of in the caller's memory: the
+     * offset of the sums in bytes, and their strides in elements. sums is -1 if no axis is summed
+     * over. These fields are last because only HIP kernels have them: a CUDA kernel's parameter
+     * ends here, and cuLaunchKernel copies no more than that. */
     int64_t sums, sums_stride[4];
 #endif
 } fattn_gpu_args;
 
-/* Of the peak loops (peaks.cuh). */
-#define FATTN_GPU_PEAK_THREADS 512 /* of a block, of which a unit has one */
-#define FATTN_GPU_PEAK_FMAS 256    /* of a thread, in a round */
+/* For the peak loops (peaks.cuh), which run one block per multiprocessor. */
+#define FATTN_GPU_PEAK_THREADS 512 /* per block */
+#define FATTN_GPU_PEAK_FMAS 256    /* per thread and round */
 
 typedef struct fattn_gpu_peak_args {
     const void *data;
     int64_t bytes, rounds;
     float factor, summand;
-    uint64_t *out; /* cycles of each block, and one that is never written */
+    uint64_t *out; /* cycles of each block, and an entry behind them that is never written */
 } fattn_gpu_peak_args;
 
-/* Of the kernel behind fattn_dropout_mask(). */
+/* Arguments of the kernel behind fattn_dropout_mask(). */
 typedef struct fattn_gpu_dropout_args {
     fattn_dropout_args args;
     uint32_t threshold;
 } fattn_gpu_dropout_args;
 
-/* Everything but buffers and workspace; counters are -1. */
+/* Fills in everything but buffers and workspace. Sets counters to -1. */
 void fattn_gpu_args_fill(const fattn_problem *problem, const fattn_tiling *tiling,
                          fattn_gpu_args *args);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What runs before and after backward kernels that add to dQ in a workspace (backward_rows.cuh), as
- * phases of their rows, and that workspace.
+ * Backward kernels on matrix units add to dQ in a workspace. This file has the phases that run
+ * before and after them (backward_rows.cuh), and the size of that workspace.
  */
 #include <stdio.h>
 
@@ -9,8 +9,8 @@
 #include "backends/gpu/gpu.h"
 #include "backends/gpu/sizes.h"
 
-/* Rows of dbias. */
-static int64_t clear_rows(const fattn_problem *p)
+/* How many rows dbias has. Axes that it is summed over count once. */
+static int64_t dbias_rows(const fattn_problem *p)
 {
     const int64_t *const stride = p->dbias_stride;
     return gpu_times(gpu_times(stride[0] ? p->batch : 1, stride[1] ? p->heads_q : 1),
@@ -21,9 +21,9 @@ void fattn_gpu_backward_clear(const fattn_gpu_kernel *kernel, const fattn_proble
                               const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     (void)kernel, (void)t;
-    const bool sums = p->outputs & FATTN_OUT_DBIAS && !(p->features & FATTN_ACCUMULATE);
+    const bool clears = p->outputs & FATTN_OUT_DBIAS && !(p->features & FATTN_ACCUMULATE);
     snprintf(shape->entry, sizeof shape->entry, "clear");
-    shape->blocks = sums ? clear_rows(p) : 0;
+    shape->blocks = clears ? dbias_rows(p) : 0;
     shape->threads = 256;
 }
 
@@ -33,16 +33,17 @@ int64_t fattn_gpu_sums(const fattn_problem *p, int64_t stride[4])
     int64_t count = 1;
     bool summed = false;
     for (int axis = 3; axis >= 0; axis--) {
-        const bool apart = p->dbias_stride[axis] != 0;
-        stride[axis] = apart ? count : 0;
-        count = apart ? gpu_times(count, extents[axis]) : count;
-        summed = summed || (!apart && extents[axis] > 1);
+        const bool summed_over = p->dbias_stride[axis] == 0;
+        stride[axis] = summed_over ? 0 : count;
+        count = summed_over ? count : gpu_times(count, extents[axis]);
+        summed = summed || (summed_over && extents[axis] > 1);
     }
     return p->outputs & FATTN_OUT_DBIAS && summed ? count : 0;
 }
 
-/* dQ, lse and delta of every row; of an ordered run a count of items, of two words, and the turn of
- * every tile of queries. What is counted besides must be countable. */
+/* The workspace holds dQ (`width` floats), lse and delta of every row, and then the 64-bit counter
+ * of items. A deterministic run also has a 32-bit turn for every tile of queries. -1 if this, or a
+ * number of blocks that the phases launch, overflows. */
 int64_t fattn_gpu_backward_workspace(const fattn_kernel *row, const fattn_problem *p,
                                      const fattn_tiling *t)
 {
@@ -53,7 +54,7 @@ int64_t fattn_gpu_backward_workspace(const fattn_kernel *row, const fattn_proble
                               : 0;
     const int64_t rows = gpu_times(gpu_times(heads, p->total_q), width + 2);
     const bool countable = gpu_is_countable(p, t) &&
-                           (!(p->outputs & FATTN_OUT_DBIAS) || clear_rows(p) >= 0) && rows >= 0 &&
+                           (!(p->outputs & FATTN_OUT_DBIAS) || dbias_rows(p) >= 0) && rows >= 0 &&
                            turns >= 0 && rows <= INT64_MAX - turns - 2;
     return countable ? gpu_floats(rows + turns + 2) : -1;
 }
@@ -72,7 +73,7 @@ void fattn_gpu_backward_rows(const fattn_gpu_kernel *kernel, const fattn_problem
 {
     (void)t;
     rows_shape(kernel, p, "rows", shape);
-    shape->blocks += shape->blocks == 0; /* what counts items is cleared there too */
+    shape->blocks += shape->blocks == 0; /* the kernel also clears the counter of items */
 }
 
 void fattn_gpu_backward_dq(const fattn_gpu_kernel *kernel, const fattn_problem *p,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What runs before and after the kernels of matrix units that walk along queries in backward, and
- * where they meet: a workspace in which every row has its lse, its delta, and a dQ in floats that
- * blocks add to.
+ * The kernels that run before and after the main backward kernel on matrix units, and the workspace
+ * that they share with it: lse and delta of every row, and dQ in floats, to which the blocks of the
+ * main kernel add.
  *
  *     clear      zeros for dBias
  *     rows_W     lse and delta of every row, and zeros for its dQ
- *                (the kernel of a vendor: dK, dV, dBias, and dQ in the workspace)
+ *                (the vendor's main kernel: dK, dV, dBias, and dQ in the workspace)
  *     dq_W       dQ in its own type
  *     sink_W     dSink
  */
@@ -19,15 +19,15 @@
 
 /* --- The workspace ---------------------------------------------------------------------------- */
 
-/* Of every row, in the order of lse. */
+/* For every row, in the order of the operand lse. */
 typedef struct gpu_workspace {
-    float *lse;    /* in log2 units; +inf for a row without probabilities */
-    float *delta;  /* of such a row 0 */
+    float *lse;    /* in log2 units; +inf for an empty row, whose probabilities are 0 */
+    float *delta;  /* 0 for an empty row */
     float *dq;     /* W channels, not yet multiplied by scale */
-    float *factor; /* of f32: see bf16x3_backward.cuh */
+    float *factor; /* f32 alone: see bf16x3_backward.cuh */
 
-    /* Of ordered runs: how many items were taken, and of every tile of queries of every head how
-     * many blocks have added to its dQ. */
+    /* How many items blocks have taken; and, in deterministic runs, how many blocks have added to
+     * dQ of each tile of queries of each head. */
     unsigned long long *taken;
     int32_t *turns;
 } gpu_workspace;
@@ -46,10 +46,10 @@ template <int W> GPU_DEVICE gpu_workspace gpu_workspace_of(const fattn_gpu_args 
     return saved;
 }
 
-/* Row n of the problem, of those that may exist; `rows`: of a head, p.seqlen_q or more. */
+/* Row n of the problem, if every head had `rows` rows, p.seqlen_q or more. */
 typedef struct gpu_global_row {
     fattn_sequence seq;
-    int64_t b, at; /* at: in lse */
+    int64_t b, at; /* at: its index in lse */
     gpu_query q;
     bool exists;
 } gpu_global_row;
@@ -70,15 +70,15 @@ GPU_DEVICE gpu_global_row gpu_global_row_of(const fattn_gpu_args &g, int64_t n, 
 
 enum { GPU_ROW_THREADS = 128 / FATTN_GPU_BACKWARD_ROWS };
 
-/* Products of two pairs of 16-bit elements, added. */
+/* sum + the dot product of two pairs of 16-bit elements. */
 GPU_DEVICE float gpu_add_pairs(fattn_dtype dtype, uint32_t a, uint32_t b, float sum)
 {
     sum = fmaf(gpu_widen(dtype, (uint16_t)a), gpu_widen(dtype, (uint16_t)b), sum);
     return fmaf(gpu_widen(dtype, (uint16_t)(a >> 16)), gpu_widen(dtype, (uint16_t)(b >> 16)), sum);
 }
 
-/* This thread's part of the sum of o dO over the channels of a row whose elements begin at o and
- * dout: 16-bit ones, W of them, at multiples of 16 bytes. All are on their way at once. */
+/* This thread's part of sum_c o_c dO_c of a row of W 16-bit channels, which begins at o and dout,
+ * both aligned to 16 bytes. All loads are issued before the first product. */
 template <int W>
 GPU_DEVICE float gpu_row_products(fattn_dtype dtype, const uint16_t *o, const uint16_t *dout)
 {
@@ -101,7 +101,7 @@ GPU_DEVICE float gpu_row_products(fattn_dtype dtype, const uint16_t *o, const ui
     return sum;
 }
 
-/* The same of any row. */
+/* The same for a row of any dtype, alignment and number of channels. */
 template <int W> GPU_DEVICE float gpu_row_delta(const fattn_gpu_args &g, const gpu_global_row &row)
 {
     const fattn_problem &p = g.problem;
@@ -124,8 +124,8 @@ template <int W> GPU_DEVICE float gpu_row_delta(const fattn_gpu_args &g, const g
     return sum;
 }
 
-/* A row's lse in powers of two, its delta, and zeros for its dQ, by GPU_ROW_THREADS threads; in
- * ordered runs also 0 for the turn of a tile, by the first of its rows. */
+/* GPU_ROW_THREADS threads write a row's lse in log2 units, its delta, and zeros for its dQ. In
+ * deterministic runs the first row of a tile also clears the tile's turn. */
 template <int W> GPU_DEVICE void gpu_prepare_row(const fattn_gpu_args &g, const gpu_global_row &row)
 {
     const fattn_problem &p = g.problem;
@@ -154,7 +154,7 @@ template <int W> GPU_DEVICE void gpu_prepare_row(const fattn_gpu_args &g, const 
     }
 }
 
-/* Before items are taken. */
+/* Clears the counter of items, before the main kernel takes any. */
 template <int W> GPU_DEVICE void gpu_clear_taken(const fattn_gpu_args &g)
 {
     if (gpu_block() == 0 && gpu_thread() == 0) {
@@ -162,7 +162,7 @@ template <int W> GPU_DEVICE void gpu_clear_taken(const fattn_gpu_args &g)
     }
 }
 
-/* A row of dQ that has all channels; its sums are on their way at once. */
+/* dQ of a row of exactly W channels. All loads of its sums are issued before the first store. */
 template <int W, class Sums>
 GPU_DEVICE void gpu_finish_whole(const gpu_tensor &dq, int64_t to, const Sums &sums_of, float scale)
 {
@@ -180,8 +180,8 @@ GPU_DEVICE void gpu_finish_whole(const gpu_tensor &dq, int64_t to, const Sums &s
     }
 }
 
-/* dQ of a row that exists: sums_of(c), channels c .. c + 3 in the workspace, times scale, to its
- * place. */
+/* Writes dQ of a row that exists, as its sums times scale. sums_of(c): the sums of channels
+ * c .. c + 3 in the workspace. */
 template <int W, class Sums>
 GPU_DEVICE void gpu_finish_sums(const fattn_gpu_args &g, const gpu_global_row &row,
                                 const Sums &sums_of)
@@ -218,9 +218,9 @@ template <int W> GPU_DEVICE void gpu_finish_row(const fattn_gpu_args &g, const g
     }
 }
 
-/* --- What is not of tiles --------------------------------------------------------------------- */
+/* --- dBias and dSink -------------------------------------------------------------------------- */
 
-/* Row n of the entries of dbias becomes 0: of its axes those count that it is not summed over. */
+/* Clears row n of dbias. Axes that it is summed over have one row. */
 GPU_DEVICE void gpu_clear_dbias(const fattn_gpu_args &g, int64_t n)
 {
     const fattn_problem &p = g.problem;
@@ -245,8 +245,8 @@ GPU_DEVICE void gpu_clear_dbias_rows(const fattn_gpu_args &g)
     }
 }
 
-/* dSink of a head: a thread's sum of some rows, and a tree. lse is in units of log2. find(seq, b):
- * where lse and delta of the head's rows begin in a sequence. */
+/* dSink of a head: each thread sums some rows, and a tree adds the threads' sums. lse is in log2
+ * units. find(seq, b): the index at which lse and delta of the head begin in a sequence. */
 template <int THREADS, class Find>
 GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, const float *lse, const float *delta,
                               int64_t h, float *sums, const Find &find)
@@ -264,7 +264,7 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, const float *lse, const f
     gpu_store_dsink<THREADS>(g, sums, h, sum);
 }
 
-/* Visits rows 0 .. `rows` - 1 of all heads, by blocks of so many threads. */
+/* Calls visit() for rows 0 .. `rows` - 1 of all heads, in blocks of so many threads. */
 template <int THREADS, class Visit>
 GPU_DEVICE void gpu_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
 {
@@ -291,7 +291,7 @@ template <int W> GPU_DEVICE void gpu_sink_all(const fattn_gpu_args &g)
 
 /* --- Entries ---------------------------------------------------------------------------------- */
 
-/* A kernel that does `besides`, and visits all rows. */
+/* A kernel that first calls `besides`, and then visit() for every row. */
 #define GPU_ROWS(name, besides, visit)                                          \
     GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                   \
     {                                                                           \
@@ -300,14 +300,14 @@ template <int W> GPU_DEVICE void gpu_sink_all(const fattn_gpu_args &g)
                             [&](const gpu_global_row &row) { visit(g, row); }); \
     }
 
-/* The kernels of a width; backward.c chooses among them by name. first: what is to be done before
- * items are taken, gpu_clear_taken at least; (void) where none are. */
+/* The kernels of a width; backward.c chooses among them by name. first: what the first of them does
+ * before the main kernel takes items, at least gpu_clear_taken; (void) if it takes none. */
 #define GPU_BACKWARD_ROWS(width, first)                   \
     GPU_ROWS(rows_##width, first, gpu_prepare_row<width>) \
     GPU_ROWS(dq_##width, (void), gpu_finish_row<width>)   \
     GPU_KERNEL(256, 1) sink_##width(const GPU_PARAM fattn_gpu_args g) { gpu_sink_all<width>(g); }
 
-/* That of all widths. */
+/* The kernel that serves all widths. */
 #define GPU_BACKWARD_CLEAR \
     GPU_KERNEL(256, 1) clear(const GPU_PARAM fattn_gpu_args g) { gpu_clear_dbias_rows(g); }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In four parts: calls of the driver, functions of images, the device, and its kernel rows. */
+/* A GPU as a device of a backend: calls of the driver, functions of images, opening and closing,
+ * and the list of kernel rows. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "backends/gpu/device.h"
@@ -15,7 +16,6 @@
 
 /* --- Calls of the driver ---------------------------------------------------------------------- */
 
-/* The status of a driver's result, with the driver's own words as the reason. */
 static fattn_status check(const fattn_gpu_vendor *vendor, const fattn_gpu_api *api, int result,
                           const char *what)
 {
@@ -76,7 +76,8 @@ fattn_status fattn_gpu_check_stream(const fattn_gpu_device *d, fattn_stream stre
 
 /* --- Functions of images ---------------------------------------------------------------------- */
 
-/* Loads the image of a name once. Under the mutex, in the context. */
+/* Loads the image of that name, if it is not loaded yet. The caller holds the mutex and has made
+ * the context current. */
 static fattn_status load_locked(fattn_gpu_device *d, const char *name, gpu_module *module)
 {
     const fattn_gpu_image *const images = d->vendor->images;
@@ -126,7 +127,7 @@ static fattn_status find_entry(fattn_gpu_device *d, const char *image, const cha
     return fattn_gpu_check(d, result, "finding a function");
 }
 
-/* Asking for a function's registers makes the driver load it. */
+/* A query for a function's registers makes the driver load it. */
 fattn_status fattn_gpu_resolve_either(fattn_gpu_device *d, const char *image, const char *entry,
                                       const char *general, bool *is_general, gpu_function *function)
 {
@@ -155,7 +156,7 @@ int fattn_gpu_count(const fattn_gpu_vendor *vendor)
     return api && api->device_count(&count) == 0 && count > 0 ? count : 0;
 }
 
-/* The caller's current context when it belongs to this device, else the device's primary one. */
+/* Takes the caller's current context if it is one of this device, or else the primary context. */
 static fattn_status find_context(fattn_gpu_device *d)
 {
     int number = -1;
@@ -198,7 +199,8 @@ static fattn_status find_attributes(fattn_gpu_device *d)
     return status;
 }
 
-/* What merge and dropout_mask launch, and what its being loaded says of the device. */
+/* Loads image "verbs" and finds its functions. The loaded image also tells the device's instruction
+ * set. */
 static fattn_status load_verbs(fattn_gpu_device *d)
 {
     gpu_module module = NULL;
@@ -206,7 +208,7 @@ static fattn_status load_verbs(fattn_gpu_device *d)
     if (status) {
         return status;
     }
-    status = load_locked(d, "verbs", &module); /* nobody else has the device yet */
+    status = load_locked(d, "verbs", &module); /* no lock: no other thread has the device yet */
     status = status ? status
                     : fattn_gpu_check(d, d->vendor->isa(module, d->version, &d->isa),
                                       "asking for the instruction set");
@@ -216,14 +218,14 @@ static fattn_status load_verbs(fattn_gpu_device *d)
     return fattn_gpu_leave_with(d, status);
 }
 
-/* A number that memory does not hold by chance, not even what another process has left there. */
+/* A number that memory is unlikely to hold by chance, whichever process has used it before. */
 static uint64_t draw_mark(const void *some)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     uint64_t x = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
     x ^= (uint64_t)(uintptr_t)some << 20 ^ (uint64_t)getpid() << 48;
-    for (int n = 0; n < 3; n++) { /* a bijection that mixes: multiplications by odd numbers */
+    for (int n = 0; n < 3; n++) { /* xor-shift and multiply by an odd number: a bijection */
         x = (x ^ x >> 32) * 0xd6e8feb86659fd93;
     }
     return x ^ x >> 32;
@@ -300,7 +302,7 @@ void fattn_gpu_describe(void *impl, fattn_device_info *info)
     }
 }
 
-/* Two blocks a unit hide each other's waits. */
+/* Two blocks on a multiprocessor hide each other's latencies. */
 void fattn_gpu_limits(void *impl, fattn_limits *limits)
 {
     const fattn_gpu_device *const d = impl;
@@ -310,8 +312,8 @@ void fattn_gpu_limits(void *impl, fattn_limits *limits)
                              .units = d->units};
 }
 
-/* Devices that cannot reach each other, or do already, are no error: the driver takes another
- * way. */
+/* A failure is no error: the devices reach each other already, or cannot, and then the driver
+ * copies between them by another path. */
 fattn_status fattn_gpu_reach(void *impl, void *other)
 {
     const fattn_gpu_device *const d = impl, *const to = other;

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Elements in global memory, as floats. The type is a number that is the same for all threads of a
- * kernel: reading takes a branch that costs nothing beside the access, and one kernel serves all
- * types.
+ * Loads and stores of elements in global memory, which are floats in registers. The element type is
+ * a run-time value that is the same for all threads. The branch on it costs nothing beside the
+ * memory access, and so one kernel serves all types.
  */
 #ifndef FATTN_GPU_ELEMENT_CUH
 #define FATTN_GPU_ELEMENT_CUH
 
 #include "backends/gpu/args.h"
 
-/* To nearest, ties to even; a NaN stays one. Infinity has no lower bits, so it stays too. */
+/* Rounds to nearest, ties to even. A NaN stays a NaN, and infinity, whose lower bits are 0, stays
+ * infinity. */
 GPU_DEVICE uint16_t gpu_bf16_from_f32(float x)
 {
     const uint32_t bits = fattn_f32_bits(x);
@@ -61,14 +62,14 @@ GPU_DEVICE gpu_tensor gpu_tensor_of(const fattn_gpu_args &g, const void *data, f
     return t;
 }
 
-/* Four elements as they lie in memory: the bits of a float each, or of two 16-bit elements. What is
- * only moved need not wait for what it is. */
+/* Four elements as raw bits: a word holds one float or two 16-bit elements. Code that only moves
+ * them does not wait for a conversion. */
 typedef struct gpu_quad {
     uint32_t word[4];
 } gpu_quad;
 
-/* Channels c .. c + 3 of the row that begins at element `at`: zeros past the last, and for at < 0.
- * c is a multiple of 4. */
+/* Reads channels c .. c + 3 of the row that begins at element `at`; c is a multiple of 4. Channels
+ * past the last are 0, and so are all if at < 0. */
 GPU_DEVICE gpu_quad gpu_fetch_quad(const gpu_tensor &t, int64_t at, int c)
 {
     gpu_quad quad = {{0, 0, 0, 0}};
@@ -117,7 +118,7 @@ GPU_DEVICE void gpu_load_quad(const gpu_tensor &t, int64_t at, int c, float x[4]
     gpu_unpack_quad(t.dtype, gpu_fetch_quad(t, at, c), x);
 }
 
-/* sum, and products of four channels of two rows on top of it. */
+/* Returns sum + a . b over channels c .. c + 3 of two rows. */
 GPU_DEVICE float gpu_add_products(const gpu_tensor &a, int64_t a_at, const gpu_tensor &b,
                                   int64_t b_at, int c, float sum)
 {
@@ -131,7 +132,7 @@ GPU_DEVICE float gpu_add_products(const gpu_tensor &a, int64_t a_at, const gpu_t
     return sum;
 }
 
-/* The inverse of loading, for the channels that exist. */
+/* Stores four channels, those of them that exist. */
 GPU_DEVICE void gpu_store_quad(const gpu_tensor &t, int64_t at, int c, const float x[4])
 {
     if (!t.quads || c + 4 > t.dim) {
@@ -150,8 +151,8 @@ GPU_DEVICE void gpu_store_quad(const gpu_tensor &t, int64_t at, int c, const flo
     }
 }
 
-/* Eight 16-bit elements as they lie in memory, of which the first `live` exist. whole: all do, and
- * `to` is a multiple of 16 bytes. */
+/* Stores the first `live` of eight 16-bit elements. whole: all eight exist, and `to` is aligned to
+ * 16 bytes. */
 GPU_DEVICE void gpu_store_eight(uint16_t *to, gpu_u4 eight, int live, bool whole)
 {
     if (whole) {

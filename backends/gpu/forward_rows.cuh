@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rows that a block of a forward kernel takes, from the work list to o and lse: an item of the
- * schedule is a tile of rows of one key/value head along a part of its keys. With one part it ends
- * in o and lse; with several, each leaves {m, l, o} in the workspace, and they are merged in
- * ascending order (parts.cuh).
+ * The rows of a block of a SIMT forward kernel, from the schedule to o and lse. An item of the
+ * schedule is a tile of rows of one key/value head and a part of its keys. If there is one part,
+ * the block writes o and lse; if there are several, each leaves {m, l, o} in the workspace, and
+ * they are merged in ascending order (parts.cuh).
  */
 #ifndef FATTN_GPU_FORWARD_ROWS_CUH
 #define FATTN_GPU_FORWARD_ROWS_CUH
@@ -13,18 +13,19 @@
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
-/* The tile of rows that a block is at. What is the same for all threads leaves their registers. */
+/* The item that a block works on. It is in shared memory, to save registers. */
 typedef struct gpu_forward_job {
     gpu_pairs pairs;
     int64_t hk, group; /* key/value head, and query heads that share it */
     int64_t first, i0, i1;
     int64_t item, split;
     fattn_parts parts;
-    int rows; /* that exist, if the part does */
+    int rows; /* how many exist; 0 if the part does not */
     int c0;   /* first channel of the slab */
 } gpu_forward_job;
 
-/* Opens an item of tiles of so many rows; false where it has none. */
+/* Sets f to an item of at most `most` rows. Returns false if it has no rows or its part does not
+ * exist. */
 GPU_DEVICE bool gpu_forward_open(const fattn_gpu_args &args, gpu_forward_job &f, int most,
                                  int64_t item, int c0)
 {
@@ -54,7 +55,7 @@ GPU_DEVICE bool gpu_forward_open(const fattn_gpu_args &args, gpu_forward_job &f,
     return f.rows > 0;
 }
 
-/* Row r of the tile. */
+/* The query of row r of the tile; its h is -1 if the row does not exist. */
 GPU_DEVICE gpu_query gpu_forward_query(const gpu_forward_job &job, int r)
 {
     gpu_query q = gpu_query_of(job.first + r, job.group, job.hk * job.group);
@@ -64,8 +65,8 @@ GPU_DEVICE gpu_query gpu_forward_query(const gpu_forward_job &job, int r)
     return q;
 }
 
-/* A row before its first key: empty but for the sink, which belongs to the first part, and to one
- * thread of the row. */
+/* The state of a row before its first key: empty but for the sink, which counts in the first part
+ * alone. Of the threads that share the row, only the one that `speaks` has the sink's l. */
 GPU_DEVICE fattn_softmax gpu_forward_start(const fattn_gpu_args &g, const gpu_forward_job &job,
                                            gpu_query q, bool speaks)
 {
@@ -79,7 +80,8 @@ GPU_DEVICE fattn_softmax gpu_forward_start(const fattn_gpu_args &g, const gpu_fo
     return state;
 }
 
-/* Where row r goes, in o or as a part. The thread that speaks for it leaves its state. */
+/* Where row r is written, in the output or in a part. The thread that `speaks` for the row writes
+ * its lse, or m and l of the part. */
 GPU_DEVICE gpu_part gpu_forward_row(const fattn_gpu_args &g, const gpu_forward_job &job, int r,
                                     gpu_query q, fattn_softmax state, bool speaks)
 {
@@ -101,7 +103,7 @@ GPU_DEVICE gpu_part gpu_forward_row(const fattn_gpu_args &g, const gpu_forward_j
     return part;
 }
 
-/* Four channels of a row's sums. */
+/* Writes four channels of a row, whose sums are not yet divided by l. */
 GPU_DEVICE void gpu_forward_store(const gpu_forward_job &job, const gpu_part &part,
                                   fattn_softmax state, int c, const float sum[4])
 {

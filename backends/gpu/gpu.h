@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The host half of a GPU backend, in plain C, shared by the vendors: a vendor brings a table of
- * driver functions, images of compiled kernels and a list of kernel rows, and gets the verbs of a
- * backend's table. Everything is loaded when a device is opened or a plan is made, so that a run
- * does nothing but launch: it can be captured into a graph.
+ * The host half of a GPU backend, in plain C, shared by the vendors. A vendor supplies a table of
+ * driver functions, images of compiled kernels and a list of kernel rows. In return it gets the
+ * functions of a backend's table. Everything is loaded when a device is opened or a plan is made; a
+ * run only launches, so it can be captured into a graph.
  *
- * A new vendor, as hip/ is one:
+ * What a new vendor writes (hip/ is an example):
  *
- *     vendor.h       its words for those that cuda/vendor.h explains, but for those marked as
- *                    another's alone; and a variable `fattn_target`, where attributes of a device
- *                    do not tell its instruction set
- *     kernels/       images "verbs", "simt_forward" and "simt_backward", whose entries headers here
- *                    have, and its own; each entry has one parameter, fattn_gpu_args
+ *     vendor.h       its definitions of the words that cuda/vendor.h explains, except those marked
+ *                    for another vendor alone; and a variable `fattn_target`, if the attributes of
+ *                    a device do not tell its instruction set
+ *     kernels/       images "verbs", "simt_forward" and "simt_backward", whose entries are in
+ *                    headers here, and images of its own; an entry has one parameter,
+ *                    fattn_gpu_args
  *     <vendor>_api.c a fattn_gpu_api over its driver and a fattn_gpu_vendor; with FATTN_GPU_VERBS
  *                    they make a fattn_backend
  *     meson.build    compiles and embeds the images; backends/meson.build has its name
@@ -25,51 +26,51 @@
 /* One launch of a run. */
 typedef struct fattn_gpu_shape {
     char entry[48]; /* name of the function */
-    /* The function that is taken where the image has no `entry`, and its dynamic shared memory:
-     * images that a driver compiles from PTX have only the entries for every feature. "": none. */
+    /* The function to launch if the image has no `entry`, and its dynamic shared memory; "": none.
+     * Images that a driver compiles from PTX lack the entries for single features. */
     char general[48];
     int general_shared;
-    /* The function in its place where rows are merged with those of other keys, or "": it has a
-     * third parameter, a fattn_merge_job. */
+    /* The function to launch instead if o and lse are merged with those of other keys, or "". It
+     * has a third parameter, a fattn_merge_job. */
     char onto[48];
-    int64_t blocks; /* 0: not launched. A kernel loops where there are more than a grid holds */
-    int threads;    /* a block */
-    int shared;     /* bytes of dynamic shared memory a block */
-    bool early;     /* the kernel waits by itself for what the stream holds before it */
-    bool resident;  /* no more blocks than run at a time: they take their work from a counter */
-    int cluster;    /* blocks of a cluster, of which a grid has whole ones; 0: none */
-    bool merges;    /* the kernel merges parts: what follows is not launched */
+    int64_t blocks; /* 0: not launched. A kernel loops if there are more than a grid holds */
+    int threads;    /* per block */
+    int shared;     /* bytes of dynamic shared memory per block */
+    bool early;     /* programmatic dependent launch: the kernel itself waits for earlier work */
+    bool resident;  /* launch no more blocks than run at a time; they loop over their work */
+    int cluster;    /* blocks per cluster, of which a resident grid has whole ones; 0: none */
+    bool merges;    /* the kernel merges parts itself: the phases after it are not launched */
 } fattn_gpu_shape;
 
 typedef struct fattn_gpu_kernel fattn_gpu_kernel;
 
-/* A phase says what it launches for a plan of the row. Pure. Phases of a run follow one another. */
+/* A phase describes one launch of a plan's run. It is pure. Phases run one after another. */
 typedef void fattn_gpu_phase(const fattn_gpu_kernel *kernel, const fattn_problem *problem,
                              const fattn_tiling *tiling, fattn_gpu_shape *shape);
 
 #define FATTN_GPU_PHASES 6
 
-/* A row whose kernels copy by tensor maps describes them, and returns how many there are: the maps
- * of an image's second parameter. Pure. */
+/* Describes the tensor maps of a row whose kernels copy by TMA, and returns how many there are. The
+ * kernels get them as their second parameter. Pure. */
 #define FATTN_GPU_MAPS 5
 typedef int fattn_gpu_maps(const fattn_gpu_kernel *kernel, const fattn_problem *problem,
                            const fattn_tiling *tiling, fattn_gpu_map maps[FATTN_GPU_MAPS]);
 
 struct fattn_gpu_kernel {
-    fattn_kernel row;      /* the first: its own functions find the rest by fattn_gpu_kernel_of() */
-    const char *image;     /* that has its functions */
-    int isa, isa_past;     /* the least that it needs, and the first it does not know; 0: any */
-    bool (*runs)(int isa); /* which of those in between it is for; NULL: all */
+    fattn_kernel row;      /* first, so that fattn_gpu_kernel_of() finds the rest */
+    const char *image;     /* the image that has its functions */
+    int isa, isa_past;     /* it runs from instruction set isa on, before isa_past; 0: no bound */
+    bool (*runs)(int isa); /* which instruction sets between these it runs on; NULL: all */
     const char *needs;     /* the same in words, or NULL */
     fattn_gpu_phase *phases[FATTN_GPU_PHASES];
-    fattn_gpu_maps *maps; /* NULL where it has none */
+    fattn_gpu_maps *maps; /* NULL if it has none */
 
-    /* What tells a row from its family, as the family's functions read it; 0 and NULL where they do
-     * not ask. */
+    /* Parameters that tell rows of one file apart, for the functions of that file; 0 and NULL where
+     * these do not read them. */
     int width;       /* channels to which rows of tiles are padded */
-    int threads;     /* of a block */
-    int shared;      /* bytes of shared memory of a block, where these are one number */
-    const char *run; /* which of the image's functions: a part of their names */
+    int threads;     /* per block */
+    int shared;      /* bytes of shared memory per block, if they depend on the row alone */
+    const char *run; /* the part of entry names that says which variant this is */
 };
 
 static inline const fattn_gpu_kernel *fattn_gpu_kernel_of(const fattn_kernel *row)
@@ -77,64 +78,65 @@ static inline const fattn_gpu_kernel *fattn_gpu_kernel_of(const fattn_kernel *ro
     return (const fattn_gpu_kernel *)row;
 }
 
-/* fast_bytes of rows that say `shared`. */
+/* fast_bytes of rows that set `shared`. */
 int64_t fattn_gpu_shared_bytes(const fattn_kernel *row, const fattn_problem *problem,
                                fattn_tile tile);
 
-/* Whether code for an instruction set runs the kernel. */
+/* Whether the kernel runs on an instruction set. */
 bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa);
 
-/* What lean forward kernels on matrix units honour. The rest, terms of single pairs and sinks, is
- * for full ones. */
+/* The features of lean forward kernels on matrix units. Full kernels have the others too: terms of
+ * single pairs, and sinks. */
 #define FATTN_GPU_LEAN                                                                         \
     (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |     \
      FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
      FATTN_BATCH_INVARIANT | FATTN_CHECKED)
 
-/* What backward ones do not, and what their lean ones honour; FATTN_DETERMINISTIC takes another way
- * of adding. */
+/* The features that no backward kernel has, and those of lean backward kernels. FATTN_DETERMINISTIC
+ * needs other kernels, which add to dQ in a fixed order. */
 #define FATTN_GPU_NOT_BACKWARD (FATTN_PAGED | FATTN_BATCH_INVARIANT)
 #define FATTN_GPU_BACKWARD_LEAN                                                        \
     ((FATTN_GPU_LEAN & ~(FATTN_GPU_NOT_BACKWARD | FATTN_DETERMINISTIC)) | FATTN_DLSE | \
      FATTN_ACCUMULATE)
 
-/* Types of rows on matrix units, and of rows of multiply-adds. */
+/* Dtypes of kernels on matrix units, and of SIMT kernels. */
 #define FATTN_GPU_HALVES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 #define FATTN_GPU_FLOATS (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_GPU_HALVES)
 
-/* The largest probability of dropout for kernels that multiply weights of 16 bits: beyond it the
- * few pairs that are kept may be too small beside the others. */
+/* The largest dropout probability of kernels that round weights to 16 bits. Beyond it, the weights
+ * of the few pairs that are kept may be too small beside those of the others. */
 #define FATTN_GPU_DROPOUT_MAX 0.99
 
-/* Rows for any GPU (simt.c), best first; the last has no name. */
+/* SIMT rows, which run on any GPU (simt.c), best first; the last has no name. */
 extern const fattn_gpu_kernel fattn_gpu_simt[];
 
-/* What parts of the keys cost: each must be worth writing and merging o. */
+/* How finely keys are split. A part must have enough keys to pay for writing and merging its o. */
 fattn_split_cost fattn_gpu_split(const fattn_kernel *row, const fattn_problem *p,
                                  const fattn_limits *limits);
 
-/* What every forward kernel shares that packs groups and splits keys (parts.cuh): the workspace for
- * the parts, -1 on overflow, and the phase that merges them, an entry "combine" of its image. */
+/* For every forward kernel that packs groups and splits keys (parts.cuh): the workspace for the
+ * parts, -1 on overflow, and the phase that merges them, an entry "combine" of its image. */
 int64_t fattn_gpu_parts_workspace(const fattn_kernel *row, const fattn_problem *problem,
                                   const fattn_tiling *tiling);
 fattn_gpu_phase fattn_gpu_combine;
 
-/* The same of decoding, whose blocks count behind the parts which of them are done; and whether the
- * last one of a block of rows, of so many threads, merges what all have left. */
+/* The same workspace for decoding kernels: behind the parts, they count how many blocks of each
+ * head have finished. fattn_gpu_merges() says whether the last of these blocks, of `threads`
+ * threads, merges all parts, so that no second kernel is needed. */
 int64_t fattn_gpu_decode_workspace(const fattn_kernel *row, const fattn_problem *problem,
                                    const fattn_tiling *tiling);
 bool fattn_gpu_merges(const fattn_problem *problem, const fattn_tiling *tiling, int threads);
 
-/* What backward kernels share that add to dQ in a workspace (backward.c): its bytes, -1 on
- * overflow, and what runs before and after them, entries of their image for the row's width. */
+/* For backward kernels that add to dQ in a workspace (backward.c): its bytes, -1 on overflow, and
+ * the phases before and after them, entries of their image for the row's width. */
 int64_t fattn_gpu_backward_workspace(const fattn_kernel *row, const fattn_problem *problem,
                                      const fattn_tiling *tiling);
 fattn_gpu_phase fattn_gpu_backward_clear, fattn_gpu_backward_rows, fattn_gpu_backward_dq,
     fattn_gpu_backward_sink;
 
-/* Entries of a dbias that is summed over axes, and in stride[] how they would lie without gaps; 0
- * where each entry is a pair's own, or there are none; -1 on overflow. A row whose kernels add to
- * them in its workspace has them at the end of it. */
+/* How many entries a dbias has that is summed over axes, and in stride[] its strides if it had no
+ * gaps. 0 if there is no dbias or no axis is summed over, -1 on overflow. Kernels that sum in the
+ * workspace have these entries at the end of it. */
 int64_t fattn_gpu_sums(const fattn_problem *problem, int64_t stride[4]);
 
 /* Compiled kernels, embedded as bytes. */
@@ -147,17 +149,18 @@ typedef struct fattn_gpu_vendor {
     const char *name;       /* of the backend */
     const char *isa_format; /* "sm_%d", for the number of an instruction set */
     const char *targets;    /* what the images were compiled for: "sm_80 sm_90" */
-    /* The driver, opened at the first call; NULL, and in *why a sentence, where there is none. */
+    /* The driver, which the first call opens; NULL if there is none, and *why says why. */
     const fattn_gpu_api *(*api)(const char **why);
-    /* The number of a device's instruction set. version: what the driver says, 10 * major + minor;
-     * module: image "verbs" as the device has loaded it. A result of the driver's. */
+    /* Finds the number of a device's instruction set. module: the loaded image "verbs"; version:
+     * 10 * major + minor, from the driver. Returns a result of the driver. */
     int (*isa)(gpu_module module, int version, int *isa);
     const fattn_gpu_kernel *const *tables; /* of kernel rows, best first; ends with NULL */
     const fattn_gpu_image *images;
     int image_count;
 } fattn_gpu_vendor;
 
-/* Blocks of a launch that wants so many, of so many threads each; kernels loop over more. */
+/* The grid for so many blocks of so many threads. If a launch cannot have them all it has fewer,
+ * and the kernel loops. */
 unsigned fattn_gpu_grid(const fattn_gpu_api *api, int64_t blocks, int threads);
 
 int fattn_gpu_count(const fattn_gpu_vendor *vendor);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A vendor's driver as a table of functions, filled at run time from a shared library that may be
- * absent. CUDA's driver interface and HIP's have the same shape; where their numbers differ, the
- * number is in the table too.
+ * absent. The driver interfaces of CUDA and HIP have the same shape; numbers that differ between
+ * them are in the table too.
  *
- * Handles are opaque. Device pointers are `void *`, which has the representation of either vendor's
- * own type on the 64-bit machines that GPUs are found in. A result of 0 is success.
+ * Handles are opaque. Device pointers are `void *`, which on 64-bit machines has the representation
+ * of either vendor's own type. A result of 0 is success.
  */
 #ifndef FATTN_GPU_API_H
 #define FATTN_GPU_API_H
@@ -20,14 +20,14 @@ typedef struct gpu_function_handle *gpu_function;
 typedef struct gpu_stream_handle *gpu_stream;
 typedef struct gpu_event_handle *gpu_event;
 
-/* A tensor as a copy engine is told of it: bytes of an element, 1 or 2; extents and what one copy
- * brings of them, innermost first, and the bytes from one to the next along the others. Where a
- * copy leaves the tensor it brings zeros. Rows of 128 bytes are swizzled. */
+/* A tensor map: how the copy engine (TMA) sees a tensor. bytes: of an element, 1 or 2. extent and
+ * box: of the tensor and of one copy, innermost axis first. stride: in bytes, of all axes but the
+ * innermost. A copy writes zeros for elements outside the tensor, and swizzles 128-byte rows. */
 enum { FATTN_GPU_MAP_AXES = 5, FATTN_GPU_MAP_BYTES = 128 };
 
 typedef struct fattn_gpu_map {
     size_t buffer; /* offset of its pointer in fattn_buffers */
-    bool optional; /* kernels do without it where the tensor is not at a multiple of 16 bytes */
+    bool optional; /* if the tensor is not aligned to 16 bytes, kernels do not use the map */
     unsigned bytes, axes;
     uint64_t extent[FATTN_GPU_MAP_AXES], stride[FATTN_GPU_MAP_AXES - 1];
     uint32_t box[FATTN_GPU_MAP_AXES];
@@ -58,20 +58,20 @@ typedef struct fattn_gpu_api {
     int (*module_function)(gpu_function *function, gpu_module module, const char *name);
     int (*function_get)(int *value, int attribute, gpu_function function);
     int (*function_set)(gpu_function function, int attribute, int value);
-    /* How many blocks of so many threads and bytes of shared memory a unit holds at a time. NULL
-     * where the driver does not say. */
+    /* Occupancy: how many blocks of so many threads and bytes of shared memory a multiprocessor
+     * holds. NULL if the driver cannot tell. */
     int (*function_blocks)(int *blocks, gpu_function function, int threads, size_t shared_bytes);
     int (*launch)(gpu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                   gpu_stream stream, void **parameters, void **extra);
-    /* The same for a kernel that may start while the one before it in the stream runs, and waits
-     * for it by itself. NULL where the driver knows no such launch. */
+    /* Programmatic dependent launch: the kernel may start while the one before it in the stream
+     * still runs, and waits for that itself. NULL if the driver has no such launch. */
     int (*launch_early)(gpu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                         gpu_stream stream, void **parameters, void **extra);
 
-    /* Writes a tensor map, FATTN_GPU_MAP_BYTES at a multiple of 64; and moves one to another
-     * address. NULL where the driver knows none. */
+    /* map_encode() writes a tensor map, FATTN_GPU_MAP_BYTES aligned to 64. map_move() changes the
+     * address of its tensor. NULL if the driver has no tensor maps. */
     int (*map_encode)(void *encoded, const fattn_gpu_map *map, void *address);
     int (*map_move)(void *encoded, void *address);
 
@@ -86,9 +86,9 @@ typedef struct fattn_gpu_api {
     int (*stream_context)(gpu_stream stream, gpu_context *context);
 
     int (*stream_wait)(gpu_stream stream, gpu_event event, unsigned flags);
-    /* status 0: the stream is not being captured; id is that of the capture, for ever */
+    /* status 0: the stream is not being captured; id: of the capture, never used again */
     int (*stream_capture)(gpu_stream stream, int *status, unsigned long long *id);
-    int (*capture_mode)(int *mode); /* of this thread, exchanged */
+    int (*capture_mode)(int *mode); /* exchanges this thread's mode with *mode */
 
     int (*event_create)(gpu_event *event, unsigned flags);
     int (*event_destroy)(gpu_event event);
@@ -98,14 +98,13 @@ typedef struct fattn_gpu_api {
 
     /* Numbers of results. */
     int out_of_memory, no_device, no_image, no_function;
-    int bad_image; /* what a loader says of an image without code for the device, where that is not
-                    * no_image; else no_image too */
+    int bad_image; /* another result for an image without code for the device, or no_image again */
     /* Numbers of attributes: of a device, of a function, of a pointer. */
     int units, major, minor, shared_memory, shared_cache;
     int registers, dynamic_shared;
-    int compiled_for; /* the PTX that a function was made from, 10 * major + minor. Machine code
-                       * that a driver makes of older PTX has only what that PTX says */
-    int early_isa;    /* the least of those whose functions wait by themselves */
+    int compiled_for; /* the architecture of the PTX that a function was made from, 10 * major +
+                       * minor; a driver may have made the machine code from older PTX */
+    int early_isa;    /* the least such architecture that has programmatic dependent launch */
     int device_pointer;
 
     int64_t blocks_max, threads_max; /* of a launch */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What launches kernels: plans and their runs, and verbs that are one kernel. */
+/* Kernel launches: those of a plan, its runs, and backend functions that are a single kernel. */
 #include <string.h>
 
 #include "backends/gpu/args.h"
@@ -13,7 +13,7 @@
 /* --- Plans ------------------------------------------------------------------------------------ */
 
 typedef struct launch {
-    gpu_function function, onto; /* onto: in its place where rows are merged, or NULL */
+    gpu_function function, onto; /* onto: launched instead if rows are merged, or NULL */
     unsigned blocks, threads, shared;
     bool early;
 } launch;
@@ -25,23 +25,25 @@ unsigned fattn_gpu_grid(const fattn_gpu_api *api, int64_t blocks, int threads)
     return (unsigned)(blocks < limit ? blocks : limit);
 }
 
-/* Tensor maps as kernels are given them. */
-typedef struct encoded {
+/* Tensor maps in the driver's encoding, as kernels get them. */
+typedef struct encoded_maps {
     _Alignas(64) unsigned char map[FATTN_GPU_MAPS][FATTN_GPU_MAP_BYTES];
-} encoded;
+} encoded_maps;
 
-typedef struct made {
+/* What a plan holds for its runs. */
+typedef struct gpu_plan {
     fattn_gpu_args args; /* all but buffers and workspace */
     fattn_gpu_map maps[FATTN_GPU_MAPS];
     int map_count;
-    /* Bytes of an `encoded`, all but its addresses: the heap does not align to 64. */
-    unsigned char encoded[sizeof(encoded)];
+    /* An `encoded_maps` without the tensors' addresses. The heap does not align to 64. */
+    unsigned char encoded[sizeof(encoded_maps)];
     launch launches[FATTN_GPU_PHASES];
     int count;
-} made;
+} gpu_plan;
 
-/* Whether the code that will run waits by itself for what the stream holds before it. The device
- * does not tell: what its driver compiled from PTX of an older architecture has no such wait. */
+/* Sets l->early if the kernel's machine code itself waits for earlier work in the stream. The
+ * device does not tell: a driver that compiled it from PTX for an older architecture left the wait
+ * out. */
 static fattn_status find_early(const fattn_gpu_device *d, const fattn_gpu_shape *shape, launch *l)
 {
     int compiled_for = 0;
@@ -53,8 +55,8 @@ static fattn_status find_early(const fattn_gpu_device *d, const fattn_gpu_shape 
     return fattn_gpu_check(d, result, "loading a function");
 }
 
-/* A resident grid has no more blocks than the device holds at a time, in whole clusters; one a unit
- * where the driver does not say. The launch's shared memory has been set. */
+/* Limits a resident grid to the blocks that the device holds at a time, in whole clusters; to one
+ * per multiprocessor if the driver cannot tell. The launch's shared memory has been set. */
 static fattn_status limit_blocks(const fattn_gpu_device *d, int cluster, launch *l)
 {
     int held = 1;
@@ -103,11 +105,11 @@ static fattn_status make_launch(fattn_gpu_device *d, const char *image,
     return status || !shape->resident ? status : limit_blocks(d, shape->cluster, l);
 }
 
-/* The maps of a plan, at an address of no tensor. */
+/* Encodes the maps of a plan. Their address is a placeholder: the tensors come with the run. */
 static fattn_status make_maps(const fattn_gpu_device *d, const fattn_gpu_kernel *kernel,
-                              const fattn_plan *plan, made *m)
+                              const fattn_plan *plan, gpu_plan *m)
 {
-    encoded e;
+    encoded_maps e;
     fattn_status status = FATTN_OK;
     memset(&e, 0, sizeof e);
     m->map_count = kernel->maps ? kernel->maps(kernel, &plan->problem, &plan->tiling, m->maps) : 0;
@@ -119,9 +121,10 @@ static fattn_status make_maps(const fattn_gpu_device *d, const fattn_gpu_kernel 
     return status;
 }
 
-/* The same where the tensors are. A tensor of no elements need not be anywhere. */
-static fattn_status move_maps(const fattn_gpu_device *d, const made *m,
-                              const fattn_buffers *buffers, encoded *e)
+/* Copies a plan's maps and gives them the addresses of the tensors. A tensor without elements may
+ * have none. */
+static fattn_status move_maps(const fattn_gpu_device *d, const gpu_plan *m,
+                              const fattn_buffers *buffers, encoded_maps *e)
 {
     fattn_status status = FATTN_OK;
     memcpy(e, m->encoded, sizeof *e);
@@ -140,7 +143,7 @@ fattn_status fattn_gpu_plan(fattn_plan *plan)
 {
     fattn_gpu_device *const d = plan->device->impl;
     const fattn_gpu_kernel *const kernel = fattn_gpu_kernel_of(plan->kernel);
-    made *const m = fattn_memory_alloc(sizeof *m);
+    gpu_plan *const m = fattn_memory_alloc(sizeof *m);
     if (!m) {
         return fattn_fail_memory(sizeof *m, "a plan's launches");
     }
@@ -178,9 +181,10 @@ void fattn_gpu_release(fattn_plan *plan) { fattn_memory_free(plan->impl); }
 
 /* --- Runs ------------------------------------------------------------------------------------- */
 
-/* maps, onto: what an image with tensor maps, and one that merges, take besides, or NULL. */
+/* args: the kernel's first parameter. maps and onto: the second parameter of kernels with tensor
+ * maps and the third of those that merge rows, or NULL. */
 static fattn_status launch_one(const fattn_gpu_device *d, const launch *l, void *args,
-                               encoded *maps, fattn_merge_job *onto, fattn_stream stream)
+                               encoded_maps *maps, fattn_merge_job *onto, fattn_stream stream)
 {
     void *parameters[] = {args, maps, onto};
     const fattn_gpu_api *const api = d->api;
@@ -191,15 +195,16 @@ static fattn_status launch_one(const fattn_gpu_device *d, const launch *l, void 
     return fattn_gpu_check(d, result, "launching a kernel");
 }
 
-/* What fattn_buffers_validate() looks at: lengths, tables, positions. */
+/* Whether fattn_buffers_validate() reads the operand: it is one of the lengths, tables or
+ * positions. */
 static bool is_table(const fattn_operand *operand)
 {
     return operand->dtype == 0 && operand->offset != offsetof(fattn_buffers, mask) &&
            operand->offset != offsetof(fattn_buffers, block_mask) && operand->region.base;
 }
 
-/* FATTN_CHECKED: copies lengths and tables to the host and validates them there. Waits, after a
- * failure too: copies may be on their way to memory that is then freed. */
+/* FATTN_CHECKED: copies lengths and tables to the host and validates them there. It waits for the
+ * stream after a failure too, because copies may still be writing to memory that it then frees. */
 static fattn_status validate(const fattn_plan *plan, const fattn_buffers *buffers,
                              fattn_stream stream)
 {
@@ -241,8 +246,8 @@ static fattn_status validate(const fattn_plan *plan, const fattn_buffers *buffer
     return status;
 }
 
-/* Makes kernels write o where the job's result is. Its address may be a multiple of less than the
- * plan was promised. */
+/* Makes kernels write o where the job's result is, which may be less aligned than the plan was
+ * promised. */
 static void redirect(const fattn_plan *plan, const fattn_merge_job *job, fattn_gpu_args *args)
 {
     const uintptr_t place = (uintptr_t)job->result.o | 16;
@@ -254,12 +259,12 @@ static void redirect(const fattn_plan *plan, const fattn_merge_job *job, fattn_g
     args->buffers.o = job->result.o;
 }
 
-/* onto: what results are merged with, by a kernel that does so, or NULL. */
+/* onto: the state that kernels merge the results with, or NULL. */
 static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers,
                         const fattn_merge_job *onto, void *workspace, fattn_stream stream)
 {
     const fattn_gpu_device *const d = plan->device->impl;
-    const made *const m = plan->impl;
+    const gpu_plan *const m = plan->impl;
     fattn_merge_job job;
     fattn_status status = FATTN_OK;
     if (plan->problem.features & FATTN_CHECKED) {
@@ -280,7 +285,7 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers,
     if (status) {
         return status;
     }
-    encoded maps;
+    encoded_maps maps;
     status = fattn_gpu_check_stream(d, stream);
     status = status ? status : move_maps(d, m, buffers, &maps);
     for (int n = 0; !status && n < m->count; n++) {
@@ -295,11 +300,11 @@ fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers,
     return run(plan, buffers, NULL, workspace, stream);
 }
 
-/* Whether the plan has a kernel that merges rows where it finishes them: it reads two floats at a
- * time, and writes its own type or floats. */
+/* Whether the plan has a kernel that merges rows as it finishes them. Such a kernel reads two
+ * floats at a time, and writes floats or the problem's dtype. */
 static bool may_merge(const fattn_plan *plan, const fattn_merge_job *job)
 {
-    const made *const m = plan->impl;
+    const gpu_plan *const m = plan->impl;
     const fattn_strides *const s = &job->first.strides;
     bool merges = false;
     for (int n = 0; n < m->count; n++) {
@@ -317,15 +322,15 @@ fattn_status fattn_gpu_run_onto(const fattn_plan *plan, const fattn_buffers *buf
                                 : fattn_plan_run_then_merge(plan, buffers, job, workspace, stream);
 }
 
-/* --- Verbs that are one kernel ---------------------------------------------------------------- */
+/* --- Backend functions that are one kernel ---------------------------------------------------- */
 
-/* Launches a kernel of its own arguments over so many pieces of work. */
+/* Launches a function of image "verbs" with its own kind of arguments, on so many blocks. */
 static fattn_status run_verb(const fattn_gpu_device *d, gpu_function function, void *args,
-                             int64_t pieces, fattn_stream stream)
+                             int64_t blocks, fattn_stream stream)
 {
     const launch l = {
-        .function = function, .blocks = fattn_gpu_grid(d->api, pieces, 128), .threads = 128};
-    if (pieces == 0) {
+        .function = function, .blocks = fattn_gpu_grid(d->api, blocks, 128), .threads = 128};
+    if (blocks == 0) {
         return FATTN_OK;
     }
     fattn_status status = fattn_gpu_enter(d);
@@ -337,7 +342,7 @@ static fattn_status run_verb(const fattn_gpu_device *d, gpu_function function, v
     return fattn_gpu_leave_with(d, status);
 }
 
-/* The door keeps batch * heads * rows below 2^62. */
+/* fattn_merge() has checked that batch * heads * rows is below 2^62. */
 fattn_status fattn_gpu_merge(void *impl, const fattn_merge_job *job, fattn_stream stream)
 {
     const fattn_gpu_device *const d = impl;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of backward that see one key. Their probability is 1, but 2^(x - lse) is not quite: the
- * score x is computed again, perhaps in another order, and lse was rounded. Kernels that keep P in
- * floats lower the lse of such a row, by more than rounding may have raised it, and cut every P to
- * 1 (docs/NUMERICS.md, section 3; backends/cpu/lone.h does the same on CPUs).
+ * Lone rows: rows of backward that attend to one key. Their probability is 1, but 2^(x - lse) is
+ * not quite 1: the score x is computed again, perhaps in another order, and lse was rounded.
+ * Kernels that keep P in floats lower the lse of such a row by more than rounding may have raised
+ * it, and clamp every P to 1 (docs/NUMERICS.md, section 3; backends/cpu/lone.h does the same on
+ * CPUs).
  *
  * Where P is rounded to 16 bits before it is used, as on tensor cores, it is 1 without this.
  */
@@ -13,21 +14,22 @@
 #include "backends/gpu/pairs.cuh"
 #include "backends/gpu/team.cuh"
 
-/* Whether a bias or a mask may leave a row one key where its band has several. */
+/* Whether a bias or mask may leave a row one key although its band has several. */
 GPU_DEVICE bool gpu_hides_keys(const fattn_problem &p)
 {
     return p.features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK);
 }
 
-/* The key of a band that has one, or -1: in runs where the band is all that hides keys. */
+/* The only key in the band of query i, or -1 if there are none or several. For runs without bias
+ * and masks. */
 GPU_DEVICE int32_t gpu_band_key(const gpu_pairs &t, int32_t i)
 {
     const fattn_range keys = fattn_band_row(&t.band, i);
     return keys.past - keys.first == 1 ? (int32_t)keys.first : -1;
 }
 
-/* The key that query q sees of the keys of its band, or -1 where it sees none or several. All
- * threads of a wave must ask, for one query. */
+/* The only key that query q attends to, or -1 if there are none or several. All threads of a wave
+ * must call it, for one query. */
 GPU_DEVICE int32_t gpu_lone_key(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q)
 {
     const unsigned terms = (g.rule.terms & FATTN_SCORE_BIAS) | FATTN_SCORE_KEEP;
@@ -48,10 +50,10 @@ GPU_DEVICE int32_t gpu_lone_key(const fattn_gpu_args &g, const gpu_pairs &t, gpu
     return count == 1 ? key : -1;
 }
 
-/* By how much lse of query q, which sees one key, is to be lowered, in log2 units: four times the
- * rounding that its score, computed twice, and lse may differ by. 0 where key is -1, or lse holds
- * more than that key, a sink or the keys of other shards. lse: natural. TEAM neighbouring threads
- * must ask for one query. */
+/* By how much to lower the lse of query q, which attends to `key` alone, in log2 units: four times
+ * the error by which lse and the score, computed twice, may differ. 0 if key is -1, or if lse
+ * covers more than that key: a sink, or keys of other shards. lse: natural. TEAM adjacent threads
+ * must call it for one query. */
 template <int TEAM>
 GPU_DEVICE float gpu_lone_margin(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q,
                                  int32_t key, float lse)
@@ -59,7 +61,7 @@ GPU_DEVICE float gpu_lone_margin(const fattn_gpu_args &g, const gpu_pairs &t, gp
     const fattn_problem &p = g.problem;
     const gpu_tensor query = gpu_tensor_of(g, g.buffers.q, p.dtype, FATTN_GPU_QUADS_Q, p.dim);
     const gpu_tensor keys = gpu_tensor_of(g, g.buffers.k, p.dtype, FATTN_GPU_QUADS_K, p.dim);
-    float dot = 0, products = 0; /* and their sizes */
+    float dot = 0, products = 0; /* products: the sum of their absolute values */
     if (key >= 0) {
         const int64_t q_at = gpu_query_at(t.seq, p.q, q.i, q.h);
         const int64_t k_at = gpu_key_at(g, t.seq, p.k, t.b, fattn_quotient(q.h, g.group), key);

@@ -3,7 +3,7 @@
 #include "backends/gpu/device.h"
 #include "core/status.h"
 
-/* Device memory, and host memory that the driver has made visible to the device. */
+/* True for device memory, and for host memory that the device sees at the same address. */
 bool fattn_gpu_reads(void *impl, const void *pointer)
 {
     const fattn_gpu_device *const d = impl;
@@ -17,7 +17,7 @@ bool fattn_gpu_reads(void *impl, const void *pointer)
     return result == 0 && seen == pointer;
 }
 
-/* The body of a verb: one driver call in the device's context. */
+/* The body of a function that is one driver call in the device's context. */
 #define VERB(d, call, what)                                                                 \
     do {                                                                                    \
         const fattn_status entered = fattn_gpu_enter(d);                                    \
@@ -25,8 +25,8 @@ bool fattn_gpu_reads(void *impl, const void *pointer)
                        : fattn_gpu_leave_with(d, fattn_gpu_check(d, (d)->api->call, what)); \
     } while (0)
 
-/* The same of a verb that queues something on a stream, which must be of the device's context. To
- * wait for a stream or to destroy one, drivers do not ask for that. */
+/* The same for a call that queues work on a stream, which must belong to the device's context.
+ * Drivers accept a stream of another context when they wait for it or destroy it. */
 #define STREAM_VERB(d, stream, call, what)                                   \
     do {                                                                     \
         fattn_status status = fattn_gpu_enter(d);                            \
@@ -38,8 +38,8 @@ bool fattn_gpu_reads(void *impl, const void *pointer)
         return fattn_gpu_leave_with(d, status);                              \
     } while (0)
 
-/* Leaves the context, and returns the new thing in *result. When leaving fails the new thing is
- * undone, and *result stays as it is. */
+/* Leaves the context and returns the new object in *result. If leaving fails, it destroys the
+ * object by `undo` and leaves *result as it is. */
 static fattn_status keep_or_undo(void *impl, fattn_status status, void *thing, void **result,
                                  void (*undo)(void *impl, void *thing))
 {
@@ -108,7 +108,7 @@ fattn_status fattn_gpu_stream_create(void *impl, fattn_stream *stream)
 fattn_status fattn_gpu_stream_destroy(void *impl, fattn_stream stream)
 {
     const fattn_gpu_device *const d = impl;
-    if (!stream) { /* the default stream is nobody's */
+    if (!stream) { /* the default stream cannot be destroyed */
         return FATTN_OK;
     }
     VERB(d, stream_destroy((gpu_stream)stream), "destroying a stream");
@@ -127,7 +127,7 @@ fattn_status fattn_gpu_stream_wait(void *impl, fattn_stream stream, void *event)
                 "letting a stream wait for an event");
 }
 
-/* The default stream cannot be captured, and asking about it while another is would be an error. */
+/* The default stream cannot be captured, and a query about it fails while another one is. */
 fattn_status fattn_gpu_stream_capture(void *impl, fattn_stream stream, uint64_t *capture)
 {
     const fattn_gpu_device *const d = impl;
@@ -150,7 +150,7 @@ fattn_status fattn_gpu_stream_capture(void *impl, fattn_stream stream, uint64_t 
     return fattn_gpu_leave_with(d, status);
 }
 
-/* Of the thread, in whatever context. */
+/* The mode belongs to the thread, whichever context is current. */
 fattn_status fattn_gpu_capture_mode(void *impl, int *mode)
 {
     const fattn_gpu_device *const d = impl;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two states of a row, o and lse over different keys, become one: in a pass of its own (verbs.cuh),
- * or where a kernel finishes a row of the second (wgmma_forward.cuh). */
+/* Merges two states of a row, that is, o and lse over different keys. Used by a kernel of its own
+ * (verbs.cuh), and by forward kernels that merge rows as they finish them (wgmma_forward.cuh). */
 #ifndef FATTN_GPU_MERGE_CUH
 #define FATTN_GPU_MERGE_CUH
 
@@ -13,16 +13,16 @@ GPU_DEVICE float gpu_merge_weight(float lse, float largest)
     return lse == -fattn_f32_infinity() ? 0 : exp2f((lse - largest) * (float)FATTN_LOG2E);
 }
 
-/* The numbers that two states become one by. */
+/* The weights of two states, and the lse of both. */
 typedef struct gpu_weights {
     float first, second, lse;
-    bool no_first, no_second; /* they are empty */
+    bool no_first, no_second; /* the state is empty */
 } gpu_weights;
 
 GPU_DEVICE gpu_weights gpu_weights_of(float lse1, float lse2)
 {
     const float empty = -fattn_f32_infinity();
-    const float largest = lse1 > lse2 ? lse1 : lse2; /* a NaN comes back through its weight */
+    const float largest = lse1 > lse2 ? lse1 : lse2; /* a NaN reaches lse through its weight */
     gpu_weights w;
     w.no_first = lse1 == empty, w.no_second = lse2 == empty;
     w.first = gpu_merge_weight(lse1, largest), w.second = gpu_merge_weight(lse2, largest);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the score of a pair of a query and a key depends on besides their dot product, with every
- * feature: bias, distance, masks, dropout. Features that a run does not have cost a uniform branch.
+ * Everything besides the dot product that the score of a pair of query and key depends on: bias,
+ * distance, masks, dropout. A feature that a run does not have costs a uniform branch.
  *
- * Rows of a tile of queries are numbered r = i * group + g over the queries i of a sequence and the
- * heads g of the group that shares a key/value head: all rows of a tile read the same keys.
+ * The rows of a key/value head are numbered r = i * group + g, over the queries i of a sequence and
+ * the query heads g that share the key/value head. So all rows of a tile read the same keys.
  */
 #ifndef FATTN_GPU_PAIRS_CUH
 #define FATTN_GPU_PAIRS_CUH
@@ -13,7 +13,8 @@
 #include "backends/gpu/sequence.cuh"
 #include "core/schedule.h"
 
-/* A query of a tile: its row, and its head, -1 for rows past the last. */
+/* A query of a tile: its position i in the sequence and its head h, -1 for a row that does not
+ * exist. */
 typedef struct gpu_query {
     int32_t i, h;
 } gpu_query;
@@ -27,7 +28,7 @@ GPU_DEVICE gpu_query gpu_query_of(int64_t number, int64_t group, int64_t h0)
     return q;
 }
 
-/* What all pairs of a sequence share. */
+/* The state that all pairs of a sequence share. */
 typedef struct gpu_pairs {
     int64_t b;
     fattn_sequence seq;
@@ -47,7 +48,8 @@ GPU_DEVICE gpu_pairs gpu_pairs_of(const fattn_gpu_args &g, int64_t b)
     return t;
 }
 
-/* Takes Z out of dropout, for rows that are multiplied by it once: of pairs 1 or 0 is left. */
+/* Returns dropout's multiplier Z and replaces it by 1, for kernels that multiply whole rows by Z
+ * and pairs by 1 or 0. */
 GPU_DEVICE float gpu_dropout_take(fattn_dropout &dropout)
 {
     const float z = dropout.multiplier;
@@ -55,7 +57,7 @@ GPU_DEVICE float gpu_dropout_take(fattn_dropout &dropout)
     return z;
 }
 
-/* The queries that see any of the keys j0 .. j1 - 1: first .. past - 1. */
+/* The queries first .. past - 1 that attend to any of the keys j0 .. j1 - 1. */
 GPU_DEVICE fattn_range gpu_queries_of(const gpu_pairs &t, int64_t j0, int64_t j1)
 {
     return fattn_band_queries(&t.band, t.seq.sq, j0, j1);
@@ -88,7 +90,7 @@ GPU_DEVICE bool gpu_masks_keep(const fattn_gpu_args &g, const gpu_pairs &t, gpu_
     return keep && (!(p.features & FATTN_BLOCK_MASK) || gpu_block_keeps(g, t, q, j));
 }
 
-/* The terms of query q and key j; nothing is read for a pair that does not exist. */
+/* The terms of the score of query q and key j. Nothing is read for a pair that does not exist. */
 GPU_DEVICE fattn_score_pair gpu_pair(const fattn_gpu_args &g, const gpu_pairs &t, unsigned terms,
                                      gpu_query q, int64_t j)
 {
@@ -112,8 +114,8 @@ GPU_DEVICE fattn_score_pair gpu_pair(const fattn_gpu_args &g, const gpu_pairs &t
     return pair;
 }
 
-/* Z of query q and the N keys from j on. A call of the generator serves two neighbours from an even
- * position on. */
+/* Dropout's multipliers z of query q and the N keys from j on. One call of the generator serves two
+ * adjacent keys, the first at an even position. */
 template <int N>
 GPU_DEVICE void gpu_drop(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q, int64_t j,
                          float *z)
@@ -140,14 +142,15 @@ GPU_DEVICE void gpu_drop(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query 
     }
 }
 
-/* What threads have found in the block mask. */
+/* Whether a thread has found entries of the block mask that keep pairs, and entries that drop
+ * them. */
 typedef struct gpu_mask_blocks {
     bool kept, dropped;
 } gpu_mask_blocks;
 
-/* Whether the block mask keeps, and drops, pairs of rows i0 .. i1 - 1 of so many heads from h0 on
- * and keys j0 .. j1 - 1: what thread `thread` of `threads` finds in its share of the entries, whose
- * number an N can hold. */
+/* Searches the block mask for entries that keep, and that drop, pairs of queries i0 .. i1 - 1 of
+ * `heads` heads from h0 on and keys j0 .. j1 - 1. Thread `thread` of `threads` returns what it
+ * finds in its share of the entries, whose number fits an N. */
 template <class N>
 GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu_pairs &t,
                                               int64_t i0, int64_t i1, int64_t h0, N heads,
@@ -172,12 +175,13 @@ GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu
     return found;
 }
 
-/* --- What a bias of -inf hides ---------------------------------------------------------------- */
+/* --- Keys that a bias of -inf hides ----------------------------------------------------------- */
 
-/* Searches a bias, `rows` rows of `columns` units from `from` on, for what is not -inf; a unit is
- * 16 bytes if CHUNKS, else one element. hidden: the bits of -inf, twice if it has 16. Calls
- * see(r, c) for each such unit c of row r that this thread finds, for the last row perhaps more
- * than once. The block's threads share the rows; each has several reads under way. */
+/* Searches a bias, `rows` rows of `columns` units from `from` on, for entries other than -inf. A
+ * unit is 16 bytes if CHUNKS, or else one element. hidden: the bits of -inf, twice for 16-bit
+ * types. Calls see(r, c) for each unit c of row r in which this thread finds one, for the last row
+ * perhaps more than once. The block's threads share the rows, and each has several loads in
+ * flight. */
 template <bool CHUNKS, class See>
 GPU_DEVICE void gpu_search_rows(const char *from, uint32_t rows, uint32_t columns, int size,
                                 const int64_t stride[4], uint32_t hidden, const See &see)
@@ -210,9 +214,10 @@ GPU_DEVICE void gpu_search_rows(const char *from, uint32_t rows, uint32_t column
     }
 }
 
-/* Calls see(i, j) wherever this thread finds a bias other than -inf, of queries i0 .. i1 - 1 of
- * heads h0 .. h0 + group - 1 and keys j0 .. j1 - 1: of query i0 + i, among the keys from j0 + j to
- * the next multiple of 8. A query, or head, stands for all that share its bias. */
+/* Calls see(i, j) wherever this thread finds a bias other than -inf among queries i0 .. i1 - 1 of
+ * heads h0 .. h0 + group - 1 and keys j0 .. j1 - 1: it belongs to query i0 + i and to one of the
+ * keys from j0 + j to the next multiple of 8. Queries or heads that share a bias are searched
+ * once. */
 template <class See>
 GPU_DEVICE void gpu_find_seen(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0, int64_t i1,
                               int64_t h0, int64_t group, int64_t j0, int64_t j1, const See &see)
@@ -240,7 +245,7 @@ GPU_DEVICE void gpu_find_seen(const fattn_gpu_args &g, const gpu_pairs &t, int64
     }
 }
 
-/* The largest x, 0 .. most, of the block's threads, all of which must ask. */
+/* The largest x, 0 .. most, of the block's threads, all of which must call it. A binary search. */
 GPU_DEVICE int gpu_largest(int x, int most)
 {
     int least = 0;
@@ -256,11 +261,11 @@ GPU_DEVICE int gpu_largest(int x, int most)
 }
 
 /*
- * Keys first .. past - 1 of a tile of rows, without those at their end that a bias of -inf hides
- * from all of its rows, as a causal mask given as a bias does. Returns the new end: a multiple of
- * 64, or first or past. Where the bias hides nothing there, one number of it is read, the same by
- * all threads. The last row is read first, and then of the other rows what is behind its last key.
- * All threads of the block must ask.
+ * Cuts off the last of keys first .. past - 1 that a bias of -inf hides from all rows of a tile, as
+ * a causal mask given as a bias does. Returns the new end: a multiple of 64, or first or past. If
+ * the bias hides nothing there, all threads read the same one element of it. Otherwise they search
+ * the last row, and then the other rows behind that row's last key. All threads of the block must
+ * call it.
  */
 GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
                                  int64_t i1, int64_t h0, int64_t group, int64_t first, int64_t past)
@@ -277,7 +282,7 @@ GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, in
     }
     const int64_t base = first / UNIT;
     const int units = (int)((past - 1) / UNIT + 1 - base);
-    int seen = 0; /* units of 64 keys, from that of `first` to the last that a row sees */
+    int seen = 0; /* units of 64 keys, from that of `first` to the last with a visible key */
     int64_t from = first;
     const auto see = [&](int, int j) {
         const int unit = (int)((from + j) / UNIT - base);
@@ -294,10 +299,10 @@ GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, in
 }
 
 /*
- * Queries first .. past - 1 of a tile of keys j0 .. j1 - 1, without those at their beginning from
- * which a bias of -inf hides all of the tile. Returns the new beginning: a multiple of 64, or first
- * or past. Key j0 is read first, and then of the other keys what is before its first query. All
- * threads of the block must ask.
+ * Cuts off the first of queries first .. past - 1 from which a bias of -inf hides all keys
+ * j0 .. j1 - 1 of a tile. Returns the new beginning: a multiple of 64, or first or past. The search
+ * begins with key j0, and goes on with the other keys before that key's first query. All threads of
+ * the block must call it.
  */
 GPU_DEVICE int64_t gpu_seen_first(const fattn_gpu_args &g, const gpu_pairs &t, int64_t j0,
                                   int64_t j1, int64_t h0, int64_t group, int64_t first,
@@ -315,7 +320,7 @@ GPU_DEVICE int64_t gpu_seen_first(const fattn_gpu_args &g, const gpu_pairs &t, i
     }
     const int64_t end = (past - 1) / UNIT + 1;
     const int units = (int)(end - first / UNIT);
-    int seen = 0; /* units of 64 queries, from the first that sees a key to that of past - 1 */
+    int seen = 0; /* units of 64 queries, from the first with a visible key to that of past - 1 */
     const auto see = [&](int i, int) {
         const int unit = (int)(end - (first + i) / UNIT);
         seen = unit > seen ? unit : seen;
@@ -332,8 +337,9 @@ GPU_DEVICE int64_t gpu_seen_first(const fattn_gpu_args &g, const gpu_pairs &t, i
 
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
-/* What a tile is: rows i0 .. i1 - 1 of the heads h0 .. h0 + group - 1, keys j0 .. j1 - 1. All
- * threads of the block must ask. `padded`: the last key that is computed, and one. */
+/* Whether a tile is empty, partial or full: queries i0 .. i1 - 1 of heads h0 .. h0 + group - 1,
+ * and keys j0 .. j1 - 1. Keys are computed up to padded - 1, of which those from j1 on do not
+ * exist. All threads of the block must call it. */
 GPU_DEVICE fattn_tile_kind gpu_tile_kind(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
                                          int64_t i1, int64_t h0, int64_t group, int64_t j0,
                                          int64_t j1, int64_t padded)
@@ -351,12 +357,12 @@ GPU_DEVICE fattn_tile_kind gpu_tile_kind(const fattn_gpu_args &g, const gpu_pair
     return FATTN_TILE_PARTIAL;
 }
 
-/* dSink of head h becomes, or grows by, what the threads of a block bring: a tree over `sums`, a
- * float each. Heads may follow one another. */
+/* Reduces the threads' sums by a tree over `sums`, a float for each thread, and writes the total to
+ * dSink of head h or adds it. A block may call it for several heads. */
 template <int THREADS>
 GPU_DEVICE void gpu_store_dsink(const fattn_gpu_args &g, float *sums, int64_t h, float sum)
 {
-    gpu_sync(); /* the head before may still be read */
+    gpu_sync(); /* the sums of the head before may still be read */
     sums[gpu_thread()] = sum;
     for (int half = THREADS / 2; half > 0; half /= 2) {
         gpu_sync();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What forward rows that cut keys into parts share: what parts cost, where in the workspace they
- * meet, and who merges them (parts.cuh).
+ * What forward rows share that cut the keys into parts: the cost of a part, the workspace for their
+ * results, and the choice of the kernel that merges these (parts.cuh).
  */
 #include <stdio.h>
 
@@ -10,15 +10,15 @@
 #include "backends/gpu/sizes.h"
 #include "core/problem.h"
 
-/* Rows of an item that can exist. */
+/* How many rows an item has at most. */
 static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
 {
     const int64_t rows = fattn_problem_rows(p);
     return rows < t->br ? rows : t->br;
 }
 
-/* From so many rows on combine_rows is faster: 2,048 on an H100 (docs/notes/hopper-forward.md).
- * AMD's rows borrow the number. */
+/* From so many rows on combine_rows is faster than combine, as measured on an H100
+ * (docs/notes/hopper-forward.md). AMD's GPUs use the same number, unmeasured. */
 #define MANY_ROWS 2048
 
 void fattn_gpu_combine(const fattn_gpu_kernel *kernel, const fattn_problem *p,
@@ -26,7 +26,7 @@ void fattn_gpu_combine(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 {
     (void)kernel;
     const int64_t blocks = t->splits > 1 ? t->items / t->splits : 0, rows = item_rows(p, t);
-    /* Rows of parts then lie at multiples of 16 bytes: there are two floats of each before them. */
+    /* Then o of a part begins at a multiple of 16 bytes, behind two floats for each row. */
     const bool quads = p->dim_v % 4 == 0 && rows % 2 == 0;
     if (quads && blocks * rows >= MANY_ROWS) {
         snprintf(shape->entry, sizeof shape->entry, "combine_rows");
@@ -47,7 +47,8 @@ fattn_split_cost fattn_gpu_split(const fattn_kernel *row, const fattn_problem *p
     return (fattn_split_cost){.keys = 256, .pieces = limits->parallelism};
 }
 
-/* m, l and o of every row of every item. */
+/* m, l and o of every row of every item. -1 also if the blocks of SIMT kernels, one for each item
+ * and slab of channels, cannot be counted. */
 int64_t fattn_gpu_parts_workspace(const fattn_kernel *row, const fattn_problem *p,
                                   const fattn_tiling *t)
 {
@@ -71,13 +72,13 @@ int64_t fattn_gpu_decode_workspace(const fattn_kernel *row, const fattn_problem 
                                                           : parts + counters;
 }
 
-/* One block that merges waits for memory once a turn. A second kernel, whose blocks take their
- * turns side by side, instead waits for its launch, which lasts two or three turns. */
+/* A block that merges makes rounds, and waits for memory once in each. A second kernel makes these
+ * rounds in parallel blocks, but its launch takes as long as two or three rounds. */
 bool fattn_gpu_merges(const fattn_problem *p, const fattn_tiling *t, int threads)
 {
-    enum { TURNS = 3 };
+    enum { ROUNDS = 3 };
     const int64_t pieces = item_rows(p, t) * fattn_ceil_div(p->dim_v, FATTN_GPU_MERGE_CHANNELS);
-    const int64_t turns = gpu_times(fattn_ceil_div(pieces, threads / 32),
-                                    fattn_ceil_div(t->splits, FATTN_GPU_MERGE_PARTS));
-    return t->splits > 1 && turns >= 0 && turns <= TURNS;
+    const int64_t rounds = gpu_times(fattn_ceil_div(pieces, threads / 32),
+                                     fattn_ceil_div(t->splits, FATTN_GPU_MERGE_PARTS));
+    return t->splits > 1 && rounds >= 0 && rounds <= ROUNDS;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a row of forward ends: in o and lse, or, where its keys are cut into parts, as {m, l, o} in
- * the workspace, and how those parts become a row. An item's part is m [rows], l [rows], o
- * [rows][Dv], with o not yet divided by l; rows is br, or the few that a key/value head has.
+ * The epilogue of forward. A row whose keys are one part is written to o and lse. If its keys are
+ * cut into parts, each part leaves {m, l, o} in the workspace, and the parts are merged (split-KV
+ * decoding). An item's part is m [rows], l [rows], o [rows][Dv], with o not yet divided by l; rows
+ * is br, or all rows of a key/value head if these are fewer.
  */
 #ifndef FATTN_GPU_PARTS_CUH
 #define FATTN_GPU_PARTS_CUH
@@ -12,7 +13,8 @@
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
-/* The parts of what rows i0 .. i1 - 1 of a sequence see, in tiles of so many keys. */
+/* The parts of the keys that queries i0 .. i1 - 1 of a sequence attend to, in tiles of so many
+ * keys. */
 GPU_DEVICE fattn_parts gpu_parts_of(const fattn_gpu_args &g, const fattn_band &band, int64_t i0,
                                     int64_t i1, int64_t tile)
 {
@@ -22,14 +24,14 @@ GPU_DEVICE fattn_parts gpu_parts_of(const fattn_gpu_args &g, const fattn_band &b
                                 fattn_quotient(fattn_max64(keys.past, 0) + tile - 1, tile));
 }
 
-/* The rows of an item: the block's of those of a head, queries i0 .. i1 - 1 of the heads that share
- * keys and values. */
+/* The rows of an item: rows first .. first + count - 1 of a key/value head. They are of queries
+ * i0 .. i1 - 1, of all query heads that share the key/value head. */
 typedef struct gpu_item_rows {
     int64_t first, i0, i1;
-    int count; /* that exist; of none, i0 and i1 are as of one */
+    int count; /* rows that exist; if 0, i0 and i1 are as for one row */
 } gpu_item_rows;
 
-/* Block `block` of at most `most` rows; a sequence has sq queries of `group` heads. */
+/* Block `block` of at most `most` rows. The sequence has sq queries of `group` heads. */
 GPU_DEVICE gpu_item_rows gpu_item_rows_of(int64_t block, int most, int64_t sq, int64_t group)
 {
     gpu_item_rows rows;
@@ -40,14 +42,14 @@ GPU_DEVICE gpu_item_rows gpu_item_rows_of(int64_t block, int most, int64_t sq, i
     return rows;
 }
 
-/* A part of the keys that an item's rows see, in tiles of keys. */
+/* A part of the keys that an item's rows attend to, in tiles of keys. */
 typedef struct gpu_item_part {
     int block, past; /* tiles block .. past - 1 */
-    bool exists;     /* part 0 does even without keys: its rows have results all the same */
-    bool whole;      /* it has all that the rows see */
+    bool exists;     /* true for part 0 even without keys: its rows have results all the same */
+    bool whole;      /* it is the only part */
 } gpu_item_part;
 
-/* Part `split` of them. block == past where it has no keys. */
+/* Part number `split`. block == past if it has no keys. */
 GPU_DEVICE gpu_item_part gpu_item_part_of(const fattn_parts &parts, int64_t split)
 {
     int64_t first, past;
@@ -59,7 +61,7 @@ GPU_DEVICE gpu_item_part gpu_item_part_of(const fattn_parts &parts, int64_t spli
     return part;
 }
 
-/* An item of a kernel on matrix units takes its part; returns whether the part exists. */
+/* Sets the part of an item of a kernel on matrix units. Returns whether the part exists. */
 template <class Item> GPU_DEVICE bool gpu_item_set_part(const fattn_parts &parts, Item &w)
 {
     const gpu_item_part part = gpu_item_part_of(parts, w.split);
@@ -69,8 +71,8 @@ template <class Item> GPU_DEVICE bool gpu_item_set_part(const fattn_parts &parts
     return part.exists;
 }
 
-/* It takes its head, its rows, at most `most`, and its part, in tiles of so many keys. Its sequence
- * and band are there. Returns the number of its first row among those of the head. */
+/* Sets the head of such an item, its rows (at most `most`), and its part, in tiles of `tile` keys.
+ * The caller has set its sequence and band. Returns the number of its first row in the head. */
 template <class Item>
 GPU_DEVICE int64_t gpu_item_set(const fattn_gpu_args &g, const fattn_work &work, int most, int tile,
                                 Item &w)
@@ -86,8 +88,9 @@ GPU_DEVICE int64_t gpu_item_set(const fattn_gpu_args &g, const fattn_work &work,
     return rows.first;
 }
 
-/* The item that comes as number n of a grid: first parts of all blocks of rows, then second ones,
- * and so on. Short sequences have first parts alone, which then go to different multiprocessors. */
+/* The item of work number n: first come the first parts of all blocks of rows, then the second
+ * parts, and so on. Short sequences have only first parts, which so go to different
+ * multiprocessors. */
 GPU_DEVICE int64_t gpu_item_of(const fattn_gpu_args &g, int64_t n)
 {
     if (g.tiling.splits == 1 || g.tiling.items > UINT32_MAX) {
@@ -98,14 +101,14 @@ GPU_DEVICE int64_t gpu_item_of(const fattn_gpu_args &g, int64_t n)
     return ((uint32_t)n - split * blocks) * splits + split;
 }
 
-/* A row's place. */
+/* Where a row is written: in the output, or in a part. */
 typedef struct gpu_part {
-    float *m, *l; /* of a part */
+    float *m, *l; /* NULL in the output */
     gpu_tensor o;
-    int64_t at; /* of channel 0 in o */
+    int64_t at; /* the row's channel 0 in o */
 } gpu_part;
 
-/* Row r of an item, as a part. */
+/* Row r of an item's part. */
 GPU_DEVICE gpu_part gpu_part_of(const fattn_gpu_args &g, int64_t item, int r)
 {
     const fattn_problem &p = g.problem;
@@ -118,14 +121,14 @@ GPU_DEVICE gpu_part gpu_part_of(const fattn_gpu_args &g, int64_t item, int r)
     return part;
 }
 
-/* Floats from a part to the next. */
+/* The distance of two successive parts, in floats. */
 GPU_DEVICE int gpu_part_step(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     return (int)(fattn_min64(g.tiling.br, g.group * p.seqlen_q) * (2 + p.dim_v));
 }
 
-/* The row in o. */
+/* The row of query q in the output. */
 GPU_DEVICE gpu_part gpu_part_output(const fattn_gpu_args &g, const fattn_sequence &seq, gpu_query q)
 {
     const fattn_problem &p = g.problem;
@@ -145,14 +148,14 @@ GPU_DEVICE void gpu_store_lse(const fattn_gpu_args &g, const fattn_sequence &seq
     }
 }
 
-/* A channel of o in the end: 0 for an empty row, selected, because its sum may be 0 * inf. */
+/* A channel of the final o. For an empty row it selects 0, because the sum may be 0 * inf. */
 GPU_DEVICE float gpu_output(fattn_softmax state, float sum)
 {
     return state.l == 0 ? 0 : sum * fattn_softmax_normaliser(state);
 }
 
-/* A thread's channels of a part: the one at o and every 32nd behind it or, as a quad, four side by
- * side at a multiple of 16 bytes. From o on, `left` channels exist. */
+/* Reads a thread's channels of a part: the one at o and every 32nd after it or, if QUAD, four
+ * adjacent ones aligned to 16 bytes. From o on, `left` channels exist. */
 template <int CHANNELS, bool QUAD>
 GPU_DEVICE void gpu_part_channels(const float *o, int64_t left, float x[CHANNELS])
 {
@@ -170,9 +173,9 @@ GPU_DEVICE void gpu_part_channels(const float *o, int64_t left, float x[CHANNELS
     }
 }
 
-/* Merges the parts of a row, the first of which is `part`, 16 at a time: a thread finds what one
- * part weighs, and then all sum their channels, from c on, over the parts in ascending order. The
- * channels of HELD parts are read at once. */
+/* Merges the parts of a row, of which `part` is the first, in batches of 16. In a batch, each of 16
+ * threads computes the weight of one part, and then all threads sum their channels, from c on, over
+ * the parts in ascending order. The loads of HELD parts are in flight together. */
 template <int CHANNELS, bool QUAD = false>
 GPU_DEVICE void gpu_combine_parts(const fattn_gpu_args &g, const gpu_part &part, int64_t c,
                                   int64_t parts, fattn_softmax &all, float sum[CHANNELS])
@@ -229,7 +232,7 @@ GPU_DEVICE void gpu_combine_parts(const fattn_gpu_args &g, const gpu_part &part,
     }
 }
 
-/* The row of query q from such sums, in o and, by the thread of channel 0, in lse. */
+/* Writes the row of query q from such sums: o, and lse by the thread that has channel 0. */
 template <int CHANNELS, bool QUAD = false>
 GPU_DEVICE void gpu_store_row(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
                               gpu_query q, int64_t c, fattn_softmax all, const float sum[CHANNELS])
@@ -261,13 +264,13 @@ GPU_DEVICE void gpu_store_row(const fattn_gpu_args &g, const fattn_sequence &seq
 /* --- Merging by the last block ---------------------------------------------------------------- */
 
 /*
- * Blocks with parts of the same rows count in a word of the workspace how many are done. The last
- * of them merges all parts, which costs less than another kernel. Which block is last varies from
- * run to run; the result does not depend on it.
+ * Blocks with parts of the same rows count in a word of the workspace how many of them have
+ * finished. The last one merges all parts, which costs less than another kernel. Which block is
+ * last varies from run to run; the result does not depend on it.
  *
  * A workspace may hold anything when a run begins. A count begins at g.mark, a number that memory
- * is unlikely to hold by chance, and the last block restores it. A block that finds a word which is
- * no count writes the mark when it begins. So every block has written or seen it before it counts.
+ * is unlikely to hold by chance, and the last block restores it. A block that begins and finds no
+ * valid count writes the mark. So every block has written or read a valid count before it counts.
  *
  * The word may therefore be read before anything has written it, which tools such as initcheck of
  * compute-sanitizer report. This cannot be avoided without another launch: only a word that all
@@ -280,8 +283,8 @@ GPU_DEVICE uint64_t *gpu_counter_of(const fattn_gpu_args &g, int64_t b, int64_t 
     return (uint64_t *)(g.workspace + g.counters) + (b * g.problem.heads_k + hk);
 }
 
-/* Of a block that will count with others, to `most` at most; by one thread. word: gpu_peek() of the
- * counter, which takes a while. */
+/* One thread of each of `most` blocks calls this before the block counts. word: gpu_peek() of the
+ * counter, which the caller reads early, because that takes long. */
 GPU_DEVICE void gpu_count_begin(const fattn_gpu_args &g, uint64_t *counter, uint64_t word,
                                 int64_t most)
 {
@@ -290,11 +293,12 @@ GPU_DEVICE void gpu_count_begin(const fattn_gpu_args &g, uint64_t *counter, uint
     }
 }
 
-/* Says that a block has left its part. Returns whether all `most` have. All threads must ask. */
+/* Counts this block, which has written its part. Returns whether it is the last of `most`. All
+ * threads of the block must call it. */
 GPU_DEVICE bool gpu_count_end(const fattn_gpu_args &g, uint64_t *counter, int64_t most)
 {
     bool last = false;
-    gpu_sync_memory(); /* everyone's share of the part is there */
+    gpu_sync_memory(); /* all threads have written their share of the part */
     if (gpu_thread() == 0) {
         last = gpu_count(counter) - g.mark == (uint64_t)most - 1;
         if (last) {
@@ -303,12 +307,12 @@ GPU_DEVICE bool gpu_count_end(const fattn_gpu_args &g, uint64_t *counter, int64_
     }
     last = gpu_any(last);
     if (last) {
-        gpu_sync_memory(); /* and the others' parts */
+        gpu_sync_memory(); /* the other blocks' parts are visible */
     }
     return last;
 }
 
-/* Merges the parts of rows 0 .. rows - 1 of a key/value head, whose one block of rows this is. */
+/* Merges the parts of rows 0 .. rows - 1 of a key/value head that has one block of rows. */
 GPU_DEVICE void gpu_merge_rows(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
                                int64_t hk, int rows, int64_t parts)
 {
@@ -327,15 +331,16 @@ GPU_DEVICE void gpu_merge_rows(const fattn_gpu_args &g, const fattn_sequence &se
 
 /* --- Merging by a kernel of its own ----------------------------------------------------------- */
 
-/* Which channels 32 threads of combine merge, and of which row. */
+/* What 32 threads of `combine` merge: 32 channels of one row. */
 typedef struct gpu_combined {
     gpu_part part; /* the row in its first part */
     int64_t c;     /* this thread's channel */
     fattn_work work;
-    int64_t number; /* of the row, in its group */
+    int64_t number; /* of the row, in its key/value head */
 } gpu_combined;
 
-/* Piece n: rows of items, items counted without parts, and channels by 32. */
+/* Piece n of the work. Pieces run over blocks of rows, rows, and 32 channels at a time, the last
+ * one fastest. */
 GPU_DEVICE gpu_combined gpu_combined_of(const fattn_gpu_args &g, int64_t n, int64_t rows)
 {
     const int64_t pieces = (g.problem.dim_v + 31) / 32;
@@ -349,8 +354,8 @@ GPU_DEVICE gpu_combined gpu_combined_of(const fattn_gpu_args &g, int64_t n, int6
     return piece;
 }
 
-/* How many parts a block of rows has. Divisions take a microsecond together: there are none where a
- * head is one block of rows that sees all keys of the plan. */
+/* How many parts a block of rows has. The divisions take a microsecond together, and are left out
+ * if a head is one block of rows that attends to all keys of the plan. */
 GPU_DEVICE int64_t gpu_combined_parts(const fattn_gpu_args &g, int64_t block,
                                       const fattn_sequence &seq)
 {
@@ -369,7 +374,8 @@ GPU_DEVICE int64_t gpu_combined_parts(const fattn_gpu_args &g, int64_t block,
     return fattn_parts_count(&parts);
 }
 
-/* What depends on the arguments alone is found before lengths are waited for. */
+/* Merges a piece. The caller has found what depends on the arguments alone; lengths, and then the
+ * parts, are read only after earlier kernels are done. */
 GPU_DEVICE void gpu_combine_piece(const fattn_gpu_args &g, const gpu_combined &piece)
 {
     const int64_t i = fattn_quotient(piece.number, g.group);
@@ -388,7 +394,7 @@ GPU_DEVICE void gpu_combine_piece(const fattn_gpu_args &g, const gpu_combined &p
     const int64_t parts = gpu_combined_parts(g, piece.work.block, seq);
     gpu_await_earlier(); /* the parts */
     if (parts == 1) {
-        return; /* the row is where it belongs */
+        return; /* the row has been written to the output */
     }
     gpu_combine_parts<1>(g, piece.part, piece.c, parts, all, sum);
     gpu_store_row<1>(g, seq, piece.work.batch, q, piece.c, all, sum);
@@ -410,8 +416,8 @@ GPU_DEVICE void gpu_combine_all(const fattn_gpu_args &g)
 
 /* --- Merging many rows ------------------------------------------------------------------------ */
 
-/* What a row is takes longer to find out than to merge it. So a block merges a set of rows of one
- * item: set n, of which there are `of` to an item of `rows` rows. Rows of parts lie at multiples of
+/* Finding out which row to merge takes longer than merging it. So a block merges several rows of
+ * one item: set n, where an item of `rows` rows has `of` sets. o of a part begins at a multiple of
  * 16 bytes (parts.c). */
 GPU_DEVICE void gpu_combine_set(const fattn_gpu_args &g, int64_t n, int64_t of, int64_t rows)
 {
@@ -437,7 +443,7 @@ GPU_DEVICE void gpu_combine_set(const fattn_gpu_args &g, int64_t n, int64_t of, 
         const gpu_part part = gpu_part_of(g, item, r);
         const gpu_query q = gpu_query_of(before + r, g.group, work.head * g.group);
         for (int64_t c0 = 0; c0 < g.problem.dim_v; c0 += 128) {
-            const int64_t c = c0 + gpu_thread() % 32 * 4; /* which may be past the last */
+            const int64_t c = c0 + gpu_thread() % 32 * 4; /* may be past the last channel */
             float sum[4];
             fattn_softmax all;
             gpu_combine_parts<4, true>(g, part, c, parts, all, sum);

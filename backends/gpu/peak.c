@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a GPU can do at best, measured by the kernels of peaks.cuh; see core/peak.h. */
+/* Measures the peaks of a GPU, multiply-adds and memory reads, by the kernels of peaks.cuh
+ * (core/peak.h). */
 #include "backends/gpu/args.h"
 #include "backends/gpu/gpu.h"
 #include "core/memory.h"
 #include "core/status.h"
 
 enum {
-    LANES = 32,               /* that an instruction is counted as, however wide a wave is */
-    FMA_LAUNCHES = 8,         /* one after the other: what starts a kernel is small beside them */
-    FMA_ROUNDS = 256,         /* below 2^20 cycles, which is all that some chips count */
-    READ_BYTES_MIN = 1 << 30, /* that a launch reads */
+    LANES = 32,               /* lanes of an instruction, as rates count them for any wave size */
+    FMA_LAUNCHES = 8,         /* back to back, so that the launch overhead hardly counts */
+    FMA_ROUNDS = 256,         /* takes fewer than 2^20 cycles, beyond which some chips wrap */
+    READ_BYTES_MIN = 1 << 30, /* per launch */
 };
 
-/* What a measurement needs of the device. */
+/* What a measurement uses on the device. */
 typedef struct bench {
     void *impl;
     int64_t units;
-    void *start, *stop;
-    uint64_t *out, *cycles; /* of every unit, there and here */
+    void *start, *stop;     /* events */
+    uint64_t *out, *cycles; /* cycles of every unit, in device and host memory */
 } bench;
 
 static void close(bench *b)
@@ -49,7 +50,7 @@ static fattn_status open(void *impl, bench *b)
     return status ? status : fattn_gpu_event_create(impl, &b->stop);
 }
 
-/* Launches an entry once so that it is warm, and then so many times. */
+/* Times `launches` launches of an entry, after one that warms it up. */
 static fattn_status time_launches(const bench *b, const char *entry, fattn_gpu_peak_args *args,
                                   int launches, double *seconds)
 {
@@ -66,7 +67,7 @@ static fattn_status time_launches(const bench *b, const char *entry, fattn_gpu_p
     return status;
 }
 
-/* The most cycles that a unit needed for the last launch. */
+/* The cycles that the slowest unit took for the last launch. */
 static fattn_status read_cycles(const bench *b, double *cycles)
 {
     uint64_t most = 0;
@@ -125,7 +126,7 @@ static fattn_status measure(void *impl, const fattn_peak *peak, const void *data
 #define PEAK_DTYPES \
     (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
-/* What limits matrix cores is not measured. */
+/* The peak of matrix units is not measured. */
 static const fattn_peak peaks[] = {
     {.name = "fma f32",
      .dtypes = PEAK_DTYPES,

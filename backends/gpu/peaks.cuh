@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The peak loops of a GPU (core/peak.h): multiply-adds alone, and reading alone. A block a unit. */
+/* The peak loops of a GPU (core/peak.h): multiply-adds alone, and memory reads alone. One block per
+ * multiprocessor. */
 #ifndef FATTN_GPU_PEAKS_CUH
 #define FATTN_GPU_PEAKS_CUH
 
 #include "backends/gpu/args.h"
 
-/* Sums of products in 16 chains a thread, enough to wait for none. What comes out is not known when
- * compiling, so that it must be computed, and is never what is asked for, so that it is not
+/* Each thread runs 16 independent chains of multiply-adds, enough to hide their latency. The
+ * compiler cannot know the total, so it must compute it. The total never equals -1, so nothing is
  * written. */
 GPU_KERNEL(FATTN_GPU_PEAK_THREADS, 1) peak_fma(const GPU_PARAM fattn_gpu_peak_args a)
 {
@@ -19,7 +20,7 @@ GPU_KERNEL(FATTN_GPU_PEAK_THREADS, 1) peak_fma(const GPU_PARAM fattn_gpu_peak_ar
     gpu_sync();
     const uint64_t start = gpu_cycles();
     GPU_ROLLED
-    for (int round = (int)a.rounds; round > 0; round--) { /* in 32 bits: loops count too */
+    for (int round = (int)a.rounds; round > 0; round--) { /* 32 bits: a cheaper loop counter */
         GPU_UNROLL
         for (int step = 0; step < FATTN_GPU_PEAK_FMAS / CHAINS; step++) {
             GPU_UNROLL
@@ -41,7 +42,8 @@ GPU_KERNEL(FATTN_GPU_PEAK_THREADS, 1) peak_fma(const GPU_PARAM fattn_gpu_peak_ar
     }
 }
 
-/* Reads `bytes`, a multiple of 16, so many times over, as integers: no bits of theirs are slow. */
+/* Reads `bytes`, a multiple of 16, `rounds` times, as integers: unlike floats, all of them add
+ * equally fast. */
 GPU_KERNEL(FATTN_GPU_PEAK_THREADS, 1) peak_read(const GPU_PARAM fattn_gpu_peak_args a)
 {
     enum { AT_ONCE = 8 };

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The vocabulary of the core's template headers as a GPU thread speaks it: a vector is one number.
- * The host reads the same definitions, so what a thread computes for a pair can be tested without a
- * GPU. exp2f, log2f and fmaf are the C library's, or what the vendor's header has put in their
- * place.
+ * The vector vocabulary of the core's template headers for a GPU thread, in which a vector is one
+ * number. The host compiles the same definitions, so a thread's arithmetic for a pair can be tested
+ * without a GPU. exp2f, log2f and fmaf are those of the C library or of the vendor's header.
  */
 #ifndef FATTN_GPU_SCALAR_H
 #define FATTN_GPU_SCALAR_H
@@ -30,7 +29,7 @@ FATTN_HD fv fv_abs(fv a) { return fattn_f32_from_bits(fattn_f32_bits(a) & INT32_
 FATTN_HD fv fv_exp2(fv a) { return exp2f(a); }
 FATTN_HD fv fv_log2(fv a) { return log2f(a); }
 
-/* Spelled out: the functions of that name drop a NaN. */
+/* Not fminf and fmaxf, which drop a NaN. */
 FATTN_HD fv fv_min(fv a, fv b) { return a < b ? a : b; }
 FATTN_HD fv fv_max(fv a, fv b) { return a > b ? a : b; }
 

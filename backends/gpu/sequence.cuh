@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the rows and keys of a sequence lie. Lengths, tables and positions are in device memory,
- * where the host cannot have checked them: what is out of range is cut to it, so that a wrong table
- * gives wrong numbers and never an access outside of the caller's tensors.
+ * Where the rows and keys of a sequence are in memory. Lengths, tables and positions are in device
+ * memory, where the host cannot check them. Values out of range are clamped, so that a wrong table
+ * gives wrong results but never an access outside the caller's tensors.
  */
 #ifndef FATTN_GPU_SEQUENCE_CUH
 #define FATTN_GPU_SEQUENCE_CUH
@@ -17,8 +17,8 @@ GPU_DEVICE int64_t gpu_clamp(int64_t x, int64_t low, int64_t high)
     return fattn_max64(low, fattn_min64(x, high));
 }
 
-/* Rows that sequence b owns in a packed tensor of `total` rows, at most `longest`; *first is the
- * first. */
+/* The number of rows of sequence b in a packed tensor of `total` rows, at most `longest`; *first is
+ * its first row. */
 GPU_DEVICE int64_t gpu_packed(const int32_t *cu, int64_t b, int64_t total, int64_t longest,
                               int64_t *first)
 {
@@ -26,20 +26,20 @@ GPU_DEVICE int64_t gpu_packed(const int32_t *cu, int64_t b, int64_t total, int64
     return gpu_clamp(cu[b + 1], *first, fattn_min64(total, *first + longest)) - *first;
 }
 
-/* A position or a whole length: of the sequence where there is an array. */
+/* A position or a whole length: values[b] if there is an array, or else `value`. */
 GPU_DEVICE int64_t gpu_position(const int64_t *values, int64_t value, int64_t b, int64_t low)
 {
     return gpu_clamp(values ? values[b] : value, low, INT64_C(1) << 40);
 }
 
-/* Whether memory is read to know the sequences; else all are alike. */
+/* Whether lengths or positions are read from memory. If not, all sequences are alike. */
 GPU_DEVICE bool gpu_sequences_differ(const fattn_problem &p)
 {
     return p.features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
                          FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS);
 }
 
-/* fattn_sequence_of() for what may be wrong. */
+/* fattn_sequence_of() for unchecked lengths and positions. */
 GPU_DEVICE fattn_sequence gpu_sequence(const fattn_gpu_args &g, int64_t b)
 {
     const fattn_problem &p = g.problem;
@@ -93,15 +93,15 @@ GPU_DEVICE fattn_sequence gpu_sequence(const fattn_gpu_args &g, int64_t b)
     return s;
 }
 
-/* Element of q, o or a gradient of theirs where row i of query head h begins. */
+/* Index of the element of q, o, dq or dO at which row i of query head h begins. */
 GPU_DEVICE int64_t gpu_query_at(const fattn_sequence &s, const fattn_strides &stride, int64_t i,
                                 int64_t h)
 {
     return s.q_batch * stride.batch + (s.q_row + i) * stride.seq + h * stride.head;
 }
 
-/* Element of k, v or a gradient of theirs where key j of key/value head hk of sequence b begins.
- * Keys are below 2^31, and divisions of 32 bits are cheap. */
+/* Index of the element of k, v, dk or dv at which key j of key/value head hk of sequence b begins.
+ * Keys are below 2^31, so that the divisions can be of 32 bits, which are cheap. */
 GPU_DEVICE int64_t gpu_key_at(const fattn_gpu_args &g, const fattn_sequence &s,
                               const fattn_strides &stride, int64_t b, int64_t hk, int64_t j)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernel rows without matrix units (simt_forward.cuh, simt_backward.cuh): plain multiply-adds, any
- * GPU, every feature. What is the same for one plan is settled here: which width of slab, how many
- * blocks.
+ * Kernel rows that use no matrix units (simt_forward.cuh, simt_backward.cuh): plain multiply-adds,
+ * for any GPU and every feature. This file chooses what a plan fixes: the slab width and the number
+ * of blocks.
  */
 #include <stdio.h>
 
 #include "backends/gpu/gpu.h"
 #include "backends/gpu/sizes.h"
 
-#define SIMT_COLUMNS 64 /* of a tile */
+#define SIMT_COLUMNS 64 /* keys of a tile */
 #define DECODE_ROWS 16
 
 static void name(fattn_gpu_shape *shape, const char *kernel, int64_t width)
@@ -17,12 +17,12 @@ static void name(fattn_gpu_shape *shape, const char *kernel, int64_t width)
     snprintf(shape->entry, sizeof shape->entry, "%s_%d", kernel, (int)width);
 }
 
-/* The narrowest slab of channels that holds `dim`, of 64, 128 and 256. */
+/* The narrowest slab, of 64, 128 or 256 channels, that holds `dim`; 256 if none does. */
 static int64_t slab_width(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
 
 /* --- Forward ---------------------------------------------------------------------------------- */
 
-/* Items, and the slabs of each. */
+/* A block for each item and slab. */
 static int64_t forward_blocks(const fattn_problem *p, const fattn_tiling *t, int64_t width)
 {
     return t->items * fattn_ceil_div(p->dim_v, width);
@@ -52,9 +52,9 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 /* --- Backward --------------------------------------------------------------------------------- */
 
 #define BACKWARD_THREADS 256
-#define BACKWARD_SIDE 64  /* of its tiles */
-#define BACKWARD_ROWS 128 /* of a block of simt_backward_rows */
-#define BACKWARD_LONE 8   /* of one of simt_backward_lone, where a wave is 32 threads */
+#define BACKWARD_SIDE 64  /* rows and keys of a tile */
+#define BACKWARD_ROWS 128 /* rows per block of simt_backward_rows */
+#define BACKWARD_LONE 8   /* rows per block of simt_backward_lone, if a wave has 32 threads */
 
 static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
@@ -65,7 +65,7 @@ static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->threads = BACKWARD_ROWS;
 }
 
-/* Rows of which a bias or mask may leave one key. */
+/* Launched if a bias or mask may leave a row only one key. */
 static void lone_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -77,7 +77,7 @@ static void lone_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->threads = BACKWARD_THREADS;
 }
 
-/* Key blocks of every key/value head, and slabs of dk and dv. */
+/* A block for each tile of keys of each key/value head, and each slab of dk and dv. */
 static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -90,7 +90,7 @@ static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->threads = BACKWARD_THREADS;
 }
 
-/* Items, and slabs of dq. */
+/* A block for each item and slab of dq. */
 static void queries_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                           const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -101,7 +101,7 @@ static void queries_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     shape->threads = BACKWARD_THREADS;
 }
 
-/* Tiles of dbias. */
+/* A block for each tile of dbias. Axes that it is summed over count once. */
 static int64_t bias_blocks(const fattn_problem *p)
 {
     const int64_t *const stride = p->dbias_stride;
@@ -128,7 +128,7 @@ static void sink_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->threads = BACKWARD_THREADS;
 }
 
-/* Three numbers a row. What is counted besides must be countable. */
+/* Three floats for each row. -1 if this, or a number of blocks that a phase launches, overflows. */
 static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
                                   const fattn_tiling *t)
 {
@@ -144,7 +144,7 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
 
 /* --- Tables ----------------------------------------------------------------------------------- */
 
-/* Shared memory is static, below what every GPU has, and the same for every problem. */
+/* Shared memory is static, fits any GPU, and does not depend on the problem. */
 static int64_t tile_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
     (void)row, (void)p;

@@ -17,20 +17,20 @@
  *     dBias = sum of dS over the axes that share an entry
  *     dSink_h = -sum_i exp(sink_h - lse_i) delta_i
  *
- * Each entry of a gradient has one owner, a block that meets all of its pairs in ascending order:
- * nothing is added up across blocks, and no sum depends on which block runs first. The price is
- * that x and dP are computed by each kernel again, seven products of tiles where five would do, and
- * two more for dBias. A run is
+ * Each entry of a gradient is owned by one block, which visits all of its pairs in ascending order.
+ * Nothing is summed across blocks, and no sum depends on the order in which blocks run. The price
+ * is that each kernel computes x and dP again: seven products of tiles where five would do, and two
+ * more for dBias. A run launches those of these kernels that the wanted gradients need:
  *
  *     simt_backward_rows         delta and lse of every row, into the workspace
- *     simt_backward_lone         lse of rows that a bias or mask leaves one key
- *     simt_backward_keys_W       dK and dV, a block of keys and W channels of both
- *     simt_backward_queries_W    dQ, a block of rows and W channels
- *     simt_backward_bias         dBias, a tile of it
- *     simt_backward_sink         dSink, a head
+ *     simt_backward_lone         lse of rows to which a bias or mask leaves one key
+ *     simt_backward_keys_W       dK and dV; per block a tile of keys and W channels
+ *     simt_backward_queries_W    dQ; per block a tile of rows and W channels
+ *     simt_backward_bias         dBias; per block a tile
+ *     simt_backward_sink         dSink; per block a head
  *
- * of which those run whose gradients are wanted. Where a block's registers do not hold all channels
- * of a gradient, it computes a slab of W of them, and the scores are computed once for each slab.
+ * If a block's registers cannot hold all channels of a gradient, it computes a slab of W of them,
+ * and the scores are computed once for each slab.
  */
 #ifndef FATTN_GPU_SIMT_BACKWARD_CUH
 #define FATTN_GPU_SIMT_BACKWARD_CUH
@@ -42,14 +42,14 @@
 
 /* --- Rows ------------------------------------------------------------------------------------- */
 
-/* What pairs need to know of a row. */
+/* A row, as its pairs use it. */
 typedef struct gpu_row {
-    gpu_query query; /* h is -1 for a row that has no probabilities: past the last, or empty */
-    float lse, rest; /* in units of the scores, and what its rounding left */
+    gpu_query query; /* h is -1 if its probabilities are 0: it is past the last, or empty */
+    float lse, rest; /* lse in units of the scores, as the sum of two floats */
     float delta;
 } gpu_row;
 
-/* The workspace: of every row, in the order of lse. */
+/* The workspace: three arrays over all rows, in the order of the operand lse. */
 typedef struct gpu_saved {
     float *lse, *rest, *delta;
 } gpu_saved;
@@ -68,8 +68,8 @@ GPU_DEVICE gpu_saved gpu_saved_of(const fattn_gpu_args &g)
 
 GPU_DEVICE bool gpu_is_empty(float lse) { return lse == -fattn_f32_infinity(); }
 
-/* sum_c dO_c o_c of the rows at those elements. The sum runs as those of dP do, so that a row whose
- * o is one of its v has a dS of exactly 0 there. */
+/* sum_c dO_c o_c of the rows at those elements. It is summed in the order of the sums of dP, so
+ * that a row whose o equals one of its v has a dS of exactly 0 there. */
 GPU_DEVICE float gpu_row_dot(const gpu_tensor &o, int64_t o_at, const gpu_tensor &dout,
                              int64_t dout_at)
 {
@@ -84,9 +84,9 @@ GPU_DEVICE float gpu_row_dot(const gpu_tensor &o, int64_t o_at, const gpu_tensor
     return total;
 }
 
-/* Saves row q of sequence b of t, where it exists. One float for lse in units of the scores would
- * be off by 2^-24 of lse, and all probabilities of the row by as much. An empty row has no
- * probabilities, whatever its dO and dlse are: they are not looked at. */
+/* Saves lse and delta of query q of the sequence of t. lse is kept as two floats: one float would
+ * have an error of 2^-24 lse, and so would all probabilities of the row. The probabilities of an
+ * empty row are 0 whatever its dO and dlse are, which are not read. */
 GPU_DEVICE void gpu_save_lse_delta(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q)
 {
     const fattn_problem &p = g.problem;
@@ -113,8 +113,8 @@ GPU_DEVICE void gpu_save_lse_delta(const fattn_gpu_args &g, const gpu_pairs &t, 
     saved.delta[at] = p.features & FATTN_DLSE ? delta - dlse[at] : delta;
 }
 
-/* Lowers the lse that is saved of row q of sequence b of t, where a bias or mask leaves it one key.
- * All threads of a wave must come. */
+/* Lowers the saved lse of query q of the sequence of t, if a bias or mask leaves it one key. All
+ * threads of a wave must call it. */
 GPU_DEVICE void gpu_lower_lone(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q)
 {
     const gpu_saved saved = gpu_saved_of(g);
@@ -131,15 +131,15 @@ GPU_DEVICE void gpu_lower_lone(const fattn_gpu_args &g, const gpu_pairs &t, gpu_
 
 /* --- Pairs ------------------------------------------------------------------------------------ */
 
-/* The rows of some query heads of a sequence, and their keys. */
+/* What a block works on: the rows of some query heads of a sequence, and their keys. */
 typedef struct gpu_backward {
     gpu_pairs pairs;
     int64_t hk, h0, group; /* key/value head; query heads h0 .. h0 + group - 1 */
     int64_t rows;          /* of all these heads, numbered as in pairs.cuh */
 } gpu_backward;
 
-/* Tiles are square, of few elements a thread, so that the registers serve two blocks. What is the
- * same for a block's threads leaves their registers too. */
+/* Tiles are square, with so few elements per thread that the registers suffice for two blocks on a
+ * multiprocessor. The job is in shared memory, to save more of them. */
 typedef gpu_shape<4, 16> gpu_square;
 
 struct gpu_backward_scratch : gpu_scratch<gpu_square> {
@@ -154,7 +154,7 @@ GPU_DEVICE void gpu_open(const fattn_gpu_args &args, gpu_backward_scratch &s, in
                          int64_t group)
 {
     const fattn_gpu_args &g = gpu_anew(args);
-    gpu_sync(); /* the job before may still be looked at */
+    gpu_sync(); /* the job before may still be read */
     if (gpu_thread() == 0) {
         gpu_backward &f = s.job;
         f.pairs = gpu_pairs_of(g, b);
@@ -192,7 +192,7 @@ GPU_DEVICE gpu_tensor gpu_tensor_dout(const fattn_gpu_args &args)
                          g.problem.dim_v);
 }
 
-/* Finds the rows of a tile. Nobody may still need those before. */
+/* Sets s.row, s.q_at and s.dout_at to the rows of a tile. No thread may still read the old ones. */
 GPU_DEVICE void gpu_find_rows(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t first)
 {
     const fattn_gpu_args &g = gpu_anew(args);
@@ -230,13 +230,13 @@ GPU_DEVICE void gpu_find_keys(const fattn_gpu_args &args, gpu_backward_scratch &
     }
 }
 
-/* Rows of the tile from number `first` on that exist; > 0 for those that the kernels look at. */
+/* How many rows of the tile from row `first` on exist: at least 1 for the tiles visited. */
 GPU_DEVICE int gpu_live_rows(const gpu_backward &f, int64_t first)
 {
     return (int)gpu_uniform(fattn_min64(GPU_COLS, f.rows - first));
 }
 
-/* The terms of the scores of a tile; false where it holds nothing. */
+/* Finds which terms the scores of a tile have. Returns false if the tile is empty. */
 GPU_DEVICE bool gpu_tile_terms(const fattn_gpu_args &args, const gpu_backward &f, int64_t first,
                                int64_t j0, unsigned *terms)
 {
@@ -249,21 +249,20 @@ GPU_DEVICE bool gpu_tile_terms(const fattn_gpu_args &args, const gpu_backward &f
     return kind != FATTN_TILE_EMPTY;
 }
 
-/* A pair: its score x and dP become Z p and dS, or dS' where the gradient is that of the dot
- * product. */
+/* Replaces a pair's score x by Z p, and its dP by dS or, if OF_DOT, by dS'. */
 template <bool OF_DOT>
 GPU_DEVICE void gpu_differentiate(const fattn_gpu_args &g, const gpu_row &row, float z,
                                   float dscore, float *x, float *dp)
 {
     const float weight = fattn_softmax_weight(*x - row.lse, g.rule.unit, row.rest);
-    const float p = weight > 1 ? 1 : weight; /* lone.cuh; a NaN stays */
+    const float p = weight > 1 ? 1 : weight; /* lone.cuh; a NaN stays a NaN */
     const float ds = p * (z * *dp - row.delta);
     const bool counts = row.query.h >= 0;
     *x = counts ? z * p : 0;
     *dp = !counts ? 0 : OF_DOT ? ds * dscore * g.rule.scale : ds;
 }
 
-/* A row and two neighbouring keys, with every feature; in x dot products. */
+/* The same for a row and two adjacent keys with every feature; x holds dot products. */
 template <bool OF_DOT>
 GPU_DEVICE void gpu_differentiate_two(const fattn_gpu_args &args, const gpu_backward &f,
                                       unsigned terms, const gpu_row &row, int64_t j, float x[2],
@@ -284,11 +283,12 @@ GPU_DEVICE void gpu_differentiate_two(const fattn_gpu_args &args, const gpu_back
 }
 
 /*
- * A tile: dot products in x become Z p, and dP in dp becomes dS or dS'. Rows of the tile are
- * queries, or keys.
+ * The same for a tile: replaces the dot products in x by Z p, and dP in dp by dS or dS'. The rows
+ * of the tile are queries or, if KEYS_ARE_ROWS, keys.
  *
- * Features take much code. It is there once, in a loop over the thread's elements, which wait in
- * shared memory, because registers cannot be counted through; tiles without features go past it.
+ * The features take much code. So that it exists only once, it is in a loop over the thread's
+ * elements, which are moved to shared memory because registers cannot be indexed at run time. Tiles
+ * without features do not use it.
  */
 template <bool OF_DOT, bool KEYS_ARE_ROWS>
 GPU_DEVICE void gpu_differentiate_tile(const fattn_gpu_args &g, gpu_backward_scratch &s,
@@ -313,9 +313,9 @@ GPU_DEVICE void gpu_differentiate_tile(const fattn_gpu_args &g, gpu_backward_scr
     enum {
         ALONG = KEYS_ARE_ROWS ? gpu_square::TM : GPU_TN,
         ACROSS = gpu_square::TM * GPU_TN / ALONG
-    };                              /* the keys */
-    float *const steps = s.step[0]; /* both have room for a tile */
-    gpu_sync();                     /* and dp used them */
+    };                              /* keys of a thread; and queries */
+    float *const steps = s.step[0]; /* both steps together have room for a tile */
+    gpu_sync();                     /* the products of dp have read them */
     gpu_put_tile<gpu_square>(s.weights, x);
     gpu_put_tile<gpu_square>(steps, dp);
     GPU_ROLLED
@@ -336,7 +336,7 @@ GPU_DEVICE void gpu_differentiate_tile(const fattn_gpu_args &g, gpu_backward_scr
     gpu_get_tile<gpu_square>(steps, dp);
 }
 
-/* Adds sums to a thread's rows of a gradient, or writes them: channels c0 .. of row `at`. */
+/* Writes a thread's sums, or zeros, to channels c0 .. of row `at` of a gradient, or adds them. */
 template <int W>
 GPU_DEVICE void gpu_store_gradient(const fattn_gpu_args &g, const gpu_tensor &t, int64_t at, int c0,
                                    bool zero, const float sum[W / GPU_TX])
@@ -356,9 +356,9 @@ GPU_DEVICE void gpu_store_gradient(const fattn_gpu_args &g, const gpu_tensor &t,
     }
 }
 
-/* --- dK and dV: a block of keys along its rows; tiles hold S^T = K Q^T ------------------------ */
+/* --- dK and dV: a tile of keys visits its rows; tiles hold S^T = K Q^T ------------------------ */
 
-/* What a thread has of its keys. */
+/* A thread's sums of dK and dV. */
 template <int W> struct gpu_key_sums {
     float dk[gpu_square::TM][W / GPU_TX], dv[gpu_square::TM][W / GPU_TX];
 };
@@ -388,13 +388,14 @@ GPU_DEVICE void gpu_keys_tile(const fattn_gpu_args &args, gpu_backward_scratch &
         gpu_mix<gpu_square, W, EARLY>(s, gpu_tensor_dout(g), s.dout_at, live, c0, sums.dv);
     }
     if (outputs & FATTN_OUT_DK) {
-        gpu_sync(); /* the other weights are used no more */
+        gpu_sync(); /* all threads have read the weights of dV */
         gpu_put_tile<gpu_square>(s.weights, dp);
         gpu_mix<gpu_square, W, EARLY>(s, gpu_tensor_q(g), s.q_at, live, c0, sums.dk);
     }
 }
 
-/* Keys that a sequence owns and does not use get zeros, where gradients are not added to. */
+/* Stores dK and dV of a tile. Unless gradients are accumulated, keys that belong to a sequence but
+ * are beyond its used length get zeros. */
 template <int W>
 GPU_DEVICE void gpu_keys_store(const fattn_gpu_args &args, const gpu_backward &f, int64_t j0,
                                int c0, unsigned outputs, const gpu_key_sums<W> &sums)
@@ -432,7 +433,7 @@ GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &args, gpu_backward_scratch &
     const fattn_problem &p = g.problem;
     const int64_t group = g.group, j0 = block * GPU_COLS;
     const gpu_backward &f = s.job;
-    const unsigned outputs = p.outputs & ((c0 < p.dim ? FATTN_OUT_DK : 0) | /* of this slab */
+    const unsigned outputs = p.outputs & ((c0 < p.dim ? FATTN_OUT_DK : 0) | /* in this slab */
                                           (c0 < p.dim_v ? FATTN_OUT_DV : 0));
     gpu_open(g, s, head / p.heads_k, head % p.heads_k * group, group);
     if (j0 >= f.pairs.seq.slot_k || !outputs) {
@@ -444,7 +445,7 @@ GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &args, gpu_backward_scratch &
         const int64_t j1 = fattn_min64(j0 + GPU_COLS, f.pairs.seq.sk);
         const fattn_range queries = gpu_queries_of(f.pairs, j0, j1);
         first = gpu_uniform(queries.first), past = gpu_uniform(queries.past);
-        if (W < 256 && p.features & FATTN_BIAS) { /* sums of 256 channels leave no registers */
+        if (W < 256 && p.features & FATTN_BIAS) { /* 256 channels leave no registers for it */
             first = gpu_seen_first(g, f.pairs, j0, j1, f.h0, f.group, first, past);
         }
     }
@@ -474,13 +475,13 @@ template <int W> GPU_DEVICE void gpu_keys_all(const fattn_gpu_args &g)
     const int64_t blocks = g.tiling.k_blocks;
     const int64_t slabs = (fattn_max64(p.dim, p.dim_v) + W - 1) / W;
     for (int64_t n = gpu_block(); n < p.batch * p.heads_k * blocks * slabs; n += gpu_blocks()) {
-        const int64_t block = n / gpu_anew(slabs); /* reciprocals must not wait in registers */
+        const int64_t block = n / gpu_anew(slabs); /* keeps reciprocals out of registers */
         gpu_keys_item<W>(g, s, block / gpu_anew(blocks), block % gpu_anew(blocks),
                          (int)(n % gpu_anew(slabs)) * W);
     }
 }
 
-/* --- dQ: a block of rows along its keys ------------------------------------------------------- */
+/* --- dQ: a tile of rows visits its keys ------------------------------------------------------- */
 
 template <int W>
 GPU_DEVICE void gpu_queries_tile(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t first,
@@ -553,9 +554,9 @@ template <int W> GPU_DEVICE void gpu_queries_all(const fattn_gpu_args &g)
     }
 }
 
-/* --- dBias: a tile of it along the axes that it is summed over -------------------------------- */
+/* --- dBias: a tile of it visits the axes that it is summed over ------------------------------- */
 
-/* Some of an axis of pairs: all of it where dbias is summed over the axis, else step `n` of it. */
+/* A range of an axis of pairs: all of it if dbias is summed over the axis, or else step `n`. */
 GPU_DEVICE fattn_range gpu_axis(int64_t stride, int64_t extent, int64_t step, int64_t n)
 {
     fattn_range range;
@@ -590,8 +591,8 @@ GPU_DEVICE void gpu_bias_tile(const fattn_gpu_args &args, gpu_backward_scratch &
     }
 }
 
-/* Sums over rows and columns of the tile in s.weights, whichever dbias is summed over, end in row 0
- * and column 0. */
+/* Reduces the tile in s.weights along the axes that dbias is summed over. Sums over rows end in row
+ * 0, sums over columns in column 0. */
 GPU_DEVICE void gpu_bias_fold(const fattn_problem &p, gpu_backward_scratch &s)
 {
     for (int axis = 2; axis < 4; axis++) {
@@ -608,8 +609,8 @@ GPU_DEVICE void gpu_bias_fold(const fattn_problem &p, gpu_backward_scratch &s)
     }
 }
 
-/* Entries of dbias: batch entry eb, head eh, tiles ei of rows and ej of keys, of those axes that it
- * is not summed over. */
+/* A tile of dbias: batch entry eb, head eh, tile ei of rows and tile ej of keys. Each is 0 on an
+ * axis that dbias is summed over. */
 GPU_DEVICE void gpu_bias_item(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t eb,
                               int64_t eh, int64_t ei, int64_t ej)
 {
@@ -684,7 +685,7 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
         const fattn_sequence seq = gpu_sequence(g, b);
         const int64_t at = gpu_lse_at(p, seq, b, h) + i;
         if (i < seq.sq && !gpu_is_empty(saved.lse[at])) {
-            const float weight = /* scores are natural where there is a sink */
+            const float weight = /* with a sink, scores and lse are in natural units */
                 fattn_softmax_weight(sink, (float)FATTN_LOG2E, saved.lse[at]);
             sum -= weight * saved.delta[at];
         }
@@ -707,7 +708,7 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
 
 GPU_KEYS(simt_backward_keys_64, 64)
 GPU_KEYS(simt_backward_keys_128, 128)
-/* Its sums alone are 128 registers. */
+/* One block per multiprocessor: its sums alone take 128 registers a thread. */
 GPU_KERNEL(gpu_square::THREADS, 1) simt_backward_keys_256(const GPU_PARAM fattn_gpu_args g)
 {
     gpu_keys_all<256>(g);
@@ -721,7 +722,7 @@ GPU_KERNEL(gpu_square::THREADS, 2) simt_backward_bias(const GPU_PARAM fattn_gpu_
     gpu_bias_all(g);
 }
 
-/* Rows of a head, a thread each. */
+/* One thread per row. */
 GPU_KERNEL(128, 1) simt_backward_rows(const GPU_PARAM fattn_gpu_args g)
 {
     const fattn_problem &p = g.problem;
@@ -738,7 +739,7 @@ GPU_KERNEL(128, 1) simt_backward_rows(const GPU_PARAM fattn_gpu_args g)
     }
 }
 
-/* Rows of a head, a wave each. */
+/* One wave per row. */
 GPU_KERNEL(gpu_square::THREADS, 1) simt_backward_lone(const GPU_PARAM fattn_gpu_args g)
 {
     enum { WAVES = gpu_square::THREADS / GPU_WAVE };

@@ -2,17 +2,17 @@
 /*
  * Forward by plain multiply-adds: any GPU, any head dimension, every feature.
  *
- * A block takes a tile of rows of one key/value head (an item of the schedule) along a part of its
- * keys, a tile of keys at a time:
+ * A block takes an item of the schedule, that is, a tile of rows of one key/value head and a part
+ * of its keys. It visits these a tile at a time:
  *
  *     x = Q K^T                scores, with every feature of score.h
- *     p                        online softmax; the sums l stay apart in the TX threads of a row
+ *     p                        online softmax; each of a row's TX threads has its own partial l
  *     o = o alpha + p V
  *
- * With one part the item ends in o and lse; with several, each leaves {m, l, o} in the workspace,
- * and they are merged in ascending order: by the last block of a decoded head, or by the kernel
- * `combine`. Where a block's registers do not hold all channels of o, it computes a slab of W of
- * them, and the scores are computed once for each slab.
+ * If the keys are one part, the block writes o and lse. If there are several, each leaves {m, l, o}
+ * in the workspace, and they are merged in ascending order: by the last block of a decoded head, or
+ * by the kernel `combine`. If a block's registers cannot hold all channels of o, it computes a slab
+ * of W of them, and the scores are computed once for each slab.
  */
 #ifndef FATTN_GPU_SIMT_FORWARD_CUH
 #define FATTN_GPU_SIMT_FORWARD_CUH
@@ -27,17 +27,16 @@ template <class S> struct gpu_forward_scratch : gpu_scratch<S> {
     gpu_forward_job job;
     gpu_query query[S::ROWS];
     int64_t q_at[S::ROWS], k_at[GPU_COLS], v_at[GPU_COLS];
-    int64_t parts; /* of the rows, where blocks count them */
+    int64_t parts; /* how many parts the rows have, if blocks count them */
 };
 
-/* What one thread knows. */
+/* A thread's rows. */
 template <class S, int W> struct gpu_forward {
-    fattn_softmax state[S::TM]; /* l: of the thread's own columns */
+    fattn_softmax state[S::TM]; /* l: over the thread's own columns */
     float o[S::TM][W / GPU_TX];
 };
 
-/* Rows of the tile before their first key: empty but for the sink, which belongs to the first
- * part. */
+/* Sets up the rows of the tile: where they are, and their states before the first key. */
 template <class S, int W>
 GPU_DEVICE void gpu_forward_begin(const fattn_gpu_args &args, gpu_forward_scratch<S> &s,
                                   gpu_forward<S, W> &f)
@@ -60,8 +59,7 @@ GPU_DEVICE void gpu_forward_begin(const fattn_gpu_args &args, gpu_forward_scratc
     }
 }
 
-/* Dot products in x become scores, where they depend on no more than a scale, and on whether the
- * band keeps a pair. */
+/* Turns dot products in x into scores that have no terms but the scale and the band. */
 template <class S>
 GPU_DEVICE void gpu_forward_keep(const fattn_gpu_args &args, const gpu_forward_scratch<S> &s,
                                  unsigned terms, int64_t j0, float x[S::TM][GPU_TN])
@@ -83,8 +81,9 @@ GPU_DEVICE void gpu_forward_keep(const fattn_gpu_args &args, const gpu_forward_s
     }
 }
 
-/* The same with every feature. They take much code, which is there once, in a loop over the
- * thread's elements, which wait in shared memory, because registers cannot be counted through. */
+/* The same with every feature. The features take much code. So that it exists only once, it is in a
+ * loop over the thread's elements, which are moved to shared memory because registers cannot be
+ * indexed at run time. */
 template <class S>
 GPU_DEVICE void gpu_forward_score(const fattn_gpu_args &args, gpu_forward_scratch<S> &s,
                                   unsigned terms, int64_t j0, float x[S::TM][GPU_TN])
@@ -98,7 +97,7 @@ GPU_DEVICE void gpu_forward_score(const fattn_gpu_args &args, gpu_forward_scratc
         gpu_forward_keep<S>(g, s, terms, j0, x);
         return;
     }
-    gpu_sync(); /* weights of the tile before may still be read */
+    gpu_sync(); /* the weights of the tile before may still be read */
     gpu_put_tile<S>(s.weights, x);
     GPU_ROLLED
     for (int e = 0; e < S::TM * GPU_TN; e++) {
@@ -110,8 +109,7 @@ GPU_DEVICE void gpu_forward_score(const fattn_gpu_args &args, gpu_forward_scratc
     gpu_get_tile<S>(s.weights, x);
 }
 
-/* Scores in x become probabilities relative to the new maximum, and o takes the factor for what
- * came before. */
+/* Turns scores in x into weights relative to the new maximum, and rescales o to it. */
 template <class S, int W>
 GPU_DEVICE void gpu_forward_soften(const fattn_gpu_args &args, gpu_forward<S, W> &f,
                                    float x[S::TM][GPU_TN])
@@ -140,7 +138,7 @@ GPU_DEVICE void gpu_forward_soften(const fattn_gpu_args &args, gpu_forward<S, W>
     }
 }
 
-/* With dropout, p become Z p, after l has seen p. */
+/* With dropout, turns p in x into Z p. l has been summed from p. */
 template <class S>
 GPU_DEVICE void gpu_forward_drop(const fattn_gpu_args &args, gpu_forward_scratch<S> &s, int64_t j0,
                                  float x[S::TM][GPU_TN])
@@ -149,7 +147,7 @@ GPU_DEVICE void gpu_forward_drop(const fattn_gpu_args &args, gpu_forward_scratch
     if (!(g.problem.features & FATTN_DROPOUT)) {
         return;
     }
-    gpu_sync(); /* weights of the tile before may still be read */
+    gpu_sync(); /* the weights of the tile before may still be read */
     gpu_put_tile<S>(s.weights, x);
     GPU_ROLLED
     for (int m = 0; m < S::TM; m++) {
@@ -166,7 +164,7 @@ GPU_DEVICE void gpu_forward_drop(const fattn_gpu_args &args, gpu_forward_scratch
     gpu_get_tile<S>(s.weights, x);
 }
 
-/* One tile of keys: j0 .. past - 1. */
+/* Visits one tile of keys, j0 .. past - 1. */
 template <class S, int W>
 GPU_DEVICE void gpu_forward_tile(const fattn_gpu_args &args, gpu_forward_scratch<S> &s,
                                  gpu_forward<S, W> &f, int64_t j0, int64_t past)
@@ -224,14 +222,14 @@ GPU_DEVICE void gpu_forward_end(const fattn_gpu_args &args, const gpu_forward_sc
     }
 }
 
-/* Whether blocks count the parts of the rows. */
+/* Whether blocks count the finished parts of the rows, so that the last one merges them. */
 template <class S>
 GPU_DEVICE bool gpu_forward_counts(const fattn_gpu_args &g, const gpu_forward_job &job)
 {
     return S::ROWS == gpu_rows_16::ROWS && g.counters >= 0 && !fattn_parts_are_one(&job.parts);
 }
 
-/* The last block, with a slab of a part, merges them. */
+/* Merges the parts if this is the last block. A block is one slab of one part. */
 template <class S>
 GPU_DEVICE void gpu_forward_merge(const fattn_gpu_args &g, const gpu_forward_scratch<S> &s,
                                   int64_t slabs)
@@ -276,7 +274,7 @@ GPU_DEVICE void gpu_forward_item(const fattn_gpu_args &args, gpu_forward_scratch
     gpu_forward_merge<S>(gpu_anew(args), s, slabs);
 }
 
-/* Slabs of an item follow one another, since they read the same keys. */
+/* The slabs of an item are consecutive, since they read the same keys. */
 template <class S, int W> GPU_DEVICE void gpu_forward_all(const fattn_gpu_args &g)
 {
     GPU_SHARED gpu_forward_scratch<S> s;

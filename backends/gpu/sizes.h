@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Counts of blocks and of bytes for the kernel rows; what cannot be counted is -1. */
+/* Arithmetic for counts of blocks and bytes, in which -1 means overflow. */
 #ifndef FATTN_GPU_SIZES_H
 #define FATTN_GPU_SIZES_H
 
@@ -14,14 +14,14 @@ static inline int64_t gpu_times(int64_t a, int64_t b)
     return a < 0 || b < 0 || __builtin_mul_overflow(a, b, &product) ? -1 : product;
 }
 
-/* Bytes of a workspace for so many floats. */
+/* Bytes for so many floats, rounded up to a multiple of 256. */
 static inline int64_t gpu_floats(int64_t count)
 {
     return count < 0 || count > INT64_MAX / 8 ? -1 : fattn_ceil_div(count * 4, 256) * 256;
 }
 
-/* Whether what backward has a count of can be counted: rows of all heads, as if every sequence had
- * the most queries, and tiles of keys. */
+/* Whether backward's counts do not overflow: the rows of all heads, as if every sequence had the
+ * most queries, and the tiles of keys. */
 static inline bool gpu_is_countable(const fattn_problem *p, const fattn_tiling *t)
 {
     return gpu_times(gpu_times(p->batch, p->heads_q), p->seqlen_q) >= 0 &&

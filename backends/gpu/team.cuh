@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Teams: TEAM neighbouring threads of a wave, a power of two, that ask for their sum, or for the
- * largest of what they have. All get it. */
+/* Butterfly reductions: the sum, or the maximum, over TEAM adjacent threads of a wave (a power of
+ * two). All of them get the result. */
 #ifndef FATTN_GPU_TEAM_CUH
 #define FATTN_GPU_TEAM_CUH
 

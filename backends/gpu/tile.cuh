@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Matrix products of tiles by plain multiply-adds: what the SIMT kernels are made of.
+ * Matrix products of tiles by plain multiply-adds, for the SIMT kernels.
  *
  * A tile is ROWS x COLS; its threads form a grid of TY rows by TX = 16 columns, and thread (ty, tx)
  * owns the elements of rows ty * TM + m and columns tx * 4 + n, in registers. Two products are all
@@ -9,13 +9,13 @@
  *     gpu_dots   x[row][col] += sum over channels of a[row] b[col]            Q K^T, dO V^T, ...
  *     gpu_mix    y[row][c]   += sum over cols of weight[col][row] t[col][c]   P V, dS K, ...
  *
- * Both walk their sums in steps that fit shared memory, where operands lie as floats, the summed
- * index first. A step is on its way from memory while the one before is used; two take turns, so
- * that threads meet once a step. A thread reads four rows at a time; rows are exclusive-or'ed with
- * bits of the summed index, so that writing four channels of a row, which lie in four rows of the
- * chunk, meets no bank twice. Shared memory does not grow with the head dimension: queries too are
- * read again for every tile, which costs 1/TX of the time that the products take, and comes from
- * the cache.
+ * Both split the summed index into steps that fit shared memory, where operands are floats and the
+ * summed index comes first. Steps are double-buffered: one is loaded from memory while the one
+ * before is used, with one barrier per step. A thread reads four rows at a time. The row index is
+ * swizzled, that is, xor'ed with bits of the summed index, so that writing four channels of a row,
+ * which go to four lines, has no bank conflicts. Shared memory does not grow with the head
+ * dimension: queries too are read again for every tile, from the cache, which costs 1/TX of the
+ * time of the products.
  */
 #ifndef FATTN_GPU_TILE_CUH
 #define FATTN_GPU_TILE_CUH
@@ -26,12 +26,12 @@ enum {
     GPU_TX = 16,
     GPU_TN = 4,
     GPU_COLS = GPU_TX * GPU_TN,
-    GPU_CHANNELS = 16,    /* of a step of gpu_dots */
-    GPU_MIX_FLOATS = 2048 /* of a step of gpu_mix */
+    GPU_CHANNELS = 16,    /* channels in a step of gpu_dots */
+    GPU_MIX_FLOATS = 2048 /* floats in a step of gpu_mix */
 };
 
-/* Column and row of a thread. Neighbours share a column, and threads two apart a row: shared memory
- * serves 16 bytes a thread in half the passes where each thread agrees with such a neighbour. */
+/* Column and row of a thread. Threads 2 n and 2 n + 1 share a column, and threads two apart share a
+ * row: shared memory serves 16-byte reads in half the passes if such threads read one address. */
 GPU_DEVICE int gpu_tx(void) { return gpu_thread_anew() % (2 * GPU_TX) / 2; }
 GPU_DEVICE int gpu_ty(void)
 {
@@ -49,19 +49,20 @@ template <class S> struct gpu_scratch {
         DOT_FLOATS = (S::ROWS + GPU_COLS) * GPU_CHANNELS,
         STEP_FLOATS = DOT_FLOATS > GPU_MIX_FLOATS ? DOT_FLOATS : GPU_MIX_FLOATS
     };
-    alignas(16) float step[2][STEP_FLOATS];        /* one is filled while the other is used */
+    alignas(16) float step[2][STEP_FLOATS];        /* double-buffered */
     alignas(16) float weights[GPU_COLS * S::ROWS]; /* [col][row], placed by gpu_place */
 };
 
-/* Index of `row` in line `inner` of an array of lines of ROWS floats. Four rows from a multiple of
- * 4 on stay together. */
+/* Swizzled index of `row` in line `inner` of an array of lines of ROWS floats. Four rows from a
+ * multiple of 4 on stay adjacent. */
 template <int ROWS> GPU_DEVICE int gpu_place(int inner, int row)
 {
     const int swizzle = (inner & 12) * 2 | (inner & 16) / 4;
     return inner * ROWS + (row ^ (swizzle & (ROWS - 4)));
 }
 
-/* x = rows row .. row + N - 1 of line inner; row is a multiple of N, 1, 2 or a multiple of 4. */
+/* x = rows row .. row + N - 1 of line inner. N is 1, 2 or a multiple of 4, and row a multiple of
+ * N. */
 template <int ROWS, int N>
 GPU_DEVICE void gpu_pick(const float *lines, int inner, int row, float *x)
 {
@@ -127,7 +128,8 @@ template <class S> GPU_DEVICE void gpu_get_tile(const float *weights, float x[S:
     }
 }
 
-/* A step of gpu_dots on its way: channels c0 .. of rows at[row], and then lines[c][row]. */
+/* A thread's registers for a step of gpu_dots between its load (gpu_dots_fetch: channels c0 .. of
+ * rows at[row]) and its store to shared memory (gpu_dots_put: lines[c][row]). */
 template <int ROWS, int THREADS> struct gpu_dots_part {
     enum { QUADS = ROWS * GPU_CHANNELS / 4, PIECES = (QUADS + THREADS - 1) / THREADS };
     gpu_quad quad[PIECES];
@@ -166,7 +168,8 @@ GPU_DEVICE void gpu_dots_put(const gpu_dots_part<ROWS, THREADS> &part, fattn_dty
     }
 }
 
-/* x += a step: lines of a, and after them lines of b. Summed alone first, as in gpu_mix_step. */
+/* x += the products of one step, whose lines of b follow its lines of a. The step is summed by
+ * itself first, as in gpu_mix_step. */
 template <class S> GPU_DEVICE void gpu_dots_step(const float *lines, float x[S::TM][GPU_TN])
 {
     const int tx = gpu_tx(), ty = gpu_ty();
@@ -193,10 +196,9 @@ template <class S> GPU_DEVICE void gpu_dots_step(const float *lines, float x[S::
     }
 }
 
-/* x[row][col] += sum over the channels of a and b. a, b: elements where rows begin, [ROWS], [COLS].
- * All threads must be through with s.step before they come here or be at one of its barriers; the
- * first barrier also shows them what was written to `at`. A step comes from memory while the one
- * before is used. */
+/* x[row][col] += a[row] . b[col], over all channels. a_at [ROWS] and b_at [COLS]: the elements at
+ * which rows begin. Each thread has finished with s.step before it comes here; the barrier at the
+ * start waits for the others, and also makes a_at and b_at visible. */
 template <class S>
 GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *a_at,
                          const gpu_tensor &b, const int64_t *b_at, float x[S::TM][GPU_TN])
@@ -223,11 +225,12 @@ GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *
     }
 }
 
-/* Channels of a slab of W that a thread owns: c0 + gpu_channel(u) + 0 .. 3 for u < W / 64. */
+/* A thread owns channels c0 + gpu_channel(u) + 0 .. 3 of a slab of W, for u < W / 64. */
 GPU_DEVICE int gpu_channel(int u) { return u * GPU_COLS + gpu_tx() * 4; }
 
-/* y += a step: rows of W channels, weighed by lines j0 .. of weights. A step is summed by itself
- * first, so that rounding errors grow with the number of steps and not with that of rows. */
+/* y += the sum of a step's rows of W channels, weighted by lines j0 .. of weights. A step is summed
+ * by itself first, so that rounding errors grow with the number of steps and not with that of
+ * rows. */
 template <class S, int W>
 GPU_DEVICE void gpu_mix_step(const float *rows, const float *weights, int j0,
                              float y[S::TM][W / GPU_TX])
@@ -259,7 +262,7 @@ GPU_DEVICE void gpu_mix_step(const float *rows, const float *weights, int j0,
     }
 }
 
-/* A step of gpu_mix on its way: rows at[0 .. STEP - 1] from channel c0 on. */
+/* A thread's registers for a step of gpu_mix: rows at[0 .. STEP - 1] from channel c0 on. */
 template <class S, int W> struct gpu_mix_part {
     enum { STEP = GPU_MIX_FLOATS / W, PIECES = GPU_MIX_FLOATS / 4 / S::THREADS };
     gpu_quad quad[PIECES];
@@ -292,8 +295,8 @@ GPU_DEVICE void gpu_mix_put(const gpu_mix_part<S, W> &part, fattn_dtype dtype, f
 }
 
 /* y[row][channel] += sum over the first `live` columns of weights[col][row] t[at[col]][c0 +
- * channel]. weights and at may just have been written. EARLY: a step comes from memory while the
- * one before is used, where there are registers to hold it. */
+ * channel]. The barrier at the start makes s.weights and `at` visible. EARLY: a step is loaded
+ * while the one before is used, which takes registers to hold it. */
 template <class S, int W, bool EARLY>
 GPU_DEVICE void gpu_mix(gpu_scratch<S> &s, const gpu_tensor &t, const int64_t *at, int live, int c0,
                         float y[S::TM][W / GPU_TX])
@@ -321,7 +324,7 @@ GPU_DEVICE void gpu_mix(gpu_scratch<S> &s, const gpu_tensor &t, const int64_t *a
     }
 }
 
-/* The sum, or the largest, over the TX threads of a row. */
+/* The sum, or the maximum, over the TX threads of a row. */
 GPU_DEVICE float gpu_row_sum(float x)
 {
     GPU_UNROLL

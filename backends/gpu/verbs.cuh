@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Merging (core/merge.h) and fattn_dropout_mask() on a GPU, and rows that move (core/rows.h), some
- * channels a thread; bound by memory. */
+/* The kernels of fattn_merge() (core/merge.h), fattn_dropout_mask() and copies of rows
+ * (core/rows.h). All are memory-bound. */
 #ifndef FATTN_GPU_VERBS_CUH
 #define FATTN_GPU_VERBS_CUH
 
@@ -10,13 +10,13 @@
 #include "core/rows.h"
 #include "core/schedule.h"
 
-/* Channels that lie side by side, loaded and stored as a whole. */
+/* Adjacent channels, loaded and stored as one vector. */
 template <class T, int width>
 struct alignas(sizeof(T) * width > 16 ? 16 : sizeof(T) * width) gpu_channels {
     T at[width];
 };
 
-/* Channels c .. c + width - 1 of a row. */
+/* Merges `width` channels, from o1 and o2 to element `to` of the result. */
 template <int width>
 GPU_DEVICE void gpu_merge_channels(const fattn_merge_job &job, const gpu_weights &w,
                                    const float *o1, const float *o2, int64_t to)
@@ -39,9 +39,9 @@ GPU_DEVICE void gpu_merge_channels(const fattn_merge_job &job, const gpu_weights
 }
 
 /*
- * Row n of (batch, head, row), of which each of a few neighbouring threads takes some channels. The
- * output may be one of the inputs: a thread reads each element that it writes before, and lse is
- * written when all have read it.
+ * Merges row n of [batch][heads][seqlen]. Its channels are divided among a few adjacent threads,
+ * `lane` being this one's number. The output may be one of the inputs: a thread reads each element
+ * before it writes it, and lse is written after a barrier, when all threads have read it.
  */
 template <int width> GPU_DEVICE void gpu_merge_row(const fattn_merge_job &job, int64_t n, int lane)
 {
@@ -80,7 +80,7 @@ template <int width> GPU_DEVICE void gpu_merge_states(const fattn_merge_job &job
     }
 }
 
-/* Row n of the pattern, 16 keys a thread at a time. */
+/* Writes row n of the dropout mask. A thread takes 16 keys at a time. */
 GPU_DEVICE void gpu_dropout_row(const fattn_dropout_args &a, const fattn_dropout &dropout,
                                 int64_t n)
 {
@@ -100,7 +100,8 @@ GPU_DEVICE void gpu_dropout_row(const fattn_dropout_args &a, const fattn_dropout
     }
 }
 
-/* Elements to and from, of 32 bits or the bits of a 16-bit type. */
+/* Copies `width` elements and converts them from From to To: float, or uint16_t for the bits of a
+ * 16-bit type. Without a source it writes zeros. */
 template <class To, class From, int width>
 GPU_DEVICE void gpu_move(const fattn_rows_args &a, int64_t to, int64_t from)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernel rows of f32 on tensor cores (bf16x3_forward.cuh, bf16x3_backward.cuh), from Ampere on:
- * what most runs are made of, with aligned rows, and forward also what changes scores. Decoding and
- * the other features are left to the SIMT kernels.
+ * Kernel rows for f32 on tensor cores (bf16x3_forward.cuh, bf16x3_backward.cuh), from Ampere on.
+ * They need aligned rows and have the lean features; forward also has most features of pairs.
+ * Decoding and the other features are left to the SIMT kernels.
  */
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "backends/gpu/sizes.h"
 
 #define BF16X3_LEAN (FATTN_GPU_LEAN & ~FATTN_PAGED)
-/* A soft cap is to be as exact as f32 is. */
+/* No softcap: its approximation on these kernels is not as accurate as f32. */
 #define BF16X3_FULL \
     (BF16X3_LEAN | FATTN_SINK | (MMA_OF_PAIRS & ~(FATTN_SOFTCAP | FATTN_BLOCK_MASK)))
 
@@ -28,7 +28,7 @@ typedef struct bf16x3_shape {
 #define BF16X3_SHAPE(run, ...) {#run, __VA_ARGS__},
 static const bf16x3_shape forward_shapes[] = {BF16X3_SHAPES(BF16X3_SHAPE)};
 
-/* The row's shape of this tile. */
+/* The row's shape with this tile. */
 static const bf16x3_shape *shape_of(const fattn_kernel *row, int64_t rows, int64_t keys)
 {
     const fattn_gpu_kernel *const kernel = fattn_gpu_kernel_of(row);
@@ -51,7 +51,7 @@ static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     (void)kernel;
-    if (fattn_cuda_looks(p, t)) {
+    if (fattn_cuda_scans(p, t)) {
         snprintf(shape->entry, sizeof shape->entry, "bf16x3_seen_%d", (int)t->bc);
         fattn_cuda_seen_shape(p, t, t->q_blocks, shape);
     }
@@ -70,8 +70,8 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     shape->early = s->features != 0;
 }
 
-/* A multiprocessor has two blocks of 64 channels at a time, and one of more. If they fill the
- * device once, parts of keys would only have to be merged. */
+/* A multiprocessor holds two blocks of 64 channels, or one of more. If the blocks fill the device
+ * once, splitting the keys would only add the merge. */
 static fattn_split_cost forward_split(const fattn_kernel *row, const fattn_problem *p,
                                       const fattn_limits *limits)
 {
@@ -151,7 +151,7 @@ static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->shared = (int)BF16X3_BACKWARD_SHARED(width, t->br, t->bc);
 }
 
-/* dQ, lse in two floats, and delta of every row. */
+/* dQ, lse with its factor, and delta of every row. */
 static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
                                   const fattn_tiling *t)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backend "cuda": NVIDIA's driver, opened when it is first asked for. The library links nothing of
- * CUDA's, so it starts on machines that have no driver, and there has no devices.
+ * Backend "cuda": NVIDIA's driver, opened at its first use. The library links nothing of CUDA, so
+ * it also starts on machines without the driver, and finds no devices there.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -21,18 +21,19 @@ static fattn_gpu_api api = {
     .units = 16,
     .major = 75,
     .minor = 76,
-    .shared_memory = 97, /* a block may ask for */
+    .shared_memory = 97, /* that a block may opt in to */
     .shared_cache = 38,  /* L2 */
     .registers = 4,
     .dynamic_shared = 8,
-    .compiled_for = 5, /* CU_FUNC_ATTRIBUTE_PTX_VERSION; 6, BINARY_VERSION, is the chip's */
+    .compiled_for = 5, /* CU_FUNC_ATTRIBUTE_PTX_VERSION; BINARY_VERSION would be the chip's */
     .early_isa = 90,   /* griddepcontrol */
     .device_pointer = 3,
     .blocks_max = INT32_MAX,
     .threads_max = INT64_MAX,
 };
 
-/* The driver keeps old signatures under the plain name and gives new ones a number. */
+/* A name with a suffix, _v2, is the current signature: the driver keeps an older one under the
+ * plain name. */
 #define AT(field) offsetof(fattn_gpu_api, field)
 static const struct {
     const char *name;
@@ -77,8 +78,8 @@ static const struct {
     {"cuEventElapsedTime", AT(event_elapsed)},
 };
 
-/* cuLaunchKernelEx (CUDA 11.8 and newer) takes what cuLaunchKernel takes in a struct, and
- * attributes. */
+/* cuLaunchKernelEx (CUDA 11.8 and newer) takes the arguments of cuLaunchKernel in a struct, and
+ * launch attributes. */
 typedef struct launch_attribute {
     int number;
     int32_t padding;
@@ -111,7 +112,7 @@ static int launch_early(gpu_function function, unsigned grid_x, unsigned grid_y,
     return launch_with(&config, function, parameters, extra);
 }
 
-/* cuTensorMapEncodeTiled (CUDA 12), by the numbers of its enumerations. */
+/* Values of the enumerations that cuTensorMapEncodeTiled (CUDA 12) takes. */
 enum {
     MAP_UINT8 = 0,
     MAP_UINT16 = 1,
@@ -135,9 +136,9 @@ static int map_encode(void *encoded, const fattn_gpu_map *map, void *address)
 }
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static char absent[192]; /* why there is no driver; empty when there is */
+static char absent[192]; /* why there is no driver; empty if there is one */
 
-/* The driver stays open: its threads outlive what we hold. */
+/* The driver is never closed, because its threads may still run. */
 static void load(void)
 {
     void *const library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);

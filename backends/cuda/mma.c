@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Kernel rows with mma.sync (mma_decode.cuh, mma_forward.cuh, mma_backward.cuh), for f16 and bf16
- * from Ampere on. One row a padded width, since tiles go with it; lean rows for what most runs are
- * made of, and rows for everything.
+ * from Ampere on. There is a row for each padded width, since the tiles depend on it: lean rows for
+ * the features that most runs have, and full rows for all.
  */
 #include <stdio.h>
 #include <string.h>
@@ -15,8 +15,9 @@
 
 /* --- Sizes ------------------------------------------------------------------------------------ */
 
-/* Items, and rows of a head. A tile has at least 32 rows, or all. It has at most 128 by 128 entries
- * of a block mask, or those of all heads of the group for two queries. */
+/* Bounds the rows of a head below 2^31, and items below 2^32: a tile has at least 32 rows, or all
+ * rows of the head. The bound on the group keeps a tile's entries of a block mask countable: it has
+ * at most 128 by 128 of them, or those of all heads of the group for two queries. */
 const char *fattn_cuda_too_large(const fattn_kernel *row, const fattn_problem *p)
 {
     const double heads = (double)p->batch * (double)p->heads_k;
@@ -31,7 +32,8 @@ const char *fattn_cuda_too_large(const fattn_kernel *row, const fattn_problem *p
                : NULL;
 }
 
-/* Items, and what the kernel after them counts: rows of all of them, 32 channels at a time. */
+/* Whether 32 bits do not count the items, or, if parts are merged, the pieces of `combine`: the
+ * rows of all items, 32 channels at a time. */
 static bool parts_are_many(const fattn_problem *p, const fattn_tiling *t)
 {
     const double pieces = (double)fattn_ceil_div(p->dim_v, 32) + 1;
@@ -57,8 +59,8 @@ static bool has_chunks(const fattn_strides *s)
     return s->batch % 8 == 0 && s->seq % 8 == 0 && s->head % 8 == 0;
 }
 
-/* The features of pairs that a kernel for p may know: its own, if rows of tensors begin at
- * multiples of 16 bytes and a bias has their type. */
+/* The features of pairs for which p may have a kernel of its own: its features, if the rows of
+ * tensors are aligned to 16 bytes and a bias has their dtype; or else MMA_ANY. */
 static uint64_t known_features(const fattn_problem *p)
 {
     const uint64_t features = p->features & MMA_OF_PAIRS;
@@ -78,7 +80,7 @@ typedef struct mma_shape {
 #define MMA_SHAPE(run, ...) {#run, __VA_ARGS__},
 static const mma_shape mma_shapes[] = {MMA_SHAPES(MMA_SHAPE)};
 
-/* The shape that knows these features, or else the one for any. */
+/* The shape compiled for exactly these features, or else the one for any. */
 static const mma_shape *shape_find(uint64_t features, int width, fattn_tile tile)
 {
     const mma_shape *found = NULL;
@@ -91,18 +93,18 @@ static const mma_shape *shape_find(uint64_t features, int width, fattn_tile tile
     return found;
 }
 
-/* Kernels for one feature want a bias's or mask's entries along keys to be neighbours; one without
- * features has a sink, of which lean ones know nothing. */
+/* known_features() for a full row. Kernels for one feature need a bias or mask that is contiguous
+ * along keys. A problem without features of pairs is here because of a sink, which lean kernels do
+ * not have. */
 static uint64_t full_features(const fattn_problem *p)
 {
     const uint64_t features = known_features(p);
-    const bool apart = (features == FATTN_BIAS && p->bias_stride[3] != 1) ||
-                       (features == FATTN_MASK && p->mask_stride[3] != 1);
-    return apart || features == 0 ? MMA_ANY : features;
+    const bool strided = (features == FATTN_BIAS && p->bias_stride[3] != 1) ||
+                         (features == FATTN_MASK && p->mask_stride[3] != 1);
+    return strided || features == 0 ? MMA_ANY : features;
 }
 
-/* The shape of a row's kernel for p. Lean rows, which honour no features of pairs, have theirs of
- * none. */
+/* The shape of a row's kernel for p. Lean rows have the shapes without features of pairs. */
 static const mma_shape *shape_of(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
     const uint64_t features = row->features & MMA_OF_PAIRS ? full_features(p) : 0;
@@ -125,25 +127,25 @@ static void name_entry(char entry[48], const fattn_problem *p, const mma_shape *
              s->keys);
 }
 
-/* Whether a kernel before looks at a bias or a mask. */
-static bool looks(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
+/* Whether a scan kernel runs before (seen.h). */
+static bool scans(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
     const mma_shape *const s = shape_of(row, p, (fattn_tile){t->br, t->bc});
     return MMA_SKIPS(s->features, s->width) && t->k_blocks <= 32 * MMA_SEEN_WORDS &&
-           fattn_cuda_looks(p, t);
+           fattn_cuda_scans(p, t);
 }
 
 static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p,
                                  const fattn_tiling *t)
 {
-    return looks(row, p, t) ? fattn_cuda_forward_workspace(row, p, t)
+    return scans(row, p, t) ? fattn_cuda_forward_workspace(row, p, t)
                             : fattn_cuda_parts_workspace(row, p, t);
 }
 
 static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    if (looks(&kernel->row, p, t)) {
+    if (scans(&kernel->row, p, t)) {
         snprintf(shape->entry, sizeof shape->entry, "mma_seen_%d", (int)t->bc);
         fattn_cuda_seen_shape(p, t, t->q_blocks, shape);
     }
@@ -224,8 +226,8 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->merges = fattn_gpu_merges(p, t, shape->threads);
 }
 
-/* Warps take a row's keys side by side, so that its bits depend on how many there are; a block mask
- * is for kernels that skip a tile as a block. */
+/* Not batch-invariant: the warps divide a row's keys, so its bits depend on the number of warps.
+ * No block masks: other kernels skip whole tiles. */
 #define MMA_DECODE(bits) ((bits) & ~(FATTN_BATCH_INVARIANT | FATTN_BLOCK_MASK))
 
 fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_problem *p,
@@ -241,8 +243,8 @@ bool fattn_cuda_sees_half(const fattn_problem *p)
     return p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2;
 }
 
-/* Under a causal mask about half of the parts have no keys, and the rows that have most decide how
- * long the run takes. */
+/* Under a causal mask about half of the parts have no keys, and the run takes as long as the rows
+ * with the most keys. */
 fattn_split_cost fattn_cuda_split_forward(const fattn_kernel *row, const fattn_problem *p,
                                           const fattn_limits *limits)
 {
@@ -253,7 +255,7 @@ fattn_split_cost fattn_cuda_split_forward(const fattn_kernel *row, const fattn_p
     return cost;
 }
 
-/* Whether each block can have a multiprocessor for itself. */
+/* Whether each block gets a multiprocessor to itself. */
 static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
                             const fattn_limits *limits)
 {
@@ -289,9 +291,10 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
-/* Which of the full kernels, or lean, a full row's run is for: the one that knows the features, or
- * else the one for any. Those of one feature want rows of tensors at multiples of 16 bytes. A run
- * without features is lean but for a sink, of which keys know nothing. */
+/* The variant of the kernel for keys that a full row launches: the one compiled for exactly the
+ * problem's features, or else the one for any. Kernels for one feature need rows of tensors that
+ * are aligned to 16 bytes. A problem without features of pairs is here because of a sink, which
+ * does not concern this kernel, so the lean one does. */
 static const char *run_of(const fattn_problem *p)
 {
 #define MMA_RUN(name, bits, ...) {#name, bits},
@@ -332,7 +335,7 @@ static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     }
 }
 
-/* What the items of a run are follows the workspace that others have too, unless it is ordered. */
+/* The common workspace and, unless the run is deterministic, the descriptions of its items. */
 static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
                                   const fattn_tiling *t)
 {

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What mma.c, which plans them, and the mma.sync kernels must agree on. */
+/* What the mma.sync kernels and mma.c, which plans them, must agree on. */
 #ifndef FATTN_CUDA_MMA_H
 #define FATTN_CUDA_MMA_H
 
 /*
- * Full kernels are compiled for runs with one feature of pairs, so that no branch is between their
- * products, and for whatever a run has: Y(name, its features of pairs, ...).
+ * Features of pairs are those that concern single pairs of query and key. A full kernel is compiled
+ * once for any combination of them, and once for each feature alone, so that no branches on
+ * features interrupt its products: Y(name, its features of pairs, ...).
  */
 #define MMA_OF_PAIRS \
     (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK | FATTN_ALIBI | FATTN_SOFTCAP | FATTN_DROPOUT)
@@ -20,23 +21,23 @@
     Y(softcap, FATTN_SOFTCAP, __VA_ARGS__) \
     Y(dropout, FATTN_DROPOUT, __VA_ARGS__)
 
-/* What a kernel is for. */
+/* Which features a kernel has. */
 enum mma_variant {
     MMA_LEAN,         /* causal masks, windows and lengths; forward also pages */
-    MMA_ORDERED,      /* of backward: the same, adding to dQ in one order */
+    MMA_ORDERED,      /* backward alone: the same, adding to dQ in a fixed order */
     MMA_ONE_OF_PAIRS, /* MMA_LEAN, and one feature of MMA_OF_PAIRS */
     MMA_EVERYTHING
 };
 
 /*
  * The shapes that are compiled: X(run, its features of pairs, width, rows, keys, stages, tiles,
- * warps, blocks), with width the padded channels, rows = 16 * tiles * warps, stages of keys and
- * values in shared memory, tiles of 16 rows that a warp owns, and blocks that a multiprocessor is
- * to hold. A warp of 32 rows reads keys and values from shared memory half as often as two of 16,
- * and its accumulators leave no registers to spare; at 256 channels they would not fit, and there
- * two blocks of one stage, of which one works while the other starts or ends, beat one block of
- * two. docs/notes/cuda.md has the measurements. The least of each width fits the 99 KiB of a
- * consumer's GPU, which 128 rows of bias for as many keys would not.
+ * warps, blocks). width: the padded channels. rows = 16 * tiles * warps. stages: tiles of keys, and
+ * of values, in shared memory. tiles: the 16-row tiles that a warp owns. blocks: how many should
+ * fit a multiprocessor. A warp with 32 rows reads keys and values from shared memory half as often
+ * as two with 16, but its accumulators leave no registers to spare. At 256 channels they would not
+ * fit; there two blocks of one stage, of which one computes while the other starts or ends, beat
+ * one block of two. docs/notes/cuda.md has the measurements. The smallest shape of each width fits
+ * the 99 KiB of a consumer GPU, which 128 rows of bias for 128 keys would not.
  */
 #define MMA_SHAPES(X)                              \
     X(lean, 0, 64, 128, 128, 2, 2, 4, 2)           \
@@ -50,16 +51,16 @@ enum mma_variant {
     X(full, MMA_ANY, 256, 128, 64, 2, 1, 8, 1)     \
     X(full, MMA_ANY, 256, 32, 32, 2, 1, 2, 1)
 
-/* Bytes of shared memory of a block: a tile of queries, `stages` of keys and of values, all of
- * `width` elements a row, what a run with features needs of rows, and the item. */
+/* Shared memory of a block in bytes: a tile of queries, `stages` tiles of keys and of values, with
+ * `width` elements a row, the terms that features have for each row, and the item. */
 #define MMA_SHARED(features, width, rows, keys, stages) \
     (2 * (width) * ((rows) + 2 * (stages) * (keys)) + MMA_TERM_BYTES(features, keys) * (rows) + 512)
-/* Which kernels of forward skip tiles of keys that a bias or a mask hides. (The one of 64 channels
- * that takes every feature was slower by 8 % with it, whatever the features.) */
+/* Which forward kernels skip tiles of keys that a bias or a mask hides. (Skipping made the one of
+ * 64 channels for every feature slower by 8 %, whatever the features.) */
 #define MMA_SKIPS(features, width)                           \
     ((features) == FATTN_BIAS || (features) == FATTN_MASK || \
      ((features) == MMA_ANY && (width) > 64))
-#define MMA_SEEN_WORDS 32 /* of bits about tiles of keys; where there are more, none is skipped */
+#define MMA_SEEN_WORDS 32 /* words with a bit for each tile; if there are more, none is skipped */
 #define MMA_TERM_BYTES(features, keys)        \
     ((features) == MMA_ANY       ? 24         \
      : (features) == FATTN_BIAS  ? 2 * (keys) \
@@ -68,8 +69,8 @@ enum mma_variant {
                                  : 0)
 
 /*
- * Forward of f32, X(run, its features of pairs, width, rows, keys, tiles, warps, blocks): tiles are
- * of three planes, and the least fits as above.
+ * Forward of f32: X(run, its features of pairs, width, rows, keys, tiles, warps, blocks). A tile in
+ * shared memory has three planes. The smallest shape of each width fits 99 KiB, as above.
  */
 #define BF16X3_SHAPES(X)                    \
     X(forward, 0, 64, 128, 64, 2, 4, 2)     \
@@ -81,15 +82,15 @@ enum mma_variant {
     X(full, MMA_ANY, 128, 128, 64, 1, 8, 1) \
     X(full, MMA_ANY, 128, 64, 32, 1, 4, 2)
 
-/* A tile of queries, one of keys, one of values, all in three planes; and as above. */
+/* A tile of queries, one of keys and one of values, in three planes each; the rest as above. */
 #define BF16X3_SHARED(features, width, rows, keys) \
     (6 * (width) * ((rows) + 2 * (keys)) + (4 + MMA_TERM_BYTES(features, keys)) * (rows) + 512)
 
 /*
- * Of decoding: X(width, keys, warps, stages). A block takes at most 16 rows along a part of their
- * keys; each warp has a ring of `stages` tiles of keys and values, of which all but one may be
- * on their way, and two blocks fill a multiprocessor. The least of each width fits the 99 KiB of a
- * consumer's GPU.
+ * Decoding: X(width, keys, warps, stages). A block takes at most 16 rows and a part of their keys.
+ * Each warp has a ring of `stages` tiles of keys and values, of which all but one may be in flight.
+ * Two blocks fill a multiprocessor. The smallest shape of each width fits the 99 KiB of a consumer
+ * GPU.
  */
 #define MMA_DECODE_ROWS 16
 #define MMA_DECODE_SHAPES(X) \
@@ -99,41 +100,42 @@ enum mma_variant {
     X(256, 16, 2, 3)         \
     X(256, 32, 1, 2)
 
-/* Bytes of shared memory of a block: queries, so many keys and as many values, and the item. */
+/* Shared memory of a block in bytes: queries, so many keys and as many values, and the item. */
 #define MMA_DECODE_SHARED(width, keys) (2 * (width) * (MMA_DECODE_ROWS + 2 * (keys)) + 1536)
 
-/* The same where there are no more blocks than multiprocessors, and each has one for itself: more
- * of its keys are on their way. The second of 128 channels is for 164 KiB of shared memory. */
+/* The same for runs with no more blocks than multiprocessors. A block then has a multiprocessor to
+ * itself, and more keys in flight. The second shape of 128 channels is for multiprocessors with
+ * 164 KiB of shared memory. */
 #define MMA_DECODE_WIDE_SHAPES(X) \
     X(64, 32, 4, 4)               \
     X(128, 16, 8, 3)              \
     X(128, 32, 2, 4)              \
     X(256, 16, 2, 4)
 
-/* Of backward: X(width, queries, keys), eight warps. */
+/* Backward: X(width, queries, keys), with eight warps. */
 #define MMA_BACKWARD_THREADS 256
 #define MMA_BACKWARD_SHAPES(X) \
     X(64, 128, 128)            \
     X(128, 64, 128)            \
     X(256, 64, 64)
 
-/* Bytes of shared memory of a block: keys and values, two tiles of queries and of dO, P, dS, lse
+/* Shared memory of a block in bytes: keys and values, two tiles of queries and of dO, P, dS, lse
  * and delta, and the job. */
 #define MMA_BACKWARD_SHARED(width, queries, keys) \
     (4 * (width) * ((keys) + 2 * (queries)) + 4 * (queries) * (keys) + 16 * (queries) + 1024)
-#define MMA_JOB_BYTES 288 /* of what an item of backward is, in the workspace */
+#define MMA_JOB_BYTES 288 /* of a description of an item of backward, in the workspace */
 
 /*
- * Backward of f32, in three planes: X(width, queries, keys, warps, tiles of 16 rows that a warp has
- * of S^T, of dK and dV, of dQ). Blocks: keys and values, two tiles of queries and of dO, P, dS,
- * three numbers of each query, and the job.
+ * Backward of f32, in three planes: X(width, queries, keys, warps, and the tiles of 16 rows that a
+ * warp has of S^T, of dK and dV, and of dQ). Shared memory holds keys and values, two tiles of
+ * queries and of dO, P, dS, three floats for each query, and the job.
  */
 #define BF16X3_BACKWARD_SHAPES(X) \
     X(64, 32, 128, 8, 2, 2, 1)    \
     X(128, 32, 64, 8, 1, 2, 2)    \
     X(64, 32, 32, 4, 1, 1, 1)     \
     X(128, 32, 32, 4, 1, 1, 1)
-#define BF16X3_ROWS_THREADS 128 /* of the kernel before, a row each two */
+#define BF16X3_ROWS_THREADS 128 /* of the kernel before it: two threads a row */
 #define BF16X3_BACKWARD_SHARED(width, queries, keys) \
     (12 * (width) * ((keys) + 2 * (queries)) + 12 * (queries) * (keys) + 24 * (queries) + 512)
 

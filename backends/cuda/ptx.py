@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves entries out of a PTX file.
+"""Copies a PTX file without some of its entries.
 
 usage: ptx.py PATTERN PTX OUTPUT
 
-PATTERN is a regular expression of the names of those left out.
+Entries whose names match the regular expression PATTERN are left out.
 """
 
 import re

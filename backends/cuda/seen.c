@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launch of a kernel that looks at a bias or a mask before forward or backward (seen.cuh). */
+/* The launch of a scan kernel, which reads a bias or a mask before forward or backward, and its
+ * workspace (seen.h, seen.cuh). */
 #include "backends/cuda/seen.h"
 
 #include "backends/cuda/cuda.h"
@@ -16,7 +17,7 @@ int64_t fattn_cuda_seen_heads(const fattn_problem *p, const int64_t stride[4])
     return (stride[0] ? p->batch : 1) * (stride[1] ? p->heads_k : 1);
 }
 
-bool fattn_cuda_looks(const fattn_problem *p, const fattn_tiling *t)
+bool fattn_cuda_scans(const fattn_problem *p, const fattn_tiling *t)
 {
     return p->features & (FATTN_BIAS | FATTN_MASK) && t->items > 0 &&
            seen_counts(t->items, p->seqlen_k);
@@ -26,15 +27,15 @@ int64_t fattn_cuda_forward_workspace(const fattn_kernel *row, const fattn_proble
                                      const fattn_tiling *t)
 {
     const int64_t parts = fattn_cuda_parts_workspace(row, p, t);
-    if (parts < 0 || !fattn_cuda_looks(p, t)) {
+    if (parts < 0 || !fattn_cuda_scans(p, t)) {
         return parts;
     }
     const int64_t bytes = fattn_cuda_seen_workspace(t->heads * t->q_blocks, t->k_blocks);
     return bytes < 0 || parts > INT64_MAX - bytes ? -1 : parts + bytes;
 }
 
-/* A block looks at a tile of keys of an item. Heads, or sequences, that share a bias or mask are
- * looked at once. */
+/* A block scans a tile of keys of an item. A bias or mask that heads or sequences share is scanned
+ * once. */
 void fattn_cuda_seen_shape(const fattn_problem *p, const fattn_tiling *t, int64_t q_blocks,
                            fattn_gpu_shape *shape)
 {

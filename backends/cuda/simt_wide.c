@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Kernel rows of simt_wide.cuh: forward by plain multiply-adds with every feature, for head
- * dimensions to 128, where a multiprocessor has the shared memory. What they do not take is left to
- * the rows of backends/gpu/simt.c.
+ * dimensions up to 128, if a block may have enough shared memory. Other problems are left to the
+ * rows of backends/gpu/simt.c.
  */
 #include <stdio.h>
 
@@ -20,8 +20,8 @@ static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
     shape->shared = kernel->shared;
 }
 
-/* A multiprocessor does best with two blocks. A part takes so long here that fewer keys pay for it
- * than on tensor cores. */
+/* A multiprocessor is fastest with two blocks. Keys take longer here than on tensor cores, so that
+ * fewer of them are worth a part. */
 static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem *p,
                                    const fattn_limits *limits)
 {

@@ -1,46 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * CUDA's words for what device code says in neutral ones. A vendor's header is the first that a
- * kernel file includes.
+ * The words of vendor-neutral device code, as CUDA defines them. A kernel file includes its
+ * vendor's header first.
  *
- *     GPU_KERNEL(threads, blocks)   opens a kernel: most threads of a block, and blocks that should
- *                                   fit a multiprocessor, which AMD's compiler is not told
- *     GPU_WAVES(waves)              AMD's alone, after that: waves that should fit a SIMD
- *     GPU_CLUSTER(blocks)           NVIDIA's alone, after that: blocks that run side by side and
- *                                   reach each other's shared memory
- *     GPU_PARAM                     marks its parameter, which is then read where it lies
+ *     GPU_KERNEL(threads, blocks)   begins a kernel: the most threads of a block, and the blocks
+ *                                   that should fit a multiprocessor (AMD's compiler ignores these)
+ *     GPU_WAVES(waves)              after GPU_KERNEL, AMD only: waves that should fit a SIMD
+ *     GPU_CLUSTER(blocks)           after GPU_KERNEL, NVIDIA only: blocks of a cluster, which run
+ *                                   at the same time and access each other's shared memory
+ *     GPU_PARAM                     marks the kernel's parameter, which is read in constant memory
+ *                                   and not copied to local memory
  *     GPU_DEVICE GPU_SHARED GPU_UNROLL
- *     GPU_ROLLED                    before a loop that stays one
- *     GPU_WAVE                      threads that run together
+ *     GPU_ROLLED                    before a loop that must not be unrolled
+ *     GPU_WAVE                      threads of a warp or wavefront
  *     gpu_thread gpu_threads gpu_block gpu_blocks    numbers along the one axis that is used
- *     gpu_thread_anew               gpu_thread, read each time: the compiler computes addresses
- *                                   from it where they are used, not all of them before the first
- *                                   loop, where they would fill the registers
- *     gpu_anew(x)                   x, a kernel's arguments or a number: what is computed from it
- *                                   is computed where it is used, and does not wait in registers
- *     gpu_uniform(x)                an x that is the same for all threads of a wave, where the
- *                                   compiler cannot know it
- *     GPU_EARLY(sums)               whether beside so many sums a thread has registers for operands
- *                                   that are on their way, when it has a block's share of them
- *     gpu_sync                      all threads of the block, and what they wrote to shared memory
- *     gpu_sync_memory               the same, and what they wrote to memory
- *     gpu_any(x)                    gpu_sync, and whether any thread's x is not 0
- *     gpu_shfl_xor(x, n)            x of thread gpu_thread() ^ n, n < GPU_WAVE; all of a wave ask,
- *                                   as for gpu_shfl
- *     gpu_await_earlier             waits for what the stream holds before the kernel, where it was
- *                                   launched early; nothing that may be written there is read, and
- *                                   nothing written at all, before
- *     gpu_admit_later               lets the kernel after it start, where that is launched early
- *     gpu_shfl(x, n)                x of number n of the 32 threads that this one is of
- *     gpu_peek(from) gpu_poke(to, x)    64-bit words that blocks of a kernel share, each read and
- *                                   written whole
- *     gpu_compare_and_swap(at, from, to)    writes `to` if the word is `from`
- *     gpu_count(at)                 adds 1, and returns what was there; what a block did before its
- *                                   barrier and count is there for blocks that count after it
- *     gpu_add(to, x)                AMD's alone: adds to a float of the workspace
- *     gpu_cycles                    cycles of the unit that this thread runs on
- *     GPU_CYCLES                    the bits that are counted in
- *     gpu_max                       the larger; a NaN may be dropped
+ *     gpu_thread_anew               gpu_thread, read again at each use, so that the compiler
+ *                                   computes addresses from it where they are used, instead of
+ *                                   keeping them all in registers from before the first loop
+ *     gpu_anew(x)                   x, the kernel's arguments or a number: for the same reason, the
+ *                                   compiler computes values from it where they are used
+ *     gpu_uniform(x)                x, which the caller knows to be the same for all threads of a
+ *                                   wave; the compiler may keep it in a scalar register
+ *     GPU_EARLY(sums)               whether a thread that holds so many sums has registers left to
+ *                                   prefetch operands, at the occupancy of two blocks
+ *     gpu_sync                      barrier of the block; orders its accesses to shared memory
+ *     gpu_sync_memory               the same, and orders its accesses to global memory
+ *     gpu_any(x)                    gpu_sync, and returns whether any thread's x is not 0
+ *     gpu_shfl_xor(x, n)            x of thread gpu_thread() ^ n, n < GPU_WAVE; all threads of a
+ *                                   wave must call it, and gpu_shfl
+ *     gpu_await_earlier             if launched early, waits for earlier work in the stream. Before
+ *                                   it, a kernel reads nothing that this work may write, and writes
+ *                                   nothing (griddepcontrol.wait)
+ *     gpu_admit_later               allows the next kernel to start, if that is launched early
+ *                                   (griddepcontrol.launch_dependents)
+ *     gpu_shfl(x, n)                x of thread n of the 32 aligned threads that this one is in
+ *     gpu_peek(from) gpu_poke(to, x)    relaxed atomic load and store of a 64-bit word that blocks
+ *                                   share
+ *     gpu_compare_and_swap(at, from, to)    atomically writes `to` if the word is `from`; relaxed
+ *     gpu_count(at)                 atomically adds 1 and returns the old value, with acquire and
+ *                                   release: what a block wrote before a barrier and its count is
+ *                                   visible to blocks that count after it
+ *     gpu_add(to, x)                AMD only: atomically adds to a float of the workspace
+ *     gpu_cycles                    cycle counter of this thread's multiprocessor
+ *     GPU_CYCLES                    mask of the bits that it counts in
+ *     gpu_max                       the maximum; a NaN may be dropped
  *     gpu_f16_to_f32 gpu_f16_from_f32
  *     gpu_f2 gpu_f4 gpu_u2 gpu_u4   2 and 4 floats, 2 and 4 words, aligned to their size
  */
@@ -71,7 +74,8 @@ GPU_DEVICE int gpu_thread_anew(void)
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
 }
-/* Arguments are operands of instructions here, and registers hold what is uniform like the rest. */
+/* These do nothing here: instructions have kernel arguments as operands, and uniform values need no
+ * special registers. */
 template <class T> GPU_DEVICE const T &gpu_anew(const T &x) { return x; }
 GPU_DEVICE int gpu_uniform(int x) { return x; }
 GPU_DEVICE int64_t gpu_uniform(int64_t x) { return x; }

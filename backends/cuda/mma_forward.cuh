@@ -2,21 +2,21 @@
 /*
  * Forward on tensor cores, for 16-bit types: FlashAttention-2 (Dao 2023) with mma.sync.
  *
- * A block takes a tile of rows of one key/value head (an item of the schedule) along a part of its
- * keys; a warp owns 16 * M of the rows, and nothing but keys and values is shared:
+ * A block takes an item of the schedule, that is, a tile of rows of one key/value head and a part
+ * of its keys. A warp owns 16 * M of the rows. Warps share only keys and values:
  *
- *     x = Q K^T             in fragments; Q is read again for every tile
- *     p                     online softmax; a row lies in the four lanes of a quad
+ *     x = Q K^T             accumulator fragments; Q is read again for every tile
+ *     p                     online softmax; a row is in the four lanes of a quad
  *     o = o alpha + p V     p rounded to the type of v
  *
- * The next tile of keys and values is copied while this one is worked on. alpha is 1 until a row's
- * maximum rises by more than MMA_MARGIN since it was last taken as a reference: weights may reach
- * 2^MMA_MARGIN, which costs nothing in floating point, and most tiles leave o alone. (The sums are
- * relative to a reference m; nothing needs it to be the largest score.) But the largest weight need
- * not be 1 then, and is rounded: mma_rounding().
+ * The next tile of keys and values is copied while this one is used. Sums are relative to a
+ * reference m, which need not be the largest score. It is raised only when a score exceeds it by
+ * more than MMA_MARGIN; otherwise alpha is 1, and most tiles do not rescale o. Weights may then
+ * reach 2^MMA_MARGIN, which costs no precision in floating point. But the largest weight is no
+ * longer exactly 1, and has a rounding error: see mma_rounding().
  *
- * LEAN kernels know causal masks, windows, lengths and pages; the others every feature, or one that
- * mma_shape names (mma_terms.cuh, which has the layout of a tile too).
+ * Lean kernels have causal masks, windows, lengths and pages. The others have every feature, or the
+ * one that mma_shape names (mma_terms.cuh, which also has the layout of a tile).
  */
 #ifndef FATTN_CUDA_MMA_FORWARD_CUH
 #define FATTN_CUDA_MMA_FORWARD_CUH
@@ -25,18 +25,18 @@
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
-/* What a warp's thread knows of its rows: rows g and g + 8 of each 16. */
+/* A thread's rows: rows g and g + 8 of each 16. */
 template <class S> struct mma_rows {
-    fattn_softmax state[S::TILES][2]; /* l: of the thread's own columns */
-    float top[S::TILES][2];           /* the largest score of these */
+    fattn_softmax state[S::TILES][2]; /* l: over the thread's own columns */
+    float top[S::TILES][2];           /* the largest score in these */
     float o[S::TILES][S::WIDTH / 8][4];
 };
 
 /* --- Copies ----------------------------------------------------------------------------------- */
 
-/* Begins to fill a chunk with the first `bytes` from a row, and zeros. (A copy of no bytes does not
- * look at its address.) Kernels that know their features are given rows that begin at multiples of
- * 16 bytes; `misaligned` ones are read an element at a time, at once. */
+/* Begins to fill a chunk with the first `bytes` of it from a row, and zeros. (A copy of no bytes
+ * does not use its address.) Only kernels for every feature get `misaligned` rows, which do not
+ * begin at multiples of 16 bytes. These are copied synchronously, an element at a time. */
 template <class S>
 GPU_DEVICE void mma_fill(uint32_t to, const uint16_t *from, int bytes, bool misaligned)
 {
@@ -72,7 +72,8 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
     }
 }
 
-/* Keys of the tile of key j0, this thread's chunk of them, and zeros past the first `live`. */
+/* Begins to copy this thread's chunk of each row of the tile that begins with key j0. Of these keys
+ * `live` exist; the others get zeros. */
 template <class S>
 GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *keys, int j0, int64_t stride, int dim,
                               int live, bool misaligned)
@@ -97,7 +98,7 @@ GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *keys, int j0, int64_t
     }
 }
 
-/* The same from pages. */
+/* The same for paged keys. */
 template <class S>
 GPU_DEVICE void mma_copy_pages(const fattn_gpu_args &g, const mma_item &w, uint16_t *tile,
                                const void *from, const fattn_strides &stride, int64_t dim, int j0,
@@ -114,7 +115,7 @@ GPU_DEVICE void mma_copy_pages(const fattn_gpu_args &g, const mma_item &w, uint1
     }
 }
 
-/* Tile `block` of keys, and of values. */
+/* Begin to copy tile `block` of keys, and of values. */
 template <class S>
 GPU_DEVICE void mma_copy_k(const fattn_gpu_args &g, const mma_item &w, uint16_t *tile, int block)
 {
@@ -145,7 +146,7 @@ GPU_DEVICE void mma_copy_v(const fattn_gpu_args &g, const mma_item &w, uint16_t 
 
 /* --- A tile ----------------------------------------------------------------------------------- */
 
-/* The largest score of each row of the tile, among the thread's own. */
+/* The largest score of each row among the thread's own. */
 template <class S>
 GPU_DEVICE void mma_largest(const float x[S::TILES][S::KEYS / 8][4], float largest[S::TILES][2])
 {
@@ -164,8 +165,8 @@ GPU_DEVICE void mma_largest(const float x[S::TILES][S::KEYS / 8][4], float large
     }
 }
 
-/* Whether scores of the warp's rows, none larger than these, may exceed a reference by more than
- * the margin. */
+/* Whether some row of the warp may have a score that exceeds its reference by more than the margin.
+ * largest: upper bounds of the scores. */
 template <class S>
 GPU_DEVICE bool mma_may_rise(float unit, const float largest[S::TILES][2], const mma_rows<S> &rows)
 {
@@ -178,8 +179,8 @@ GPU_DEVICE bool mma_may_rise(float unit, const float largest[S::TILES][2], const
     return __any_sync(0xffffffffu, rises);
 }
 
-/* Takes note of the largest scores of a tile, raises the references that they exceed by more than
- * the margin, and rescales the sums. */
+/* Updates rows.top with the largest scores of a tile, raises the references that these exceed by
+ * more than the margin, and rescales the sums. */
 template <class S>
 GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<S> &rows)
 {
@@ -196,7 +197,7 @@ GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
             fattn_softmax *const state = &rows.state[m][h];
-            const float top = mma_quad_max(largest[m][h]); /* one for all threads of the row */
+            const float top = mma_quad_max(largest[m][h]); /* the same in all threads of the row */
             const bool rises = top * unit > state->m * unit + MMA_MARGIN;
             const float alpha = fattn_softmax_raise(state, rises ? top : state->m, unit);
             GPU_UNROLL
@@ -207,7 +208,7 @@ GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<
     }
 }
 
-/* Scores in x become weights relative to the row's reference. */
+/* Turns scores in x into weights relative to the row's reference, and adds them to l. */
 template <class S>
 GPU_DEVICE void mma_weigh(float unit, mma_rows<S> &rows, float x[S::TILES][S::KEYS / 8][4])
 {
@@ -232,7 +233,7 @@ GPU_DEVICE void mma_weigh(float unit, mma_rows<S> &rows, float x[S::TILES][S::KE
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* What features need of the rows. */
+/* Sets up the terms of all rows. */
 template <class S>
 GPU_DEVICE void mma_begin(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w)
 {
@@ -241,7 +242,7 @@ GPU_DEVICE void mma_begin(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_
     }
 }
 
-/* Before the first key. */
+/* Sets the rows to their state before the first key. */
 template <class S> GPU_DEVICE void mma_rows_empty(mma_rows<S> &rows)
 {
     GPU_UNROLL
@@ -258,7 +259,7 @@ template <class S> GPU_DEVICE void mma_rows_empty(mma_rows<S> &rows)
     }
 }
 
-/* The first tile from `block` on that the block mask does not rule out, or w.past. */
+/* The first tile from `block` on that the block mask does not hide, or w.past. */
 template <class S> GPU_DEVICE int mma_next(const fattn_gpu_args &g, const mma_item &w, int block)
 {
     if (mma_has<S>(g, FATTN_BLOCK_MASK)) {
@@ -273,7 +274,7 @@ template <class S> GPU_DEVICE int mma_next(const fattn_gpu_args &g, const mma_it
     return block;
 }
 
-/* The first from `block` on that a bias or mask does not rule out either. */
+/* The first tile from `block` on that neither the block mask nor the bias or mask hides. */
 template <class S>
 GPU_DEVICE int mma_next_kept(const fattn_gpu_args &g, const mma_scratch<S> &s, int block)
 {
@@ -289,8 +290,8 @@ GPU_DEVICE int mma_next_kept(const fattn_gpu_args &g, const mma_scratch<S> &s, i
     return next;
 }
 
-/* Behind the last tile of keys of the item's part, from `block` on, that a bias of -inf does not
- * hide from all of its rows. The whole block asks. */
+/* The end of the tiles of the item's part, from `block` on, without the last ones that a bias of
+ * -inf hides from all of its rows. All threads of the block must call it. */
 template <class S>
 GPU_DEVICE int mma_seen_past(const fattn_gpu_args &g, const mma_item &w, int block)
 {
@@ -324,19 +325,19 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
         }
         mma_begin(g, s, w);
         if (mma_has<S>(g, FATTN_BIAS) && !(mma_may_hide<S>() && s.seen)) {
-            past = mma_seen_past<S>(g, s.item, block + 1); /* the first tile is on its way */
+            past = mma_seen_past<S>(g, s.item, block + 1); /* the first tile is being copied */
         }
         mma_stage<S>(g, s, block, past);
     }
     mma_rows_empty(rows);
     if (block >= past) {
         mma_wait<0>();
-        gpu_sync(); /* o leaves where the queries are still on their way to */
+        gpu_sync(); /* o is staged where the queries are still being copied to */
     }
     for (int stage = 0; block < past; stage ^= S::RING - 1) {
         const int j0 = block * S::KEYS;
         mma_wait<0>();
-        gpu_sync(); /* everyone's copies are here, and everyone is through with the other tile */
+        gpu_sync(); /* all threads' copies have landed, and all have read the other tile */
         const bool partial = block < s.item.full || block >= s.item.full_past;
         if (S::RING == 1) {
             mma_copy_v<S>(g, s.item, s.v[0], block);
@@ -376,7 +377,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
         }
         if (S::RING == 1) {
             mma_wait<0>();
-            gpu_sync(); /* values are here, and everyone is through with keys */
+            gpu_sync(); /* the values have landed, and all threads have read the keys */
             if (block < past) {
                 mma_copy_k<S>(g, s.item, s.k[0], block);
                 mma_commit();
@@ -387,8 +388,8 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
     }
 }
 
-/* Rows of o of the input's type leave through the place of the warp's own queries, so that whole
- * lines are written. */
+/* Stores rows of o in the input's type. They are staged where the warp's own queries were, so that
+ * whole lines are written. */
 template <class S>
 GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_rows<S> &rows)
 {
@@ -406,7 +407,7 @@ GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         }
     }
     __syncwarp();
-    const mma_item w = s.item; /* read once: what is written might be it */
+    const mma_item w = s.item; /* a copy: for the compiler, the stores might alias it */
     const int c = lane % CHUNKS, live = dim - 8 * c;
     uint16_t *const o = (uint16_t *)g.buffers.o + 8 * c;
     const bool whole = g.chunks & FATTN_GPU_QUADS_O && live >= 8;
@@ -430,7 +431,7 @@ GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     }
 }
 
-/* In floats, pairs of channels: o itself, or a part of it. */
+/* Stores rows of o, or of a part, in floats. */
 template <class S>
 GPU_DEVICE void mma_store_floats(const fattn_gpu_args &g, const mma_scratch<S> &s,
                                  const mma_rows<S> &rows)
@@ -456,7 +457,8 @@ GPU_DEVICE void mma_store_floats(const fattn_gpu_args &g, const mma_scratch<S> &
     }
 }
 
-/* lse of the rows, or m and l of their parts: of the four threads that know a row one speaks. */
+/* Stores lse of the rows, or m and l of their parts. All four threads of a row have these; one of
+ * them writes. */
 template <class S>
 GPU_DEVICE void mma_store_states(const fattn_gpu_args &g, const mma_scratch<S> &s,
                                  const mma_rows<S> &rows)
@@ -480,8 +482,8 @@ GPU_DEVICE void mma_store_states(const fattn_gpu_args &g, const mma_scratch<S> &
     }
 }
 
-/* The sink, which belongs to the first part. It comes last: were it the reference of the row,
- * weights might be too small to be told apart. Returns what sums are to be multiplied by. */
+/* Adds the sink to the first part, and returns the factor by which to multiply its sums. The sink
+ * comes last: as the reference of the row it might make all other weights underflow. */
 GPU_DEVICE float mma_add_sink(const fattn_gpu_args &g, const mma_item &w, gpu_query q,
                               fattn_softmax *state)
 {
@@ -494,7 +496,7 @@ GPU_DEVICE float mma_add_sink(const fattn_gpu_args &g, const mma_item &w, gpu_qu
     return alpha;
 }
 
-/* o of empty rows is 0, selected: their sums may be 0 * inf. */
+/* Selects 0 for o of empty rows, whose sums may be 0 * inf. */
 template <class S> GPU_DEVICE void mma_rows_clear(mma_rows<S> &rows)
 {
     GPU_UNROLL
@@ -507,7 +509,7 @@ template <class S> GPU_DEVICE void mma_rows_clear(mma_rows<S> &rows)
     }
 }
 
-/* Rows in o and lse, or their parts in the workspace. */
+/* Writes the rows to o and lse, or their parts to the workspace. */
 template <class S>
 GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows)
 {
@@ -523,7 +525,7 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
             const float weight = S::type::weight(rows.top[m][h], g.rule.unit, base);
             const float added = mma_rounding<S>(g, weight) * lower;
             state->l = mma_quad_sum(state->l) * lower;
-            float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
+            float factor = lower, alpha = 1; /* not multiplied: alpha may be tiny */
             if (!mma_is_lean(S::VARIANT)) {
                 factor *= s.item.z_kept;
                 alpha = mma_add_sink(g, s.item, mma_query(s.item, mma_row<S>(m, h)), state);
@@ -554,7 +556,7 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
     }
 }
 
-/* Item `number`: its rows, its part, and what the features of all its pairs are. */
+/* Sets item `number`: its rows, its part, and the features that all its pairs share. */
 template <class S>
 GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item &w)
 {
@@ -583,7 +585,7 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     }
 }
 
-/* Where its keys and values begin; pages are looked up as they come. */
+/* Sets the addresses of its keys and values. Pages are looked up when they are copied. */
 template <class S> GPU_DEVICE void mma_item_places(const fattn_gpu_args &g, mma_item &w)
 {
     typedef typename S::type::element element;
@@ -594,7 +596,7 @@ template <class S> GPU_DEVICE void mma_item_places(const fattn_gpu_args &g, mma_
     }
 }
 
-/* Its keys. */
+/* Sets its keys: the band of its first query, and the tiles that are full. */
 template <class S> GPU_DEVICE void mma_item_keys(const fattn_gpu_args &g, mma_item &w)
 {
     const int64_t at = w.i0 + w.pairs.band.diagonal, limit = INT64_C(1) << 62;
@@ -619,7 +621,8 @@ GPU_DEVICE void mma_item_set(const fattn_gpu_args &g, int64_t number, mma_item &
     mma_item_keys<S>(g, w);
 }
 
-/* Every thread finds out by itself what the item is, and begins to copy as soon as it can. */
+/* Processes an item. Every thread computes the item's description itself, to begin copies as early
+ * as possible. */
 template <class S>
 GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int64_t number)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a bias or a mask leaves of the items of forward by mma.sync (mma_forward.cuh,
- * bf16x3_forward.cuh): a kernel before looks at it (seen.cuh), and hidden tiles of keys are
- * skipped.
+ * Forward by mma.sync (mma_forward.cuh, bf16x3_forward.cuh) skips the tiles of keys that a bias or
+ * a mask hides. This header has the scan kernel that runs before it (seen.cuh), and how its results
+ * are read.
  */
 #ifndef FATTN_CUDA_MMA_SEEN_CUH
 #define FATTN_CUDA_MMA_SEEN_CUH
@@ -10,21 +10,20 @@
 #include "backends/cuda/mma_terms.cuh"
 #include "backends/cuda/seen.cuh"
 
-/* Whether kernels of such a shape skip what a bias or a mask hides. */
+/* Whether kernels of such a shape skip tiles that a bias or a mask hides. */
 template <class S> GPU_DEVICE constexpr bool mma_may_hide()
 {
     return MMA_SKIPS(S::KNOWN, S::WIDTH);
 }
 
-/* Where the bytes about all items' tiles begin: behind the parts of keys, at the end of the
- * workspace. */
+/* The first byte of the scan's results, at the end of the workspace, behind the parts of keys. */
 GPU_DEVICE uint8_t *mma_seen_bytes(const fattn_gpu_args &g)
 {
     const fattn_tiling &t = g.tiling;
     return (uint8_t *)g.workspace + t.workspace - t.heads * t.q_blocks * SEEN_BYTES(t.k_blocks);
 }
 
-/* Those of an item; NULL where no kernel before has looked (seen.c), or there are too many. */
+/* The bytes of an item. NULL if there was no scan (seen.c), or if there are too many tiles. */
 template <class S> GPU_DEVICE const uint8_t *mma_seen_of(const fattn_gpu_args &g, const mma_item &w)
 {
     if (!(g.problem.features & (FATTN_BIAS | FATTN_MASK)) ||
@@ -39,7 +38,7 @@ template <class S> GPU_DEVICE const uint8_t *mma_seen_of(const fattn_gpu_args &g
     return mma_seen_bytes(g) + seen_at(g.tiling, g.problem.heads_k, seen_stride(g.problem), work);
 }
 
-/* The kernel before. Of the queries of an item it looks at all heads of the group. */
+/* The scan kernel. It scans all heads of the group for the queries of an item. */
 template <int KEYS> GPU_DEVICE void mma_seen_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
@@ -52,8 +51,8 @@ template <int KEYS> GPU_DEVICE void mma_seen_all(const fattn_gpu_args &g)
     });
 }
 
-/* Finds out of which of an item's tiles some pair is kept: a bit each, in shared memory. All
- * threads ask; they meet before the bits are read. */
+/* Writes a bit for each of an item's tiles to shared memory: whether some pair is kept. All threads
+ * call it; a barrier has to follow before the bits are read. */
 template <class S> GPU_DEVICE void mma_find_kept(mma_scratch<S> &s)
 {
     GPU_ROLLED
@@ -67,7 +66,7 @@ template <class S> GPU_DEVICE void mma_find_kept(mma_scratch<S> &s)
     }
 }
 
-/* The kernel before, in an image. */
+/* The scan kernel as an entry of an image. */
 #define MMA_SEEN_ENTRY(name, keys)                                                   \
     GPU_KERNEL(SEEN_THREADS, 2) name##_seen_##keys(const GPU_PARAM fattn_gpu_args g) \
     {                                                                                \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tensor cores as NVIDIA has them since Ampere: a warp multiplies 16 x 16 by 16 x 8 of 16-bit
- * elements and adds to 16 x 8 floats (mma.sync.m16n8k16). Operands come from shared memory, filled
- * by asynchronous copies of 16 bytes.
+ * Tensor core products of Ampere and later GPUs: a warp multiplies a 16 x 16 tile by a 16 x 8 tile
+ * of 16-bit elements and accumulates in 16 x 8 floats (mma.sync.m16n8k16). Operands come from
+ * shared memory, which asynchronous copies of 16 bytes fill (cp.async).
  *
  * Fragments, for lane 4 g + t of a warp:
  *
@@ -10,13 +10,14 @@
  *     B   b[0] (2t, g)   b[1] (2t + 8, g)
  *     C   c[0] (g, 2t)   c[1] (g, 2t + 1)   c[2] (g + 8, 2t)   c[3] (g + 8, 2t + 1)
  *
- * where a and b hold that element and its neighbour in the direction of the sum;
- * so the products of two neighbouring C tiles, rounded, are an A: probabilities go from one product
- * to the next without leaving their registers.
+ * where a and b hold that element and the next one along the summed dimension. So the accumulators
+ * of two adjacent C tiles, rounded, are an A fragment: probabilities go from one product to the
+ * next without leaving their registers.
  *
- * A tile in shared memory has rows of `pitch` elements, a multiple of 64, in chunks of 8; chunk c
- * of row r lies at c ^ (r % 8). Eight rows of one chunk then cover all 32 banks, for copies as for
- * ldmatrix, which reads eight rows of 16 bytes a phase. Where the pitch is 32, two rows are one.
+ * A tile in shared memory has rows of `pitch` elements, a multiple of 64, in chunks of 8. It is
+ * swizzled: chunk c of row r is at c ^ (r % 8). Eight rows of one chunk then cover all 32 banks,
+ * for copies and for ldmatrix, which reads eight rows of 16 bytes per phase. With a pitch of 32,
+ * two rows are laid out as one of 64.
  */
 #ifndef FATTN_CUDA_MMA_SM80_CUH
 #define FATTN_CUDA_MMA_SM80_CUH
@@ -25,16 +26,17 @@
 #include "backends/gpu/element.cuh"
 #include "backends/gpu/sequence.cuh"
 
-/* Whether kernels know no features of single pairs. */
+/* Whether kernels of the variant have no features of single pairs. */
 GPU_DEVICE constexpr bool mma_is_lean(mma_variant v) { return v <= MMA_ORDERED; }
 
-/* Whether the run has one of MMA_OF_PAIRS, known to the compiler where the kernel is for it. */
+/* Whether the run has a feature of MMA_OF_PAIRS: a compile-time constant, unless the kernel is for
+ * any. */
 template <class S> GPU_DEVICE bool mma_has(const fattn_gpu_args &g, uint64_t feature)
 {
     return ((S::KNOWN == MMA_ANY ? g.problem.features : S::KNOWN) & feature) != 0;
 }
 
-/* 2^x to 2 ulp, subnormal results 0. */
+/* 2^x to 2 ulp. Subnormal results are 0. */
 GPU_DEVICE float mma_exp2(float x)
 {
     float y;
@@ -43,9 +45,9 @@ GPU_DEVICE float mma_exp2(float x)
 }
 
 /*
- * A 16-bit type: two floats to a pair, lo first in memory, the weight of a score relative to a
- * base, and the product. Weights are 2^LIFT times what they are, so that small ones stay normal
- * numbers. PLANES: 16-bit numbers that an element is the sum of; mma_bf16x3.cuh has three.
+ * A 16-bit type. pack(): rounds two floats to a pair, lo first in memory. weight(): the weight of a
+ * score relative to a base, scaled by 2^LIFT so that small weights stay normal numbers. multiply():
+ * the product. PLANES: how many 16-bit numbers an element is the sum of; mma_bf16x3.cuh has 3.
  */
 #define MMA_TYPE(name, type, dtype, lift)                                                     \
     struct name {                                                                             \
@@ -73,14 +75,15 @@ GPU_DEVICE float mma_exp2(float x)
 MMA_TYPE(mma_f16, "f16", FATTN_F16, 7);
 MMA_TYPE(mma_bf16, "bf16", FATTN_BF16, 0);
 
-/* Read anew at each use: what follows from them would be kept in registers that are not there. */
+/* Read again at each use, so that values computed from them do not occupy registers in between. */
 GPU_DEVICE int mma_lane(void) { return gpu_thread_anew() % GPU_WAVE; }
 GPU_DEVICE int mma_warp(void) { return gpu_thread_anew() / GPU_WAVE; }
 
-/* The address of shared memory that the instructions below want. */
+/* The shared-memory address of a pointer, for the instructions below. */
 GPU_DEVICE uint32_t mma_shared(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* Four 8 x 8 matrices, lanes 8 n .. 8 n + 7 giving the rows of matrix n. */
+/* Loads four 8 x 8 matrices (ldmatrix). Lanes 8 n .. 8 n + 7 give the addresses of the rows of
+ * matrix n. */
 GPU_DEVICE void mma_load(uint32_t x[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -120,17 +123,17 @@ template <int N> GPU_DEVICE void mma_get(uint32_t from, uint32_t x[N])
     }
 }
 
-/* Bytes of chunk c in a row of `dim` elements. */
+/* How many bytes of chunk c exist in a row of `dim` elements. */
 GPU_DEVICE int mma_chunk_bytes(int c, int dim) { return min(max(2 * dim - 16 * c, 0), 16); }
 
-/* Begins to copy the first `bytes` of 16 and zeros for the rest. */
+/* Begins to copy 16 bytes, of which all from `bytes` on become zeros. */
 GPU_DEVICE void mma_copy(uint32_t to, const void *from, int bytes)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
 }
 
-/* What L2 is to do with bytes that are read once: give them up before others. */
+/* The L2 policy for bytes that are read once: evict first. */
 GPU_DEVICE uint64_t mma_read_once(void)
 {
     uint64_t policy;
@@ -138,7 +141,7 @@ GPU_DEVICE uint64_t mma_read_once(void)
     return policy;
 }
 
-/* mma_copy() with such a policy. */
+/* mma_copy() with an L2 policy. */
 GPU_DEVICE void mma_copy_by(uint64_t policy, uint32_t to, const void *from, int bytes)
 {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
@@ -168,7 +171,7 @@ template <int SIZE> GPU_DEVICE void mma_copy_small(uint32_t to, const void *from
     }
 }
 
-/* mma_copy() of a chunk that may begin anywhere: an element at a time, at once. */
+/* Copies a chunk that may be unaligned, an element at a time. It is synchronous. */
 template <class E> GPU_DEVICE void mma_copy_misaligned(uint32_t to, const E *from, int bytes)
 {
     enum { SIZE = sizeof(E), EACH = 4 / SIZE };
@@ -184,16 +187,16 @@ template <class E> GPU_DEVICE void mma_copy_misaligned(uint32_t to, const E *fro
     }
 }
 
-/* Waits until at most N groups of this thread's copies are under way. */
+/* Waits until at most N groups of this thread's copies are in flight. */
 template <int N> GPU_DEVICE void mma_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Asks for a line of global memory, 128 bytes, to be brought to L2. */
+/* Prefetches a 128-byte line of global memory to L2. */
 GPU_DEVICE void mma_prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
-/* Adds to two neighbouring floats in global memory, of which the first lies at a multiple of 8. */
+/* Atomically adds to two adjacent floats in global memory, aligned to 8 bytes. */
 GPU_DEVICE void mma_add_two(float *to, float x, float y)
 {
 #if __CUDA_ARCH__ >= 900
@@ -204,7 +207,7 @@ GPU_DEVICE void mma_add_two(float *to, float x, float y)
 #endif
 }
 
-/* Adds to a float in global memory, and to four at a multiple of 16. */
+/* Atomically adds to a float in global memory, and to four that are aligned to 16 bytes. */
 GPU_DEVICE void mma_add_one(float *to, float x)
 {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
@@ -224,8 +227,7 @@ GPU_DEVICE void mma_add_four(float *to, const float x[4])
 #endif
 }
 
-/* Reads a word that other blocks write, and writes one that they read: each access is atomic, but
- * not ordered with any other access. */
+/* Relaxed atomic load and store of a word that blocks share. */
 GPU_DEVICE int32_t mma_peek(const int32_t *from)
 {
     int32_t x;
@@ -238,11 +240,11 @@ GPU_DEVICE void mma_poke(int32_t *to, int32_t x)
     asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
-/* What this thread, and threads that it waited for at barriers, wrote before the fence is visible
- * to whoever sees a word that is written after it. */
+/* A fence of the device. Writes before it, by this thread and by threads that it has met at
+ * barriers, are visible to whoever reads a word that this thread writes after it. */
 GPU_DEVICE void mma_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-/* The larger size of two in each half, of one word without signs and one with. */
+/* In each half, the maximum of a, which has no sign, and |b|. */
 GPU_DEVICE uint32_t mma_bf16_larger(uint32_t a, uint32_t b)
 {
     uint32_t y;
@@ -252,7 +254,7 @@ GPU_DEVICE uint32_t mma_bf16_larger(uint32_t a, uint32_t b)
     return y;
 }
 
-/* The smaller of two in each half. */
+/* The minimum in each half. */
 template <int DTYPE> GPU_DEVICE uint32_t mma_smaller(uint32_t a, uint32_t b)
 {
     uint32_t y;
@@ -281,17 +283,18 @@ template <int PITCH> GPU_DEVICE uint32_t mma_place(uint32_t tile, int r, int c)
     return tile + 2 * PITCH * r + ((c ^ r & 7) << 4);
 }
 
-/* From the address of a chunk to that of NEXT rows times `rows` further down, 2 * `chunks` to the
- * right. Rows are aligned to 128 bytes, so that swizzling and stepping are bits apart. */
+/* The address of the chunk NEXT * `rows` rows below the one at `at`, and 2 * `chunks` chunks to its
+ * right. Rows are aligned to 128 bytes, so that the swizzle and the step change different bits. */
 template <int PITCH, int NEXT = 16> GPU_DEVICE uint32_t mma_step(uint32_t at, int rows, int chunks)
 {
     return (at ^ chunks % 4 << 5) + 2 * PITCH * NEXT * rows + 128 * (chunks / 4);
 }
 
 /*
- * x[m][.] += A B^T for 16 * M rows of A and 16 * N rows of B along 16 * STEPS channels, both in
- * tiles of that pitch. a_at, b_at: where the lane begins, mma_rows_a and mma_rows_b. From 16 rows
- * of B to the next it is NEXT rows of the tile. Fragments of B are loaded two products ahead.
+ * x[m][.] += A B^T for 16 * M rows of A and 16 * N rows of B, summed over 16 * STEPS channels, both
+ * in tiles of that pitch. a_at and b_at: the lane's first addresses, from mma_rows_a and
+ * mma_rows_b. Successive groups of 16 rows of B begin NEXT rows of the tile apart. Fragments of B
+ * are loaded two products ahead.
  */
 template <int PITCH> GPU_DEVICE uint32_t mma_rows_a(const void *tile, int row)
 {
@@ -334,8 +337,8 @@ GPU_DEVICE void mma_dots(uint32_t a_at, uint32_t b_at, float x[M][2 * N][4])
 }
 
 /*
- * y[m][.] += P B for 16 * M rows of P in fragments, rounded here, and 16 * STEPS rows of B of
- * 16 * N channels. b_at: where the lane begins, mma_columns_b.
+ * y[m][.] += P B for 16 * M rows of P, which are accumulators and are rounded here, and 16 * STEPS
+ * rows of B with 16 * N channels. b_at: the lane's first address, from mma_columns_b.
  */
 template <int PITCH> GPU_DEVICE uint32_t mma_columns_b(const void *tile, int row, int chunk)
 {
@@ -371,9 +374,9 @@ GPU_DEVICE void mma_mix(const float p[M][2 * STEPS][4], uint32_t b_at, float y[M
 }
 
 /*
- * y[m][.] += A B with A in a tile too: of 16 * M rows, or, TRANSPOSED, as many columns. a_at:
- * mma_rows_a, or mma_columns_a. beside(i) is called after product i of N * STEPS, with i known to
- * the compiler.
+ * y[m][.] += A B with A in a tile too: 16 * M rows of it or, if TRANSPOSED, as many columns. a_at:
+ * from mma_rows_a or mma_columns_a. After product i of N * STEPS it calls beside(i), where i is a
+ * compile-time constant.
  */
 template <int PITCH> GPU_DEVICE uint32_t mma_columns_a(const void *tile, int chunk)
 {

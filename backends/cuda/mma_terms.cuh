@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A block of the tensor-core forward: what it shares, which key a thread's element is, and how a
- * thread's dot products become scores, and weights kept or dropped, with every feature.
+ * A block of the tensor-core forward: its shared memory, the mapping of a thread's elements to
+ * rows and keys, how dot products become scores with every feature, and dropout.
  *
- * Products may see the keys of a tile in any order, so long as both see the same: column
- * 8 n + 2 t + e of the fragments is key OWN t + 2 n + e of the tile. The OWN keys of lane t of a
- * quad are neighbours then, whose bias and mask are read 16 bytes at a time, and among which are
- * those that a call of dropout's generator serves. Hopper's products see keys in order (IN_ORDER):
- * column c is key c. A call of dropout's generator serves such pairs too.
+ * The two products of a tile may have its keys in any order, as long as it is the same in both.
+ * Column 8 n + 2 t + e of the fragments is key OWN t + 2 n + e of the tile. So the OWN keys of lane
+ * t of a quad are adjacent. Their bias and mask are read 16 bytes at a time, and one call of
+ * dropout's generator serves several of them. Hopper's products have keys in order (IN_ORDER):
+ * column c is key c. There a call of the generator also serves several of a thread's keys.
  *
- * Terms, the type of parameter s: what is known of the item and its rows (mma_scratch, and
- * wgmma_tile_terms of Hopper's kernels).
+ * Terms, the type of parameter s, describes the item and its rows: mma_scratch, or wgmma_tile_terms
+ * in Hopper's kernels.
  */
 #ifndef FATTN_CUDA_MMA_TERMS_CUH
 #define FATTN_CUDA_MMA_TERMS_CUH
@@ -20,15 +20,15 @@
 #include "backends/gpu/pairs.cuh"
 #include "backends/gpu/parts.cuh"
 
-/* What a kernel of forward is for, by the features of MMA_OF_PAIRS that it knows. */
+/* The variant of a forward kernel that is compiled for these features of MMA_OF_PAIRS. */
 GPU_DEVICE constexpr mma_variant mma_variant_of(uint64_t features)
 {
     return features == 0 ? MMA_LEAN : features == MMA_ANY ? MMA_EVERYTHING : MMA_ONE_OF_PAIRS;
 }
 
-/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. M: 16 rows each, of a warp. FEATURES:
- * that of MMA_OF_PAIRS which the run has, 0, or MMA_ANY; but for MMA_ANY rows of q, k and v begin
- * at multiples of 16 bytes. */
+/* T: mma_f16, mma_bf16 or mma_f32. W: channels of q, k and v, padded. M: tiles of 16 rows per warp.
+ * BN: keys of a tile. FEATURES: the one of MMA_OF_PAIRS that the run has, 0, or MMA_ANY. Unless it
+ * is MMA_ANY, rows of q, k and v begin at multiples of 16 bytes. */
 template <class T, int W, int M, int WARPS, int BN, uint64_t FEATURES, int STAGES = 2>
 struct mma_shape {
     typedef T type;
@@ -38,19 +38,19 @@ struct mma_shape {
     enum {
         WIDTH = W,
         TILES = M,
-        WARP_TILES = M, /* from a warp's rows to those of the next */
+        WARP_TILES = M, /* distance from a warp's rows to the next warp's, in tiles of 16 */
         ROWS = 16 * M * WARPS,
         THREADS = 32 * WARPS,
         KEYS = BN,
-        OWN = BN / 4,  /* of a tile's keys, a lane's */
-        NEXT = 4,      /* from 16 columns to the next, in keys */
-        RING = STAGES, /* tiles of keys, and of values, in shared memory */
+        OWN = BN / 4,  /* keys of a tile that a lane has of each row */
+        NEXT = 4,      /* distance from 16 columns to the next 16, in keys */
+        RING = STAGES, /* pipeline stages: tiles of keys, and of values, in shared memory */
         IN_ORDER = false,
-        FIRST_WARP = 0 /* of those that multiply */
+        FIRST_WARP = 0 /* the first warp that multiplies */
     };
 };
 
-#define MMA_LEFTMOST (-1024) /* of keys that a row sees; further left than a tile has rows */
+#define MMA_LEFTMOST (-1024) /* bound of first_key and past_key: more than a tile has rows */
 
 /* The item that a block works on. Keys and tiles of keys are below 2^31. */
 typedef struct mma_item {
@@ -58,27 +58,27 @@ typedef struct mma_item {
     gpu_pairs pairs;
     int64_t hk, group;
     int64_t i0, i1;            /* queries i0 .. i1 - 1 */
-    int offset, rows, split;   /* row 0 is that of query i0 and head `offset` of the group */
-    int parts;                 /* of what its rows see, where blocks of decoding count them */
-    float z_kept;              /* Z of a pair that dropout keeps; pairs.dropout says 1 */
-    bool whole;                /* its part has all keys that its rows see */
-    bool bias_rows, mask_rows; /* rows of neighbours that begin at multiples of 16 bytes */
+    int offset, rows, split;   /* row 0 is query i0 of head `offset` of the group */
+    int parts;                 /* how many parts its rows have, if blocks of decoding count them */
+    float z_kept;              /* Z of a pair that dropout keeps; pairs.dropout has 1 instead */
+    bool whole;                /* its part is the only one */
+    bool bias_rows, mask_rows; /* contiguous along keys, with rows aligned to 16 bytes */
     int keys;                  /* of the sequence */
-    int first_key, past_key;   /* what query i0 sees, cut to MMA_LEFTMOST .. keys */
-    int block, past;           /* tiles of keys that the part has */
+    int first_key, past_key;   /* keys in the band of query i0, clamped to MMA_LEFTMOST .. keys */
+    int block, past;           /* tiles of keys block .. past - 1 of the part */
     int full, full_past;       /* those whose pairs are all inside the band */
-    const void *k, *v;         /* key 0, where keys are not in pages */
-    const void *staged;        /* row 0 at key 0 of what is staged */
+    const void *k, *v;         /* key 0, unless keys are paged */
+    const void *staged;        /* the staged bias or mask: row 0 at key 0 */
 } mma_item;
 
-/* Tiles, aligned to eight rows of 16 bytes. */
+/* Tiles in shared memory, aligned to eight rows of 16 bytes. */
 template <class S, int PLANES = S::type::PLANES> struct mma_tiles {
-    alignas(128) uint16_t q[S::ROWS * S::WIDTH]; /* in the end o */
+    alignas(128) uint16_t q[S::ROWS * S::WIDTH]; /* at the end, o is staged here */
     uint16_t k[S::RING][S::KEYS * S::WIDTH], v[S::RING][S::KEYS * S::WIDTH];
 };
 
-/* What features need of rows; for a row that does not exist, of another. A bias of the type of q
- * and a mask that are alone wait in a tile of their own. */
+/* The terms of each row; a row that does not exist has those of another one. In kernels for a bias
+ * alone or a mask alone, its tile is staged in shared memory. */
 template <class S, uint64_t FEATURES = S::KNOWN> struct mma_row_terms {
 };
 template <class S> struct mma_row_terms<S, MMA_ANY> {
@@ -98,19 +98,19 @@ template <class S> struct mma_row_terms<S, FATTN_MASK> {
 /* Shared memory. The item is here because accumulators leave no registers for it. */
 template <class S> struct mma_scratch : mma_tiles<S>, mma_row_terms<S> {
     mma_item item;
-    const uint8_t *seen; /* of the item's tiles of keys (seen.h), or NULL */
-    uint32_t kept[S::type::PLANES == 1 ? MMA_SEEN_WORDS : 1]; /* and a bit each */
+    const uint8_t *seen; /* the item's bytes from the scan (seen.h), or NULL */
+    uint32_t kept[S::type::PLANES == 1 ? MMA_SEEN_WORDS : 1]; /* a bit for each tile: not hidden */
 };
 
 /* --- Which row, which key --------------------------------------------------------------------- */
 
-/* Row of the tile that the thread's half `h` of m-tile `m` is. */
+/* The row of the tile that a thread holds as half h of its m-th tile of 16 rows. */
 template <class S> GPU_DEVICE int mma_row(int m, int h)
 {
     return ((mma_warp() - S::FIRST_WARP) * S::WARP_TILES + m) * 16 + mma_lane() / 4 + 8 * h;
 }
 
-/* Query and head of row r of the tile, counted from query i0 and from the group's first head. */
+/* Query and head of row r of the tile, relative to query i0 and to the group's first head. */
 GPU_DEVICE gpu_query mma_query_from(const mma_item &w, int r)
 {
     const uint32_t n = (uint32_t)(w.offset + r), group = (uint32_t)w.group;
@@ -133,8 +133,8 @@ typedef struct mma_range {
     int first, past;
 } mma_range;
 
-/* The keys that query i0 + i of an item sees, as fattn_band_row() has them: those of query i0,
- * moved along, and cut to the keys that exist. */
+/* The keys in the band of query i0 + i of an item, as fattn_band_row() gives them: those of query
+ * i0, shifted by i and clamped to the keys that exist. */
 template <class Item> GPU_DEVICE mma_range mma_band_row(const Item &w, int i)
 {
     mma_range keys;
@@ -160,7 +160,7 @@ template <class S, class Visit> GPU_DEVICE void mma_each_row(Visit visit)
     }
 }
 
-/* The first of the thread's keys in the tile, and how many keys behind it its number j is. */
+/* The first of the thread's keys in the tile, and the distance of its j-th key from that. */
 template <class S> GPU_DEVICE int mma_own(void)
 {
     return mma_lane() % 4 * (S::IN_ORDER ? 2 : (int)S::OWN);
@@ -171,7 +171,7 @@ template <class S> GPU_DEVICE constexpr int mma_behind(int j)
     return S::IN_ORDER ? j / 2 * 8 + j % 2 : j;
 }
 
-/* Calls visit(score, j) for a row's scores of the thread's keys. */
+/* Calls visit(score, j) for the scores of the thread's j-th keys in row (m, h). */
 template <class S, class Visit>
 GPU_DEVICE void mma_each(int m, int h, float x[S::TILES][S::KEYS / 8][4], Visit visit)
 {
@@ -181,15 +181,15 @@ GPU_DEVICE void mma_each(int m, int h, float x[S::TILES][S::KEYS / 8][4], Visit 
     }
 }
 
-/* Address of chunk c of key r in a tile. Of the eight keys of a matrix, OWN t + 2 n + e for all t
- * and e, each has four banks of shared memory to itself. */
+/* Address of chunk c of key r in a tile. The eight keys that ldmatrix reads as one matrix are
+ * OWN t + 2 n + e for all t and e. The swizzle gives each of them four banks of its own. */
 template <class S> GPU_DEVICE uint32_t mma_key_place(uint32_t tile, int r, int c)
 {
     const int swizzle = r / S::OWN * 2 + r % 2;
     return tile + 2 * S::WIDTH * r + ((c ^ swizzle) << 4);
 }
 
-/* Where the lane begins in a tile, of matrices r, n and chunks as mma_dots() and mma_mix() ask. */
+/* The lane's first address in a tile, as b_at of mma_dots() and of mma_mix(). */
 template <class S> GPU_DEVICE uint32_t mma_key_rows(const void *tile)
 {
     const int lane = mma_lane(), r = lane % 8, n = lane / 16;
@@ -202,9 +202,9 @@ template <class S> GPU_DEVICE uint32_t mma_key_columns(const void *tile)
     return mma_key_place<S>(mma_shared(tile), r / 2 * S::OWN + 2 * n + r % 2, lane / 16);
 }
 
-/* --- What is read for a tile ------------------------------------------------------------------ */
+/* --- Loads of a tile's terms ------------------------------------------------------------------ */
 
-/* What features need to know of row r, query q or none. */
+/* Sets up the terms of row r. It is query q; q.h is -1 if the row does not exist. */
 template <class S, class Terms>
 GPU_DEVICE void mma_begin_row(const fattn_gpu_args &g, Terms &s, gpu_query q, int r)
 {
@@ -234,7 +234,8 @@ GPU_DEVICE void mma_begin_row(const fattn_gpu_args &g, Terms &s, gpu_query q, in
     }
 }
 
-/* Whether rows of elements of `size` bytes are neighbours that may be read 16 bytes at a time. */
+/* Whether a tensor of elements of `size` bytes is contiguous along keys, with rows that are aligned
+ * to 16 bytes. */
 GPU_DEVICE bool mma_are_rows(const void *data, const int64_t stride[4], int size)
 {
     bool aligned = (uintptr_t)data % 16 == 0 && stride[3] == 1;
@@ -244,8 +245,8 @@ GPU_DEVICE bool mma_are_rows(const void *data, const int64_t stride[4], int size
     return aligned;
 }
 
-/* Asks for the bias of tile `block`, if there is one before `past`. (A mask is smaller, and mostly
- * one for all heads.) */
+/* Prefetches the bias of tile `block`, if that is before `past`, to L2. (A mask is smaller, and
+ * heads usually share it.) */
 template <class S, class Terms>
 GPU_DEVICE void mma_prefetch_bias(const fattn_gpu_args &g, const Terms &s, int block, int past)
 {
@@ -261,8 +262,9 @@ GPU_DEVICE void mma_prefetch_bias(const fattn_gpu_args &g, const Terms &s, int b
     }
 }
 
-/* The thread's elements, of SIZE bytes, `step` bytes apart, of the row that begins at `row`, in the
- * tile of key j0; 0 past the last key. ROWS: they are neighbours, aligned, and all there. */
+/* Loads the thread's elements of a row of a bias or mask, in the tile that begins with key j0. They
+ * have SIZE bytes each and are `step` bytes apart; past the last key they are 0. row: the address
+ * at key 0. ROWS: they are adjacent, aligned, and all exist. */
 template <class S, int SIZE, bool ROWS>
 GPU_DEVICE void mma_fetch(const char *row, int64_t step, int j0, int keys,
                           uint32_t words[S::OWN * SIZE / 4])
@@ -310,8 +312,8 @@ GPU_DEVICE void mma_fetch(const char *row, int64_t step, int j0, int keys,
     }
 }
 
-/* A bias or mask that is alone is copied a tile ahead, by the warp whose rows it belongs to, into
- * rows of a tile as mma_sm80.cuh has them. The lane's own elements of its row m, h. */
+/* Kernels for a bias alone or a mask alone copy its tiles one ahead. Each warp copies the rows that
+ * it uses, to a tile laid out as in mma_sm80.cuh. This loads the lane's elements of row (m, h). */
 template <class S, class E>
 GPU_DEVICE void mma_staged_get(const mma_scratch<S> &s, int m, int h,
                                uint32_t words[S::OWN * sizeof(E) / 4])
@@ -326,8 +328,9 @@ GPU_DEVICE void mma_staged_get(const mma_scratch<S> &s, int m, int h,
     }
 }
 
-/* Begins to copy them, of the tile of key j0: E elements with strides, neighbours along keys; zeros
- * for what does not exist. aligned: rows begin at multiples of 16 bytes. */
+/* Begins to copy the warp's rows of the tile that begins with key j0. Elements E have these strides
+ * and are contiguous along keys; elements that do not exist become zeros. aligned: rows begin at
+ * multiples of 16 bytes. */
 template <class S, class E>
 GPU_DEVICE void mma_stage_rows(const mma_item &w, const int64_t stride[4], bool aligned, int j0,
                                uint32_t staged)
@@ -338,7 +341,7 @@ GPU_DEVICE void mma_stage_rows(const mma_item &w, const int64_t stride[4], bool 
     const int top = mma_warp() * S::WARP_TILES * 16, r0 = top + lane / CHUNKS;
     const int bytes = min(max(w.keys - j, 0), (int)CHUNK) * (int)sizeof(E);
     const E *const from = (const E *)w.staged + j;
-    __syncwarp(); /* everyone has read what was there */
+    __syncwarp(); /* all lanes have read the tile before */
     if (w.group == 1 && aligned) {
         const E *row = from + r0 * stride[2];
         GPU_UNROLL
@@ -361,7 +364,7 @@ GPU_DEVICE void mma_stage_rows(const mma_item &w, const int64_t stride[4], bool 
     }
 }
 
-/* Of tile `block`, if there is one before `past`, and the run is for one of the two. */
+/* Stages tile `block` in kernels for a bias alone or a mask alone, if the tile is before `past`. */
 template <class S, class Terms>
 GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const Terms &s, int block, int past)
 {
@@ -385,7 +388,8 @@ GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const Terms &s, int block, in
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
-/* P of mma_cap() for |y| < BELOW: C0 + C1 z + C2 z^2. Hopper's backward has it, too. */
+/* Coefficients of P in mma_cap() for |y| < BELOW: C0 + C1 z + C2 z^2. Hopper's backward uses them
+ * too. */
 struct mma_cap_near {
     static constexpr float BELOW = 0.3f;
     static constexpr float C0 = -0.33333286129924045f;
@@ -394,12 +398,13 @@ struct mma_cap_near {
 };
 
 /*
- * softcap tanh(x / softcap), of dot products, as core/score.h has it in fewer steps, to 2^-21 of
- * itself. With y = x / softcap, tanh(y) = y (1 + z P(z)), z = y^2, where P interpolates
- * (tanh(y) / y - 1) / z in Chebyshev's nodes: of degree 2 for |y| < 0.3 (mma_cap_near), in powers
- * of the dot product itself, if all of the warp's are there; of degree 3 for |y| < 0.5. Hopper's
- * kernels know another of degree 1 for |y| < 0.16. All are good to 6e-8.
- * Beyond, it is an exponential. bound: no score of a row, among the thread's own, is larger.
+ * x = softcap tanh(x / softcap) of scaled dot products, as in core/score.h but in fewer steps, with
+ * a relative error of 2^-21. With y = x / softcap and z = y^2, tanh(y) = y (1 + z P(z)), where P
+ * interpolates (tanh(y) / y - 1) / z at Chebyshev nodes. If all of a warp's |y| are below 0.3, P
+ * has degree 2 and is evaluated in powers of the dot product itself (mma_cap_near). Hopper's
+ * kernels also have one of degree 1 for |y| < 0.16. Otherwise P has degree 3 for |y| < 0.5, and
+ * beyond that tanh is computed by an exponential. All these P are good to 6e-8. Sets bound to an
+ * upper bound of each row's scores among the thread's own.
  */
 template <class S>
 GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS / 8][4],
@@ -409,7 +414,7 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
     const float c3 = mma_cap_near::C2 * square * square * square * rule.scale;
     const float c2 = mma_cap_near::C1 * square * square * rule.scale;
     const float c1 = mma_cap_near::C0 * square * rule.scale;
-    bool near = fabsf(pace) > 0x1p-20f; /* the powers are there */
+    bool near = fabsf(pace) > 0x1p-20f; /* its powers do not underflow */
     bool nearer = S::IN_ORDER && near;
     mma_each_row<S>([&](int m, int h) {
         float even = 0, odd = 0;
@@ -456,7 +461,7 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
     });
 }
 
-/* Whether one of so many words of 16-bit biases is -inf. */
+/* Whether a 16-bit bias in these words is -inf. */
 template <int WORDS, int DTYPE> GPU_DEVICE bool mma_bias_hides(const uint32_t *words)
 {
     const uint32_t none = DTYPE == FATTN_F16 ? 0xfc00 : 0xff80;
@@ -468,8 +473,9 @@ template <int WORDS, int DTYPE> GPU_DEVICE bool mma_bias_hides(const uint32_t *w
     return (least & 0xffff) == none || least >> 16 == none;
 }
 
-/* Whether one of a row's biases is 2^126 or more, or infinite: a carry out of its exponent plus 3.
- * Of f16, which has no others, whether one is -inf. */
+/* Whether one of a row's biases has an absolute value of 2^126 or more, or is infinite. For bf16,
+ * adding 3 to the exponent then carries into the sign bit. f16 has no other large values than
+ * infinities, and the test is for -inf. */
 template <class S, int DTYPE> GPU_DEVICE bool mma_bias_large(const uint32_t *words)
 {
     if (DTYPE == FATTN_F32) {
@@ -491,7 +497,7 @@ template <class S, int DTYPE> GPU_DEVICE bool mma_bias_large(const uint32_t *wor
     return (largest + 0x01800180u) & 0x80008000u;
 }
 
-/* Number j of a row of biases. */
+/* The j-th of a row of biases. */
 template <int DTYPE> GPU_DEVICE float mma_bias_at(const uint32_t *words, int j)
 {
     if constexpr (DTYPE == FATTN_F32) {
@@ -501,14 +507,14 @@ template <int DTYPE> GPU_DEVICE float mma_bias_at(const uint32_t *words, int j)
     }
 }
 
-/* factor x + bias, and an infinite bias itself: -inf hides the pair, whatever x is. */
+/* factor x + bias, or an infinite bias itself: -inf hides the pair, whatever x is. */
 GPU_DEVICE float mma_biased(float x, float factor, float bias)
 {
     const float sum = fmaf(x, factor, fattn_score_clamp(bias));
     return fabsf(bias) == fattn_f32_infinity() ? bias : sum;
 }
 
-/* x = factor x + bias, of a row. A finite bias is kept to what the formula allows. */
+/* x = factor x + bias, for a row. A finite bias is clamped to the range that the formula allows. */
 template <class S, int DTYPE>
 GPU_DEVICE void mma_add_bias(const uint32_t *words, float factor, int m, int h,
                              float x[S::TILES][S::KEYS / 8][4])
@@ -524,7 +530,7 @@ GPU_DEVICE void mma_add_bias(const uint32_t *words, float factor, int m, int h,
     }
 }
 
-/* The same for all of the thread's rows, two of which are on their way at a time. */
+/* The same for all of the thread's rows. The loads of two rows are in flight at a time. */
 template <class S, int DTYPE, bool ROWS, class Terms>
 GPU_DEVICE void mma_bias(const fattn_gpu_args &g, const Terms &s, int j0, float factor,
                          float x[S::TILES][S::KEYS / 8][4])
@@ -556,7 +562,7 @@ GPU_DEVICE void mma_bias_of(const fattn_gpu_args &g, const Terms &s, int j0, flo
     }
 }
 
-/* Of any type. */
+/* The same for a bias of any dtype. */
 template <class S, class Terms>
 GPU_DEVICE void mma_bias_any(const fattn_gpu_args &g, const Terms &s, int j0, float factor,
                              float x[S::TILES][S::KEYS / 8][4])
@@ -586,8 +592,8 @@ GPU_DEVICE void mma_bias_words(const uint32_t *words, float factor, int m, int h
     }
 }
 
-/* The same of a bias that waits in shared memory. (Hopper's kernels have mma_alibi() for
- * themselves; with a bias or a mask alone they do not come here.) */
+/* The same for a bias staged in shared memory. (Hopper's kernels for a bias alone or a mask alone
+ * do not call this, and have an mma_alibi() of their own.) */
 template <class S>
 GPU_DEVICE void mma_bias_staged(const mma_scratch<S> &s, float factor,
                                 float x[S::TILES][S::KEYS / 8][4])
@@ -599,8 +605,8 @@ GPU_DEVICE void mma_bias_staged(const mma_scratch<S> &s, float factor,
     });
 }
 
-/* Scores with a bias, of which these are the largest, are kept to +-2^126 if they are finite: only
- * a largest one beyond makes a difference, for weights of others that are less are 0. */
+/* Clamps finite scores with a bias to +-2^126, if a row's largest score is beyond that. Otherwise
+ * it makes no difference: scores below -2^126 have a weight of 0. */
 template <class S>
 GPU_DEVICE void mma_bounded(float x[S::TILES][S::KEYS / 8][4], float largest[S::TILES][2])
 {
@@ -617,15 +623,15 @@ GPU_DEVICE void mma_bounded(float x[S::TILES][S::KEYS / 8][4], float largest[S::
     }
 }
 
-/* The distance of the item's query i0 and key j: subtracted as integers, so that distances up to
+/* The distance of the item's query i0 and key j. Integers are subtracted, so that distances up to
  * 2^24 are exact at any position. */
 GPU_DEVICE float mma_distance(const mma_item &w, int j)
 {
     return (float)(w.i0 + w.pairs.band.diagonal - j);
 }
 
-/* x = factor x - slope distance, fused: the -inf of a pair that a bias hides stays, even where the
- * product overflows. */
+/* x = factor x - slope distance. It is fused, so that the -inf of a pair that a bias hides stays,
+ * even if slope * distance overflows. */
 template <class S>
 GPU_DEVICE void mma_alibi(const mma_scratch<S> &s, int j0, float factor,
                           float x[S::TILES][S::KEYS / 8][4])
@@ -640,7 +646,7 @@ GPU_DEVICE void mma_alibi(const mma_scratch<S> &s, int j0, float factor,
     });
 }
 
-/* Selects away what bytes of a mask do not keep. */
+/* Sets scores to -inf where the bytes of a mask are 0. */
 template <class S>
 GPU_DEVICE void mma_keep_bytes(const uint32_t words[2 * S::TILES][S::OWN / 4],
                                float x[S::TILES][S::KEYS / 8][4])
@@ -677,7 +683,7 @@ GPU_DEVICE void mma_mask_any(const fattn_gpu_args &g, const Terms &s, int j0,
     }
 }
 
-/* The same of a mask that waits in shared memory. */
+/* The same for a mask staged in shared memory. */
 template <class S>
 GPU_DEVICE void mma_mask_staged(const mma_scratch<S> &s, float x[S::TILES][S::KEYS / 8][4])
 {
@@ -686,13 +692,13 @@ GPU_DEVICE void mma_mask_staged(const mma_scratch<S> &s, float x[S::TILES][S::KE
     mma_keep_bytes<S>(words, x);
 }
 
-/* Bits 0 .. n - 1. */
+/* A word with bits 0 .. n - 1 set. */
 GPU_DEVICE uint32_t mma_bits_below(int n)
 {
     return n >= 32 ? UINT32_MAX : (1u << (n < 0 ? 0 : n)) - 1;
 }
 
-/* Sets scores of a row's keys to `other` where the bit of the key is 0. For what is rare. */
+/* Sets scores of a row to `other` if the bit of their key is 0. For rare cases. */
 template <class S>
 GPU_DEVICE void mma_select(uint32_t bits, float other, int m, int h,
                            float x[S::TILES][S::KEYS / 8][4])
@@ -700,11 +706,11 @@ GPU_DEVICE void mma_select(uint32_t bits, float other, int m, int h,
     mma_each<S>(m, h, x, [&](float &score, int j) { score = bits >> j & 1 ? score : other; });
 }
 
-/* The thread's keys of row r that the block mask keeps. */
+/* A bit for each of the thread's keys: whether the block mask keeps it in row r. */
 template <class S, class Terms>
 GPU_DEVICE uint32_t mma_block_bits(const fattn_gpu_args &g, const Terms &s, int j0, int r)
 {
-    const bool one = !S::IN_ORDER && g.problem.block_n % S::OWN == 0; /* block for all of them */
+    const bool one = !S::IN_ORDER && g.problem.block_n % S::OWN == 0; /* all are in one block */
     const int own = j0 + mma_own<S>();
     const gpu_query q = mma_query(s.item, r);
     uint32_t bits = 0;
@@ -718,13 +724,13 @@ GPU_DEVICE uint32_t mma_block_bits(const fattn_gpu_args &g, const Terms &s, int 
     return one && bits ? UINT32_MAX : bits;
 }
 
-/* Dot products in x become scores, term by term. Nothing is read for pairs that do not exist. With
- * a softcap, and nothing after it, bound is mma_cap()'s. */
+/* Turns dot products in x into scores, term by term. Nothing is read for pairs that do not exist.
+ * Kernels for a softcap alone get `bound` from mma_cap(). */
 template <class S, class Terms>
 GPU_DEVICE void mma_terms(const fattn_gpu_args &g, const Terms &s, int j0,
                           float x[S::TILES][S::KEYS / 8][4], float bound[S::TILES][2])
 {
-    float factor = g.rule.terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* which x is to get */
+    float factor = g.rule.terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* not yet applied to x */
     if (mma_has<S>(g, FATTN_SOFTCAP)) {
         mma_cap<S>(g.rule, x, bound);
         factor = 1;
@@ -764,7 +770,7 @@ GPU_DEVICE void mma_terms(const fattn_gpu_args &g, const Terms &s, int j0,
     }
 }
 
-/* Scores of pairs outside the band are selected away. */
+/* Sets scores of pairs outside the band to -inf. */
 template <class S, class Terms>
 GPU_DEVICE void mma_keep(const Terms &s, int j0, float x[S::TILES][S::KEYS / 8][4])
 {
@@ -777,12 +783,12 @@ GPU_DEVICE void mma_keep(const Terms &s, int j0, float x[S::TILES][S::KEYS / 8][
     });
 }
 
-/* Dot products in x become scores, where there is no feature. */
+/* Turns dot products in x into scores, in lean kernels. */
 template <class S, class Terms>
 GPU_DEVICE void mma_score(const fattn_gpu_args &g, const Terms &s, bool partial, int j0,
                           float x[S::TILES][S::KEYS / 8][4])
 {
-    if (g.rule.terms) { /* a scale that cannot be part of the unit */
+    if (g.rule.terms) { /* a scale that cannot be folded into the unit */
         mma_each_row<S>([&](int m, int h) {
             mma_each<S>(m, h, x, [&](float &score, int) { score *= g.rule.scale; });
         });
@@ -794,7 +800,8 @@ GPU_DEVICE void mma_score(const fattn_gpu_args &g, const Terms &s, bool partial,
 
 /* --- Dropout ---------------------------------------------------------------------------------- */
 
-/* The thread's keys of query q that dropout keeps, wherever the tile lies. */
+/* A bit for each of the thread's keys: whether dropout keeps it for query q. For tiles at any
+ * position. */
 template <class S>
 GPU_DEVICE uint32_t mma_kept_bits(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q, int j0)
 {
@@ -809,9 +816,10 @@ GPU_DEVICE uint32_t mma_kept_bits(const fattn_gpu_args &g, const gpu_pairs &t, g
     return bits;
 }
 
-/* Weights in x that dropout drops become 0. Z comes last: times it, weights might overflow. One
- * call of the generator serves eight of a thread's pairs, where the tile lies on its patches and
- * rows are queries of one head: two neighbours, and the two 8 on, of two rows. */
+/* Sets weights in x that dropout drops to 0. o is multiplied by Z at the end, because weights times
+ * Z might overflow. If the tile is aligned to the generator's 16 x 16 patches and all rows are of
+ * one head, a call of the generator serves eight of a thread's pairs: two adjacent keys and the two
+ * 8 further, of two rows. */
 template <class S, class Terms>
 GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const Terms &s, int j0,
                          float x[S::TILES][S::KEYS / 8][4])
@@ -825,7 +833,7 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const Terms &s, int j0,
         });
         return;
     }
-    /* No bit is lost: dropout_max of the rows keeps it below 65536. */
+    /* The shift loses no bit: dropout_max of the kernel rows keeps the threshold below 65536. */
     const uint32_t threshold = t.dropout.threshold << 16;
     GPU_UNROLL
     for (int m = 0; m < S::TILES; m++) {
@@ -851,7 +859,7 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const Terms &s, int j0,
 
 /* --- A row's sums ----------------------------------------------------------------------------- */
 
-/* The largest number of a quad of lanes, which have a row, and the sum. */
+/* The maximum, and the sum, over the quad of lanes that share a row. */
 GPU_DEVICE float mma_quad_max(float x)
 {
     x = gpu_max(x, gpu_shfl_xor(x, 1));
@@ -864,32 +872,34 @@ GPU_DEVICE float mma_quad_sum(float x)
     return x + gpu_shfl_xor(x, 2);
 }
 
-/* By how much a row's maximum may exceed its reference, as exponents of 2. */
+/* By how much a row's maximum may exceed its reference, in log2 units. */
 #define MMA_MARGIN 8.0f
 
-/* x as it is in a pair. */
+/* x rounded to type T. */
 template <class T> GPU_DEVICE float mma_rounded(float x)
 {
     return gpu_widen((fattn_dtype)T::DTYPE, (uint16_t)T::pack(x, 0));
 }
 
 /*
- * What rounding to 16 bits adds to the sum of a row's weights, as far as one of each thread of its
- * quad is concerned, that of the largest score. p rounds weights and l does not: where one key
- * dominates the row, o would have the error of its weight. o is divided by l and this; lse is of l.
- * Where dropout may have dropped the weight, o has no such error.
+ * The rounding error that the sum of a row's weights has because p rounds them to 16 bits, counted
+ * for one weight of each of the quad's threads: that of its largest score. l sums weights that are
+ * not rounded. If one key dominates the row, o would have the relative error of its weight. So o is
+ * divided by l plus this; lse is computed from l alone. 0 with dropout, which may have dropped the
+ * weight.
  */
 template <class S> GPU_DEVICE float mma_rounding(const fattn_gpu_args &g, float weight)
 {
     if (S::type::PLANES > 1 || mma_has<S>(g, FATTN_DROPOUT)) {
         return 0;
     }
-    /* A weight beyond the margin is one of a score that was clamped since. */
+    /* Only a score that was clamped afterwards has a weight beyond the margin. */
     weight = fminf(weight, (float)(1 << ((int)MMA_MARGIN + S::type::LIFT)));
     return mma_quad_sum(mma_rounded<typename S::type>(weight) - weight);
 }
 
-/* What o of a part is to be multiplied by, which will be divided by l. share: 1 / (l + added). */
+/* The factor for o of a part, so that its later division by l divides by l + added. share:
+ * 1 / (l + added). */
 GPU_DEVICE float mma_part_factor(float l, float share, float added)
 {
     return added == 0 ? 1 : l * share;

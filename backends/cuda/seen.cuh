@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What runs before forward where there is a bias or a mask: a kernel that finds out which tiles of
- * keys these hide from all rows of an item, and in which they change nothing (seen.h). Forward then
- * skips the former, and does not read the bias or mask of the latter.
+ * The scan kernel, which runs before forward or backward if there is a bias or a mask. It finds the
+ * tiles of keys that these hide from all rows of an item, and those in which they change nothing
+ * (seen.h). The kernel after it skips the former, and does not read the bias or mask of the latter.
  */
 #ifndef FATTN_CUDA_SEEN_CUH
 #define FATTN_CUDA_SEEN_CUH
@@ -10,16 +10,17 @@
 #include "backends/cuda/mma_terms.cuh"
 #include "backends/cuda/seen.h"
 
-/* The bias or mask of an item's rows; E is as many bytes as an element. */
+/* The bias or mask of an item's rows. E: an unsigned integer of the size of its elements. */
 template <class E> struct seen_term {
     const E *first; /* of the first row, at key 0 */
     int64_t head, row, key;
     int heads, rows, keys, tiles;
-    uint32_t hidden, plain; /* elements that say so, as often as a word has them */
-    bool chunks;            /* 16 bytes may be read at once */
+    uint32_t hidden, plain; /* the elements that hide a pair or do not change it, repeated */
+    bool chunks;            /* may be read 16 bytes at a time */
 };
 
-/* Whether rows first .. past - 1 of a tile are all `wanted`. A warp asks. */
+/* Whether all elements of rows first .. past - 1 of a tile are `wanted`. All lanes of a warp call
+ * it. */
 template <int KEYS, class E>
 GPU_DEVICE bool seen_rows_are(const seen_term<E> &term, int tile, int first, int past,
                               uint32_t wanted)
@@ -57,8 +58,8 @@ GPU_DEVICE bool seen_rows_are(const seen_term<E> &term, int tile, int first, int
     return true;
 }
 
-/* Looks at a tile, and writes its byte: 0 past the last tile. A warp looks at two elements, at
- * opposite corners, and where both are hidden, or plain, at its share of the rows. */
+/* Scans a tile and writes its byte, which is 0 past the last tile. Each warp reads two elements, at
+ * opposite corners. If both hide their pairs, or both are plain, it reads its share of the rows. */
 template <int KEYS, class E>
 GPU_DEVICE void seen_look(const seen_term<E> &term, int tile, uint8_t *bytes)
 {
@@ -94,14 +95,14 @@ GPU_DEVICE void seen_look(const seen_term<E> &term, int tile, uint8_t *bytes)
     gpu_sync(); /* before another item */
 }
 
-/* The strides of the bias, or else of the mask: what is looked at. */
+/* The strides of what is scanned: the bias, or else the mask. */
 GPU_DEVICE const int64_t *seen_stride(const fattn_problem &p)
 {
     return p.features & FATTN_BIAS ? p.bias_stride : p.mask_stride;
 }
 
-/* How far the bytes of an item are from the first. They are one for all sequences, and for all
- * heads, that share what has such strides; NULL: nothing is shared. */
+/* Offset of an item's bytes. Sequences or heads that share the bias or mask, by a stride of 0, also
+ * share its bytes. stride NULL: nothing is shared. */
 GPU_DEVICE int64_t seen_at(const fattn_tiling &tiling, int64_t heads, const int64_t *stride,
                            const fattn_work &work)
 {
@@ -111,8 +112,8 @@ GPU_DEVICE int64_t seen_at(const fattn_tiling &tiling, int64_t heads, const int6
     return (head * tiling.q_blocks + work.block) * SEEN_BYTES(tiling.k_blocks);
 }
 
-/* Of tiles with a bit each, the first from `tile` on whose bit is set, or `past`, from where on no
- * bit is set. */
+/* Each tile has a bit. Returns the first tile from `tile` on whose bit is set, or `past`. No bit
+ * from `past` on is set. */
 GPU_DEVICE int seen_next(const uint32_t *tiles, int tile, int past)
 {
     uint32_t bits = 0;
@@ -126,7 +127,7 @@ GPU_DEVICE int seen_next(const uint32_t *tiles, int tile, int past)
 /* The bytes of tiles 8 n .. 8 n + 7. */
 GPU_DEVICE uint64_t seen_eight(const uint8_t *bytes, int n) { return ((const uint64_t *)bytes)[n]; }
 
-/* Of these tiles, those below `past` of which something is kept: a bit of a byte each. */
+/* The SEEN_KEPT bits of these eight bytes, for tiles below `past`. */
 GPU_DEVICE uint64_t seen_kept_of(uint64_t eight, int n, int past)
 {
     const int live = past - 8 * n;
@@ -134,9 +135,9 @@ GPU_DEVICE uint64_t seen_kept_of(uint64_t eight, int n, int past)
     return eight & below & SEEN_KEPT * (UINT64_MAX / 255);
 }
 
-/* What a bias, or else a mask, does in tiles of so many keys: the bytes from `bytes` on, of the
- * first head and sequence that share it. rows(block): the queries of a block of rows, of all heads
- * of the group. Sequences may have fewer queries and keys than are looked at. */
+/* Scans the bias, or else the mask, in tiles of KEYS keys, and writes the bytes of all items from
+ * `bytes` on. rows(block): the queries of a block of rows, which has all heads of the group. The
+ * scan covers the planned lengths; sequences may have fewer queries and keys. */
 template <int KEYS, class Rows>
 GPU_DEVICE void seen_all(const fattn_gpu_args &g, const fattn_tiling &tiling, uint8_t *bytes,
                          const Rows &rows)
@@ -172,7 +173,7 @@ GPU_DEVICE void seen_all(const fattn_gpu_args &g, const fattn_tiling &tiling, ui
             seen_look<KEYS>(term, (int)(n - item * tiles),
                             bytes + seen_at(tiling, p.heads_k, stride, work));
         };
-        if (size == 1) { /* of a mask other numbers than 1 may keep a pair, too */
+        if (size == 1) { /* bytes of a mask other than 0 and 1 keep a pair too, but are not plain */
             look((uint8_t)0, g.buffers.mask, 0, 0x01010101u);
         } else if (size == 2) {
             look((uint16_t)0, g.buffers.bias, p.dtype_bias == FATTN_F16 ? 0xfc00fc00u : 0xff80ff80u,

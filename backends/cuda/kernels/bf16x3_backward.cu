@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Image "bf16x3_backward": bf16x3_backward_<width>_<queries>x<keys> for each shape of mma.h, and
- * what runs before and after. */
+ * the kernels before and after it. */
 #include "backends/cuda/vendor.h"
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* Turing has no code here */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* for Turing the image is empty */
 
 #include "backends/cuda/bf16x3_backward.cuh"
 

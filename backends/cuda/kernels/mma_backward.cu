@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Image "mma_backward": mma_backward_<run>_<type>_<width>_<queries>x<keys> for each shape of mma.h,
- * lean, ordered, and each of its MMA_RUNS. */
+/* Image "mma_backward": mma_backward_<run>_<type>_<width>_<queries>x<keys> for each shape of mma.h
+ * and each run: lean, ordered, and those of MMA_RUNS. */
 #include "backends/cuda/vendor.h"
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* Turing has no code here */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* for Turing the image is empty */
 
 #include "backends/cuda/mma_backward.cuh"
 
@@ -25,7 +25,7 @@
     MMA_RUNS_OF_ONE(MMA_PAIR, MMA_ONE_OF_PAIRS, __VA_ARGS__)
 MMA_BACKWARD_SHAPES(MMA_ENTRIES)
 
-/* Items are the same for any type. */
+/* The descriptions of items do not depend on the type, so bf16 stands for both. */
 #define MMA_ROWS(width, queries, keys)                                            \
     GPU_BACKWARD_ROWS(                                                            \
         width, (mma_write_jobs<mma_backward_shape<mma_bf16, width, queries, keys, \

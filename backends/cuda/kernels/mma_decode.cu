@@ -3,7 +3,7 @@
 #define FATTN_SMALL_QUOTIENTS /* fattn_cuda_too_large() */
 #include "backends/cuda/vendor.h"
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* Turing has no code here */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* for Turing the image is empty */
 
 #include "backends/cuda/mma_decode.cuh"
 

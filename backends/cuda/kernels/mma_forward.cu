@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Image "mma_forward": mma_<run>_<type>_<width>_<rows>x<keys> for each shape of mma.h, and, before
- * them, what looks at a bias or a mask, mma_seen_<keys>. */
+/* Image "mma_forward": mma_<run>_<type>_<width>_<rows>x<keys> for each shape of mma.h, and the scan
+ * kernels that run before them, mma_seen_<keys>. */
 #define FATTN_SMALL_QUOTIENTS /* fattn_cuda_too_large() */
 #include "backends/cuda/vendor.h"
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* Turing has no code here */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* for Turing the image is empty */
 
 #include "backends/cuda/mma_forward.cuh"
 

@@ -2,7 +2,7 @@
 /* Image "simt_wide": simt_wide_<channels> for each shape of simt_wide.h. */
 #include "backends/cuda/vendor.h"
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* Turing has no code here */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* for Turing the image is empty */
 
 #include "backends/cuda/simt_wide.cuh"
 

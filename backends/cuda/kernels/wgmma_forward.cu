@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Image "wgmma_forward": wgmma_<type>_<name> for each shape of wgmma.h, wgmma_onto_<type>_<name>,
- * which merge rows with o and lse of other keys, what clears their counter and orders sequences,
- * and what merges parts. For sm_90a alone. */
+/* Image "wgmma_forward": wgmma_<type>_<name> for each shape of wgmma.h; wgmma_onto_<type>_<name>,
+ * which merge rows with o and lse of other keys; `clear`, which clears their counter and orders
+ * sequences; and the kernels that merge parts. For sm_90a alone. */
 #include "backends/cuda/vendor.h"
 
 #define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */

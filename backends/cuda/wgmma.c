@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernel rows of Hopper's forward kernels (wgmma_forward.cuh), for f16 and bf16. Rows of a family
- * differ in width; families are for short sequences, for few rows, for long sequences, and for
- * every feature. What they do not take runs on the rows of mma.c.
+ * Kernel rows of Hopper's forward kernels (wgmma_forward.cuh), for f16 and bf16. There are four
+ * families: for short sequences, for few rows, for long sequences, and for every feature. The rows
+ * of a family differ in width. Problems that they do not take run on the rows of mma.c.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "core/dtype.h"
 #include "core/problem.h"
 
-/* Not batch-invariant: which row takes a problem depends here on its lengths. */
+/* Not batch-invariant: which row takes a problem depends on the other lengths of the batch. */
 #define WGMMA_FEATURES ((FATTN_GPU_LEAN & ~FATTN_BATCH_INVARIANT) | FATTN_SINK)
 #define WGMMA_FULL_FEATURES (FATTN_KERNEL_COMMON & ~FATTN_BATCH_INVARIANT)
 
@@ -28,17 +28,17 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
     return WGMMA_WORKSPACE + (wgmma_orders(p, t->items) ? (list + 255) / 256 * 256 : 0);
 }
 
-/* --- What they take --------------------------------------------------------------------------- */
+/* --- Which problems they take ----------------------------------------------------------------- */
 
 enum {
-    GROUP_MAX = 128, /* query heads of a key/value head: a tile has all of a query */
+    GROUP_MAX = 128, /* query heads per key/value head: a tile has all heads of a query */
     SPLIT_KEYS_MIN = 128,
     SPLIT_KEYS_LONG = 1024
 };
 
 static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
 {
-    if (p->heads_q == 0) { /* tiles are divided among those of a group */
+    if (p->heads_q == 0) { /* tiles are divided among the heads of a group */
         return "takes no problem without query heads";
     }
     if (fattn_problem_group(p) > GROUP_MAX) {
@@ -58,31 +58,31 @@ static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
     return fattn_wgmma_cannot(row, p);
 }
 
-/* gpu_sequences_differ() of sequence.cuh for the host; a lint (features.py) holds them together. */
+/* gpu_sequences_differ() of sequence.cuh for the host; a lint (features.py) keeps the two equal. */
 static bool sequences_differ(const fattn_problem *p)
 {
     return p->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
                           FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS);
 }
 
-/* Blocks of so many rows. */
+/* How many blocks of `rows` rows the problem has. */
 static double blocks_of(const fattn_problem *p, int64_t rows)
 {
     return (double)p->batch * (double)p->heads_k *
            (double)fattn_ceil_div(fattn_problem_rows(p), rows);
 }
 
-/* Fewer blocks leave so many multiprocessors idle that rows which split keys are faster. */
+/* With fewer blocks, so many multiprocessors are idle that rows which split keys are faster. */
 static double least_blocks(const fattn_limits *limits) { return 0.6 * (double)limits->units; }
 
-/* Whether there are blocks of rows enough, and most of them full. */
+/* Whether there are enough blocks of rows, and most of them are full. */
 static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     (void)row;
     return fattn_problem_rows(p) > 64 && blocks_of(p, 128) >= least_blocks(limits);
 }
 
-/* Of rows for short sequences: a group's heads are rows of one block. */
+/* For rows for short sequences, in which a group's heads are rows of one block. */
 static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
 {
     return fattn_problem_group(p) > row->tiles[0].br
@@ -90,7 +90,7 @@ static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
                : cannot(row, p);
 }
 
-/* Whether the sequences of a packed batch are short in the mean: in tiles of more rows most rows
+/* Whether the sequences of a packed batch are short on average. In tiles of more rows, most rows
  * would not exist. */
 static bool are_short_in_mean(const fattn_problem *p)
 {
@@ -99,10 +99,11 @@ static bool are_short_in_mean(const fattn_problem *p)
            p->total_k <= KEYS_MEAN * p->batch;
 }
 
-/* Whether items are so short that to begin and to end them takes most of the time: a row sees
- * keys_short keys at most. Longer ones pay where there are about as many blocks as multiprocessors,
- * so that keys need not be cut. Past 64 channels a multiprocessor has no more warpgroups of these
- * rows than of others, and only few blocks pay, or heads that fill no more than one block. */
+/* Whether the kernels for short sequences pay. They do if starting and ending items takes most of
+ * the time, because a row attends to at most keys_short keys. With more keys they pay if there are
+ * about as many blocks as multiprocessors, so that keys need not be split. Beyond 64 channels a
+ * multiprocessor holds no more warpgroups of these kernels than of others; then they pay only with
+ * few blocks, or with heads that fill at most one block. */
 static bool are_short(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits,
                       int64_t keys_short)
 {
@@ -122,7 +123,8 @@ static bool short_pays(const fattn_kernel *row, const fattn_problem *p, const fa
     return are_short(row, p, limits, 320);
 }
 
-/* Of rows that split keys: a group's heads are rows of one block, as they are for what merges. */
+/* For rows that split keys, in which a group's heads are rows of one block, as in the kernels that
+ * merge the parts. */
 static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
 {
     const char *const why = cannot(row, p);
@@ -131,8 +133,8 @@ static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
                : why;
 }
 
-/* Keys that take as long as the rest of a part does. Where a head has several blocks of rows, its
- * keys come from L2, and sums that are written and read again count for more. */
+/* How many keys take as long as the overhead of a part. If a head has several blocks of rows, its
+ * keys come from L2, and the sums that are written and read again cost relatively more. */
 static int64_t part_keys(const fattn_problem *p)
 {
     return fattn_problem_rows(p) > WGMMA_SPLIT_ROWS ? 640 : 256;
@@ -146,7 +148,7 @@ static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem 
     return cost;
 }
 
-/* The kernel that takes a problem whole: rows of its tile, and channels. */
+/* The tile of the kernel that would take the problem without splitting keys: rows and channels. */
 typedef struct whole_tile {
     int rows, width;
 } whole_tile;
@@ -161,8 +163,10 @@ static whole_tile whole_tile_of(const fattn_problem *p)
     return (whole_tile){0, 0};
 }
 
-/* Whether so many multiprocessors idle at the end of a run of that kernel that parts of keys end
- * sooner, where all rows see about as many. Those that are left then run 1.15 times as fast. */
+/* Whether, at the end of a run of that kernel, so many multiprocessors would be idle that splitting
+ * the keys is faster. Only for problems whose rows all attend to about as many keys. The cost of
+ * splitting is weighted by 1.15, because the last blocks of the other kernel run 1.15 times as fast
+ * when others are idle. */
 static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t units)
 {
     enum { PARTS_MAX = 8 };
@@ -170,7 +174,7 @@ static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t
     const whole_tile tile = whole_tile_of(p);
     const int64_t rows = tile.rows;
     if (tile.width != fattn_gpu_kernel_of(row)->width) {
-        return false; /* one of the two has more products */
+        return false; /* the kernels differ in padding, so that their times do not compare */
     }
     const int64_t blocks = p->batch * p->heads_k * fattn_ceil_div(fattn_problem_rows(p), rows);
     const double whole =
@@ -185,9 +189,10 @@ static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t
     return idle;
 }
 
-/* Whether a head has one block of rows, so that memory bounds the run, or blocks are few for so
- * many multiprocessors. With short sequences the kernel that takes them whole does as well, unless
- * its tile has more rows than the head. Decoding takes fewer rows. */
+/* Whether splitting keys pays: because a head has one block of rows, so that the run is bound by
+ * memory, or because there are too few blocks for the multiprocessors. With short sequences, the
+ * kernel that does not split is as fast, unless its tile has more rows than the head. Fewer rows
+ * are left to decoding. */
 static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     const int64_t rows = fattn_problem_rows(p), keys = p->seqlen_k;
@@ -199,7 +204,7 @@ static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fa
 
 /* --- Launches --------------------------------------------------------------------------------- */
 
-/* Queries have an axis more: the heads of a group, which lie side by side in a tile. */
+/* The map of queries has one more axis: the heads of a group, which are adjacent in a tile. */
 static int maps_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                    fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
@@ -215,8 +220,8 @@ static int maps_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const
     return 3;
 }
 
-/* Whether a counter that hands out items is to be cleared: wgmma_counts(), but for what may hide
- * keys, where the kernel that looks for these clears it. */
+/* Whether a kernel has to clear the counter of items: wgmma_counts() in device code, except for a
+ * bias or mask, where the scan kernel clears it. */
 static bool counts(const fattn_problem *p)
 {
     return sequences_differ(p) || p->window_left >= 0 || p->window_right >= 0;
@@ -232,7 +237,7 @@ static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->early = true;
 }
 
-/* All but the entry. */
+/* Sets everything but the entry. */
 static void launch_shape(const fattn_tiling *t, int shared, fattn_gpu_shape *shape)
 {
     shape->blocks = t->items;
@@ -258,7 +263,7 @@ static void lean_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
              kernel->run);
 }
 
-/* Items are alike, or as many as blocks. */
+/* If lengths differ, each item has a block of its own; otherwise a resident grid takes them. */
 static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                         const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -266,7 +271,7 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->resident = !sequences_differ(p);
 }
 
-/* Of rows that take keys whole. */
+/* Rows that do not split keys. */
 #define WGMMA_WHOLE_ROW(cannot_, pays_, shape_, name_, channels, channels_v, warpgroups, keys, \
                         stages)                                                                \
     {                                                                                          \
@@ -321,23 +326,23 @@ typedef struct full_run {
 static const full_run full_runs[] = {WGMMA_FULL_64(FULL_RUN) WGMMA_FULL_128(FULL_RUN)
                                          WGMMA_FULL_256(FULL_RUN)};
 
-/* The features of pairs that the run's kernel knows to be there, and no others. */
+/* The features of pairs for which p may have a kernel of its own: its features, or else MMA_ANY. */
 static uint64_t known_features(const fattn_problem *p)
 {
     const uint64_t features = p->features & MMA_OF_PAIRS;
-    /* The product with log2 e stays normal. */
-    const bool tame = p->scale > 0x1p-100 && p->scale < 0x1p100;
+    /* Then scale * log2 e is a normal number. */
+    const bool is_normal = p->scale > 0x1p-100 && p->scale < 0x1p100;
     const int64_t group = fattn_problem_group(p);
     const bool is_known =
-        features == FATTN_BIAS ? tame && p->dtype_bias == p->dtype &&
+        features == FATTN_BIAS ? is_normal && p->dtype_bias == p->dtype &&
                                      fattn_wgmma_term_is_mapped(p->bias_stride, 2, group)
         : features == FATTN_MASK ? fattn_wgmma_term_is_mapped(p->mask_stride, 1, group)
                                  : true;
     return is_known ? features : MMA_ANY;
 }
 
-/* The run that takes the problem by tiles of so many rows: the one that knows its features, or else
- * the one for any, or NULL. */
+/* The run that takes the problem in tiles of so many rows: the one compiled for exactly its
+ * features, or else the one for any, or NULL. */
 static const full_run *run_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, int64_t rows)
 {
     const uint64_t features = known_features(p);
@@ -352,21 +357,21 @@ static const full_run *run_of(const fattn_gpu_kernel *kernel, const fattn_proble
     return found;
 }
 
-/* Tiles of queries of all heads, as the kernel has them: of whole queries. */
+/* Tiles of queries of all heads. A tile has all heads of a query. */
 static int64_t full_items(const fattn_problem *p, int64_t rows)
 {
     const int64_t queries = rows / fattn_problem_group(p);
     return gpu_times(gpu_times(p->batch, p->heads_k), fattn_ceil_div(p->seqlen_q, queries));
 }
 
-/* Tiles of keys of all of those, -1 on overflow. */
+/* Tiles of keys of all of those; -1 on overflow. */
 static int64_t full_tiles(const fattn_problem *p, int64_t rows, int64_t keys)
 {
     return gpu_times(full_items(p, rows), SEEN_BYTES(fattn_ceil_div(p->seqlen_k, keys)));
 }
 
-/* Whether the run is one for short sequences: of 512 keys, not 320, because a bias or mask usually
- * hides some. */
+/* Whether the run is one for short sequences. These have up to 512 keys here, not 320, because a
+ * bias or mask usually hides some. */
 static bool full_is_short(const fattn_kernel *row, const fattn_problem *p,
                           const fattn_limits *limits)
 {
@@ -385,10 +390,10 @@ static int64_t full_fast_bytes(const fattn_kernel *row, const fattn_problem *p, 
     return run ? run->shared : -1;
 }
 
-#define LOOKED_MAX (INT64_C(1) << 32) /* tiles, which that kernel counts */
+#define SCANNED_MAX (INT64_C(1) << 32) /* tiles that the scan kernel can count */
 
-/* A block mask beside another feature of pairs runs on the rows of mma.c, which skip what it rules
- * out too. */
+/* A block mask together with another feature of pairs runs on the rows of mma.c, which skip the
+ * tiles that it hides too. */
 static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
 {
     const uint64_t features = p->features & MMA_OF_PAIRS;
@@ -399,19 +404,19 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
     for (const fattn_tile *tile = row->tiles; !why && features & WGMMA_HIDES && tile->br; tile++) {
         const bool has_run = run_of(fattn_gpu_kernel_of(row), p, tile->br);
         const int64_t tiles = has_run ? full_tiles(p, tile->br, tile->bc) : 0;
-        if (tiles < 0 || tiles >= LOOKED_MAX) {
+        if (tiles < 0 || tiles >= SCANNED_MAX) {
             return "counts tiles of a bias or mask below 2^32";
         }
     }
     return why;
 }
 
-/* Whether these kernels take less time than those of mma.c although their blocks may leave most
- * multiprocessors idle. Theirs is proportional to the keys; that of mma.c, which cuts keys into
- * parts and merges them, to keys times blocks, beside a constant. Where the two lines meet was
- * fitted to runs of up to 95 blocks (docs/notes/hopper-forward.md). Where heads have so few rows
- * that half of a block is empty, many blocks pay, up to 128 channels with keys for more than one
- * tile. */
+/* Whether these kernels take less time than those of mma.c, although their blocks may leave most
+ * multiprocessors idle. Their time is proportional to the keys. That of mma.c, which splits keys
+ * and merges the parts, is proportional to keys times blocks, plus a constant. The point where the
+ * two are equal was fitted to runs of up to 95 blocks (docs/notes/hopper-forward.md). If heads have
+ * so few rows that half of each block is empty, these kernels pay with many blocks; up to 128
+ * channels, also only with keys for more than one tile. */
 static bool full_blocks_pay(const fattn_kernel *row, const fattn_problem *p,
                             const fattn_limits *limits)
 {
@@ -425,9 +430,10 @@ static bool full_blocks_pay(const fattn_kernel *row, const fattn_problem *p,
            blocks_of(p, 64) >= least_blocks(limits);
 }
 
-/* Where blocks of a block mask are no multiples of a tile, most tiles are kept in part. These are
- * slow: 3 times the time of the rows of mma.c. A row of more channels has smaller tiles, which such
- * blocks may be multiples of; what a narrower row declines for another reason pays no more here. */
+/* If the blocks of a block mask are not multiples of a tile, most tiles are partial, and take 3
+ * times as long as on the rows of mma.c. A row of more channels has smaller tiles, so that it may
+ * pay where a narrower one does not. Without a block mask, a wider row never pays if a narrower one
+ * would do. */
 static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     const fattn_tile *tile = row->tiles;
@@ -441,8 +447,8 @@ static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fat
     return suits && (full_blocks_pay(row, p, limits) || full_is_short(row, p, limits));
 }
 
-/* The counter, and the order of sequences, or what a bias, a mask or a block mask leaves of each
- * item's keys. */
+/* The counter of items, followed by the list of sequences, or by the results of the scan of a bias,
+ * mask or block mask. */
 static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_tiling *t)
 {
@@ -453,7 +459,7 @@ static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
     return bytes < 0 || bytes > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + bytes;
 }
 
-/* What looks at a bias, a mask or a block mask clears the counter, too. */
+/* The scan of a bias, mask or block mask, or else `clear`. Each of them clears the counter. */
 static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                              const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -470,7 +476,7 @@ static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem
         clear_shape(kernel, p, t, shape);
         return;
     }
-    shape->blocks = fattn_max64(shape->blocks, t->items > 0); /* also where there are no keys */
+    shape->blocks = fattn_max64(shape->blocks, t->items > 0); /* also if there are no keys */
 }
 
 static void full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
@@ -482,8 +488,8 @@ static void full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     launch_shape(t, run->shared, shape);
 }
 
-/* The maps of forward, and one of the bias or mask where that is the only feature of pairs. Where
- * heads or queries share a bias or mask, its rows are copied once for all of them. */
+/* The maps of forward, and one of the bias or mask if that is the only feature of pairs. If heads
+ * or queries share a bias or mask, its rows are copied once for all of them. */
 static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                      fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
@@ -503,7 +509,7 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
     return count + 1;
 }
 
-/* Last, its tiles: those of WGMMA_FULL_64 and so on. */
+/* ...: its tiles, those of WGMMA_FULL_64 and so on. */
 #define WGMMA_FULL_ROW(channels, ...)                                                              \
     {                                                                                              \
         .row = {.name = "wgmma_full_" #channels,                                                   \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernel rows of Hopper's backward kernels (wgmma_backward.cuh), for f16 and bf16: lean ones, of
- * which a width has a row for each tile, and those with every feature. What they do not take runs
- * on the rows of mma.c.
+ * Kernel rows of Hopper's backward kernels (wgmma_backward.cuh), for f16 and bf16: lean rows, with
+ * a row for each width and tile, and full rows, which have every feature. Problems that they do not
+ * take run on the rows of mma.c.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -18,9 +18,9 @@
     WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_BACKWARD), .cannot = cannot_, \
                              .own_dtype_o = true
 
-#define BACKWARD_KEYS_MOST 128 /* of a tile */
+#define BACKWARD_KEYS_MOST 128 /* keys of a tile, at most */
 
-/* Unlike in forward, heads of a group may share their queries. */
+/* Unlike in forward, heads of a group may share queries, by a stride of 0. */
 static const char *cannot_backward(const fattn_kernel *row, const fattn_problem *p)
 {
     const int64_t queries = row->tiles[0].br;
@@ -36,7 +36,7 @@ static const char *cannot_backward(const fattn_kernel *row, const fattn_problem 
     return fattn_wgmma_cannot(row, p);
 }
 
-/* Rows of the tiles of all heads in the workspace; -1 on overflow. */
+/* How many rows the workspace holds, in whole tiles of all heads; -1 on overflow. */
 static int64_t saved_rows(const fattn_problem *p, int64_t queries)
 {
     const bool packed = p->features & FATTN_CU_SEQLENS_Q;
@@ -44,7 +44,7 @@ static int64_t saved_rows(const fattn_problem *p, int64_t queries)
     return gpu_times(gpu_times(packed ? 1 : p->batch, p->heads_q), gpu_times(tiles, queries));
 }
 
-/* Blocks that share an item. */
+/* How many blocks share an item. */
 static int backward_blocks(const fattn_gpu_kernel *kernel)
 {
     return WGMMA_BACKWARD_BLOCKS(kernel->width);
@@ -55,8 +55,8 @@ static int64_t backward_items(const fattn_problem *p, const fattn_tiling *t)
     return gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
 }
 
-/* Tiles that a kernel before looks at, those past the last of some keys too. */
-static int64_t tiles_seen(const fattn_problem *p, const fattn_tiling *t)
+/* How many bytes the scan kernel writes: one for each tile, and padding (SEEN_BYTES). */
+static int64_t scan_bytes(const fattn_problem *p, const fattn_tiling *t)
 {
     const int64_t *const stride = p->features & FATTN_BLOCK_MASK ? p->block_mask_stride
                                   : p->features & FATTN_BIAS     ? p->bias_stride
@@ -66,23 +66,23 @@ static int64_t tiles_seen(const fattn_problem *p, const fattn_tiling *t)
                : 0;
 }
 
-/* The bits of items, of each of their blocks, and a byte for each of those tiles: in units of four
- * bytes, -1 on overflow. */
+/* Words of workspace for the bits that say which tiles the blocks of items visit, and for the
+ * results of the scan; -1 on overflow. */
 static int64_t skip_words(const fattn_problem *p, const fattn_tiling *t, int64_t blocks)
 {
     const int64_t items = gpu_times(backward_items(p, t), blocks);
     const int64_t bits = gpu_times(items, 2 * WGMMA_BACKWARD_WORDS(t->q_blocks));
-    return bits < 0 ? -1 : bits + tiles_seen(p, t) / 4;
+    return bits < 0 ? -1 : bits + scan_bytes(p, t) / 4;
 }
 
-/* Words of the list of sequences. */
+/* Words of workspace for the list of sequences; 0 if there is none. */
 static int64_t list_words(const fattn_problem *p, const fattn_tiling *t)
 {
     return wgmma_orders(p, backward_items(p, t)) ? p->batch * (int64_t)sizeof(wgmma_listed) / 4 : 0;
 }
 
-/* dQ, lse and delta of every row, what the items are, and which tiles they leave out, or the list
- * of sequences. */
+/* dQ, lse and delta of every row, turns, the counter and the descriptions of items, and then which
+ * tiles these visit, or the list of sequences. */
 static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
                                   const fattn_tiling *t)
 {
@@ -109,8 +109,8 @@ static void order_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->early = true;
 }
 
-/* One of the kernels before and after, for so many rows of each head, or all that the workspace has
- * of packed ones. */
+/* One of the kernels before and after, which visits `rows` rows of each head or, in packed batches,
+ * the rows of the workspace if these are fewer. */
 static void row_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                       int64_t rows, const char *entry, fattn_gpu_shape *shape)
 {
@@ -127,7 +127,7 @@ static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     row_shape(kernel, p, t, t->q_blocks * t->br, "rows", shape);
-    shape->blocks += shape->blocks == 0; /* which makes the items */
+    shape->blocks += shape->blocks == 0; /* it also writes the descriptions of items */
 }
 
 static void dq_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
@@ -173,9 +173,9 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     return 4;
 }
 
-/* At 64 channels there are tiles of 64 queries and of 128. Long sequences take 1.16 times as long
- * with the former; in short ones more is saved, for there are fewer rows without a query, and the
- * first product of an item, which is not used, is smaller. */
+/* With 64 channels there are tiles of 64 and of 128 queries. Whether tiles of 64 pay: long
+ * sequences take 1.16 times as long with them, but short ones less time, because fewer rows do not
+ * exist, and an item's first product, which is not used, is smaller. */
 static bool has_few_queries(const fattn_problem *p)
 {
     const int64_t queries =
@@ -215,7 +215,7 @@ static bool backward_pays(const fattn_kernel *row, const fattn_problem *p,
 typedef struct backward_run {
     const char *name;
     uint64_t features; /* of pairs */
-    bool dbias;        /* which it may want */
+    bool dbias;        /* whether it computes dBias */
     int width, shared, stages_of_term;
 } backward_run;
 
@@ -229,8 +229,9 @@ typedef struct backward_run {
 static const backward_run backward_runs[] = {WGMMA_BACKWARD_FULL_64(
     BACKWARD_RUN) WGMMA_BACKWARD_FULL_128(BACKWARD_RUN) WGMMA_BACKWARD_FULL_256(BACKWARD_RUN)};
 
-/* Whether a run's kernel knows the problem's features to be there, and no others. Those for a bias
- * know its type, and those that have it copied want strides for that. */
+/* Whether a run's kernel is compiled for exactly the problem's features. Kernels for a bias need
+ * one of the problem's dtype, and those that stage a bias or mask need strides that a tensor map
+ * can describe. */
 static bool run_knows(const backward_run *run, const fattn_problem *p)
 {
     const uint64_t features = p->features & MMA_OF_PAIRS;
@@ -245,7 +246,7 @@ static bool run_knows(const backward_run *run, const fattn_problem *p)
                      fattn_wgmma_term_is_mapped(p->mask_stride, 1, 1);
 }
 
-/* The run that knows the problem's features, or else the one for any. */
+/* The run for exactly the problem's features, or else the one for any. */
 static const backward_run *backward_run_of(const fattn_gpu_kernel *kernel, const fattn_problem *p)
 {
     const backward_run *found = NULL;
@@ -264,15 +265,15 @@ static int64_t backward_full_bytes(const fattn_kernel *row, const fattn_problem 
     return backward_run_of(fattn_gpu_kernel_of(row), p)->shared;
 }
 
-/* Looks for tiles to leave out, clears dBias, or lists the sequences; no run wants two of these. */
+/* Scans a bias or mask, lists the sequences, or clears dBias: no run needs two of these. */
 static void backward_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                                  const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     if (wgmma_backward_looks(p, t->q_blocks, t->k_blocks)) {
         fattn_cuda_seen_shape(p, t, t->q_blocks, shape);
         snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%s", kernel->run);
-        if (p->features & FATTN_BLOCK_MASK) { /* a tile is a thread's */
-            shape->blocks = fattn_ceil_div(tiles_seen(p, t), shape->threads);
+        if (p->features & FATTN_BLOCK_MASK) { /* each thread scans a tile */
+            shape->blocks = fattn_ceil_div(scan_bytes(p, t), shape->threads);
         }
         return;
     }
@@ -294,7 +295,7 @@ static void backward_full_shape(const fattn_gpu_kernel *kernel, const fattn_prob
     shape->shared = run->shared;
 }
 
-/* The maps of backward, and one of the bias or mask, as full_maps(). */
+/* The maps of backward, and one of the bias or mask, as in full_maps() of wgmma.c. */
 static int backward_full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                               const fattn_tiling *t, fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
@@ -312,7 +313,7 @@ static int backward_full_maps(const fattn_gpu_kernel *kernel, const fattn_proble
     return count + 1;
 }
 
-/* A block mask is looked at tile by tile, once for all heads of a group. */
+/* A block mask is scanned tile by tile, once for all heads of a group. */
 static const char *cannot_backward_full(const fattn_kernel *row, const fattn_problem *p)
 {
     if (!(p->features & FATTN_BLOCK_MASK)) {
@@ -341,8 +342,8 @@ static const char *cannot_backward_full(const fattn_kernel *row, const fattn_pro
     return cannot_backward(row, p);
 }
 
-/* A row of more channels has smaller tiles, into which block masks fit that a narrower row
- * declines. */
+/* A row of more channels has smaller blocks of keys, so that it could take block masks that a
+ * narrower row declines. It does not pay for problems of so few channels. */
 static bool backward_full_pays(const fattn_kernel *row, const fattn_problem *p,
                                const fattn_limits *limits)
 {
@@ -350,7 +351,8 @@ static bool backward_full_pays(const fattn_kernel *row, const fattn_problem *p,
     return !(p->features & FATTN_BLOCK_MASK) || fattn_wgmma_needs_width(row, p);
 }
 
-/* Entries of dbias must be countable for what clears them. */
+/* fattn_gpu_backward_workspace() checks that the rows of dbias, which a kernel clears, do not
+ * overflow. */
 static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_problem *p,
                                        const fattn_tiling *t)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tensor maps by which Hopper's kernels copy, and what these and the kernels do not take. */
+/* The tensor maps by which Hopper's kernels copy, and the problems that maps and kernels do not
+ * take. */
 #include <stddef.h>
 
 #include "backends/cuda/wgmma_rows.h"
@@ -8,8 +9,8 @@
 #define LENGTH_MAX (1 << 30)
 #define STRIDE_MAX (INT64_C(1) << 39) /* elements */
 
-/* Tensor maps have no axis of stride 0. Where heads or sequences share what they read, the map has
- * one of them, and all copy that. Rows are copied many at a time, and so each needs its own. */
+/* Tensor maps cannot have an axis of stride 0. If heads or sequences share data, the map has one
+ * head or sequence, which all copy. A copy has many rows, so rows cannot be shared in this way. */
 const char *fattn_wgmma_cannot(const fattn_kernel *row, const fattn_problem *p)
 {
     const fattn_strides *const copied[] = {&p->q, &p->k, &p->v, &p->dout};
@@ -49,7 +50,7 @@ fattn_gpu_map fattn_wgmma_map(size_t buffer, int64_t dim)
     return map;
 }
 
-/* Channels, rows, heads, sequences; these are one where rows are packed. */
+/* A map with the axes channels, rows, heads and sequences. Packed rows have one sequence. */
 static fattn_gpu_map plain_map(size_t buffer, int64_t dim, int64_t rows, int64_t heads,
                                int64_t batch, const fattn_strides *s, int box)
 {
@@ -64,7 +65,7 @@ fattn_gpu_map fattn_wgmma_keys_map(const fattn_problem *p, size_t buffer, int64_
                                    const fattn_strides *s, int keys)
 {
     const int64_t batch = p->features & FATTN_CU_SEQLENS_K ? 1 : p->batch;
-    if (p->features & FATTN_PAGED) { /* a page's keys, heads, pages */
+    if (p->features & FATTN_PAGED) { /* the axes are keys of a page, heads, pages */
         return plain_map(buffer, dim, p->page_size, p->heads_k, p->num_pages, s,
                          (int)WGMMA_PIECE(p->page_size, keys));
     }

@@ -12,12 +12,12 @@
 #include "core/kernel.h"
 
 typedef struct wgmma_length {
-    int walked; /* keys, or in backward queries, that an item walks over */
-    int blocks; /* items of a head */
+    int walked; /* keys that an item visits, or in backward queries */
+    int blocks; /* items of one head */
 } wgmma_length;
 
-/* Makes the list; of(b) returns the lengths of sequence b. Each thread has a sequence, and counts
- * those that come before it; then the first warp adds up their items. */
+/* Makes the list; of(b) returns the lengths of sequence b. Each thread has a sequence and counts
+ * those that come before it. Then the first warp computes prefix sums of their items. */
 template <class Of>
 GPU_DEVICE void wgmma_order(const fattn_problem &p, wgmma_listed *list, const Of &of)
 {

@@ -9,37 +9,39 @@
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/wgmma.h"
 
-/* What rows have in common: fields of a row, and those around it. */
+/* Fields that all these rows have: those of fattn_kernel, and of fattn_gpu_kernel around it. */
 #define WGMMA_ANY_ROW(channels) \
     .dtypes = FATTN_GPU_HALVES, .dim_max = channels, .align = 16, .must_fit = true
 #define WGMMA_KERNEL(image_, channels) \
     .image = image_, .isa = 90, .isa_past = 100, .needs = "sm_90", .width = channels
 
-#define WGMMA_COUNT_MAX 0x1p31 /* items, rows of all heads, and tiles that are looked at */
+#define WGMMA_COUNT_MAX 0x1p31 /* bound of items, of rows of all heads, and of scanned tiles */
 
-/* Whether a row of half as many channels would be too narrow: half of this one's products would be
- * of zeros if it took what the other declines. */
+/* Whether a row of half as many channels would be too narrow. If not, this row would spend half of
+ * its products on zeros, so it leaves to mma.c what the narrower one declines. */
 static inline bool fattn_wgmma_needs_width(const fattn_kernel *row, const fattn_problem *p)
 {
     const int width = fattn_gpu_kernel_of(row)->width;
     return width == 64 || p->dim > width / 2 || p->dim_v > width / 2;
 }
 
-/* Why a row of either takes no such lengths, strides or scale, or NULL. */
+/* Why a row cannot take the problem's lengths, strides or scale, or NULL. */
 const char *fattn_wgmma_cannot(const fattn_kernel *row, const fattn_problem *problem);
 
-/* Whether a map takes a bias or mask of so many bytes an element, with a stride of `group` heads.
- * Whether its address is a multiple of 16 is known only when it runs: the kernel asks. */
+/* Whether a tensor map can describe a bias or mask of so many bytes per element, with an axis that
+ * steps by `group` heads. Its address must also be a multiple of 16, which the kernel checks. */
 bool fattn_wgmma_term_is_mapped(const int64_t stride[4], int64_t bytes, int64_t group);
 
-/* A map of `dim` channels, 64 to a box, of what lies at that offset of fattn_buffers; and of the
- * bias or mask, in rows of 128 bytes. Their other axes are appended: one of stride 0, which all
- * share, has one element. */
+/* fattn_wgmma_map() begins a map of the tensor whose pointer is at that offset of fattn_buffers:
+ * its first axis has `dim` channels, 64 in a box. fattn_wgmma_term_map() begins one of the bias or
+ * mask, with boxes of 128 bytes along keys. fattn_wgmma_axis_add() appends another axis; one of
+ * stride 0 gets one element. */
 fattn_gpu_map fattn_wgmma_map(size_t buffer, int64_t dim);
 fattn_gpu_map fattn_wgmma_term_map(const fattn_problem *problem, uint64_t feature);
 void fattn_wgmma_axis_add(fattn_gpu_map *map, int64_t extent, int64_t stride, int box);
 
-/* Maps of keys or values, and of queries or dO head by head, with so many of them in a box. */
+/* Maps of keys or values with `keys` of them in a box, and of queries or dO of single heads with
+ * `rows` of them in a box. */
 fattn_gpu_map fattn_wgmma_keys_map(const fattn_problem *problem, size_t buffer, int64_t dim,
                                    const fattn_strides *strides, int keys);
 fattn_gpu_map fattn_wgmma_rows_map(const fattn_problem *problem, size_t buffer, int64_t dim,

@@ -29,18 +29,18 @@
 
 #include "core/host_device.h"
 
-/* A run: tiles of queries and of keys of a head, heads of keys in all sequences, blocks of the grid
- * and how many of them surely run side by side. */
+/* A run: tiles of queries and of keys of a head, key/value heads of all sequences, blocks of the
+ * grid, and how many of them surely run at the same time. */
 typedef struct wgmma_shift_run {
     int q_blocks, k_blocks, heads, grid, side_by_side;
 } wgmma_shift_run;
 
-/* What an item has to do. */
+/* An item, and its place in the order. */
 typedef struct wgmma_shift {
-    int64_t item; /* head and tile of keys: heads one after the other, each from its last tile */
-    int part;     /* of all heads', or -1: items of this run are not shifted */
-    int number;   /* in its part */
-    int peers;    /* items of the part, or 0 */
+    int64_t item; /* head and tile of keys: head after head, each from its last tile on */
+    int part;     /* its part, numbered over all heads; -1: items of this run are not shifted */
+    int number;   /* its number in the part */
+    int peers;    /* how many items the part has; 0 if items are not shifted */
 } wgmma_shift;
 
 /* Item `taken` of a run whose items are not shifted. */
@@ -52,8 +52,8 @@ FATTN_HD wgmma_shift wgmma_shift_none(int taken)
 
 FATTN_HD int wgmma_shift_least(int a, int b) { return a < b ? a : b; }
 
-/* Item `taken` in the order of taking, of those that there are. Where parts of few heads would
- * leave blocks idle, items are not shifted. */
+/* The item that is taken as number `taken`. If the parts of few heads would leave blocks idle,
+ * items are not shifted. */
 FATTN_HD wgmma_shift wgmma_shift_of(wgmma_shift_run run, int taken)
 {
     const int room = wgmma_shift_least(run.side_by_side, run.q_blocks / 2);
@@ -72,7 +72,7 @@ FATTN_HD wgmma_shift wgmma_shift_of(wgmma_shift_run run, int taken)
     return to;
 }
 
-/* Whether a block that works on an item of part `part` may take item `next` beside it. */
+/* Whether a block may take item `next` while it works on an item of part `part`. */
 FATTN_HD bool wgmma_shift_may_take(int part, wgmma_shift next)
 {
     return next.part < 0 || next.part != part;
@@ -88,7 +88,7 @@ FATTN_HD int wgmma_shift_apart(int q_blocks, int peers, int spread, int least)
     return far > least ? far : least;
 }
 
-/* How many of its part have added to a tile when it is the item's turn. */
+/* How many items of its part have added to a tile when it is this item's turn. */
 FATTN_HD int wgmma_shift_turn(int number, int peers, int apart, int tile)
 {
     const int begun = wgmma_shift_least(tile / apart, peers - 1);

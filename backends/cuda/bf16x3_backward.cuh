@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward on tensor cores for f32: mma_backward.cuh, whose loop, rows and ends these are, with
- * elements as sums of three (mma_bf16x3.cuh). Queries and dO are split on their way to shared
- * memory by the threads that read them, beside the products of the tile before; P and dS by those
- * that make them. A run is
+ * Backward on tensor cores for f32. It uses loop, rows and epilogue of mma_backward.cuh, with
+ * elements as sums of three bf16 numbers (mma_bf16x3.cuh). The threads that load queries and dO
+ * split them before they store them to shared memory, beside the products of the tile before. P and
+ * dS are split by the threads that compute them. A run launches
  *
  *     bf16x3_backward_rows_W_...   lse, delta and factor of every row, and zeros for its dQ
  *     bf16x3_backward_W_...        dK, dV, and dQ in the workspace
- *     bf16x3_backward_dq_W         dQ in its place
+ *     bf16x3_backward_dq_W         dQ in the caller's tensor
  *
- * P = 2^(unit x - lse) factor, where lse is rounded to a float in log2 units, which would be off by
- * 2^-24 of itself, and with it every probability of the row, but for the factor. What is above 1
- * is 1 (lone.cuh).
+ * P = 2^(unit x - lse) factor. lse is a float in log2 units, with a relative rounding error of
+ * 2^-24. The factor corrects it; otherwise all probabilities of the row would have that error of
+ * lse. P is clamped to 1 (lone.cuh).
  */
 #ifndef FATTN_CUDA_BF16X3_BACKWARD_CUH
 #define FATTN_CUDA_BF16X3_BACKWARD_CUH
@@ -22,7 +22,7 @@
 
 /* --- Rows ------------------------------------------------------------------------------------- */
 
-/* Two neighbours from channel c on; zeros past the last, and without a row. */
+/* Channels c and c + 1 of a row; 0 past the last, and if row is NULL. */
 GPU_DEVICE gpu_f2 bf16x3_two(const float *row, int c, int dim)
 {
     gpu_f2 two;
@@ -31,9 +31,9 @@ GPU_DEVICE gpu_f2 bf16x3_two(const float *row, int c, int dim)
     return two;
 }
 
-/* o dO^T of a warp's sixteen rows, of which a thread knows rows g and g + 8; delta is made of the
- * diagonal. Products and sums run as those of dP do, so that a row whose o is one of its v has a dS
- * of exactly 0 there. Returns whether something is lost in splitting. */
+/* o dO^T of a warp's sixteen rows, of which a thread loads rows g and g + 8. Its diagonal gives
+ * delta. Products are summed in the same order as for dP, so that a row whose o equals one of its v
+ * has a dS of exactly 0 there. Returns whether any element is inexact. */
 template <int W, int M>
 GPU_DEVICE bool bf16x3_row_dots(const float *const o[2], const float *const dout[2], int dim,
                                 float y[M][2][4])
@@ -66,7 +66,7 @@ GPU_DEVICE bool bf16x3_row_dots(const float *const o[2], const float *const dout
     return lost & 0xffffu;
 }
 
-/* Saves rows first .. first + 15 of `count`, a warp. */
+/* A warp writes lse, factor, delta and zeros for dQ of rows first .. first + 15 of `count`. */
 template <int W, int M>
 GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t count)
 {
@@ -102,7 +102,7 @@ GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         float sum = below % 2 ? y[0][h][2 * h + 1] : y[0][h][2 * h];
-        if (!row[h].exists || inside != below / 2) { /* the diagonal is elsewhere */
+        if (!row[h].exists || inside != below / 2) { /* another lane has the diagonal element */
             continue;
         }
         for (int c = 0; inexact && c < p.dim_v; c++) {
@@ -130,8 +130,8 @@ template <int W, int M> GPU_DEVICE void bf16x3_rows_all(const fattn_gpu_args &g)
 
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
-/* W: channels, padded. N: queries of a tile, BN keys. A warp's part has 16 * M rows of S^T, 16 * MS
- * of dK and dV, 16 * MQ of dQ. */
+/* W: channels, padded. N, BN: queries and keys of a tile. A warp's part has 16 * M rows of S^T,
+ * 16 * MS of dK and dV, 16 * MQ of dQ. */
 template <int W, int N, int BN, int WARPS, int M, int MS, int MQ> struct bf16x3_backward_shape {
     typedef mma_f32 type;
     static constexpr mma_variant VARIANT = MMA_LEAN;
@@ -182,13 +182,13 @@ GPU_DEVICE bf16x3_queries bf16x3_queries_at(const fattn_gpu_args &g, const mma_j
     return t;
 }
 
-/* A thread's part of a tile of q and dO, on its way. */
+/* A thread's part of a tile of q and dO, in registers between load and store. */
 template <class S> struct bf16x3_moving {
     mma_bf16x3_part<S::THREADS, S::WIDTH, S::QUERIES> q, dout;
 };
 
-/* Begins to read a tile. Rows that do not exist get lse = 0: their q and dO are 0, and so is what
- * comes of them. */
+/* Begins to load a tile. Rows that do not exist get lse = 0: their q and dO are 0, and so are their
+ * contributions. */
 template <class S>
 GPU_DEVICE void bf16x3_fetch(const fattn_gpu_args &g, bf16x3_backward_scratch<S> &s, int stage,
                              int head, int tile, bf16x3_moving<S> &moving)
@@ -219,7 +219,7 @@ GPU_DEVICE bool bf16x3_put(bf16x3_backward_scratch<S> &s, int stage, const bf16x
 
 /* --- A tile of keys and one of queries -------------------------------------------------------- */
 
-/* S^T and dP^T, a warp's part. */
+/* A warp's part of S^T and dP^T. */
 template <class S>
 GPU_DEVICE void bf16x3_dots(const bf16x3_backward_scratch<S> &s, int stage,
                             float x[S::TILES][S::PART_QUERIES / 8][4],
@@ -260,11 +260,11 @@ GPU_DEVICE void bf16x3_dots_by_fma(const fattn_gpu_args &g, const mma_job &job,
 GPU_DEVICE float bf16x3_weight(float x, float factor)
 {
     const float weight = mma_exp2(x) * factor;
-    return weight > 1 ? 1 : weight; /* a NaN stays */
+    return weight > 1 ? 1 : weight; /* a NaN stays a NaN */
 }
 
-/* Of scores in x and dP in dp, P and dS go to shared memory: as planes, or as floats where they are
- * inexact. */
+/* Computes P and dS from scores in x and dP in dp, and stores them to shared memory: as planes or,
+ * if the tile is inexact, as floats. */
 template <class S>
 GPU_DEVICE void bf16x3_differentiate(float unit, bf16x3_backward_scratch<S> &s, int stage,
                                      bool inexact, const float x[S::TILES][S::PART_QUERIES / 8][4],
@@ -306,8 +306,8 @@ GPU_DEVICE void bf16x3_differentiate(float unit, bf16x3_backward_scratch<S> &s, 
     }
 }
 
-/* dQ += dS K, dV += P^T dO, dK += dS^T Q. Additions to dQ go out one by one beside the other
- * products: all at once they would wait. */
+/* dQ += dS K, dV += P^T dO, dK += dS^T Q. The additions to dQ are issued one by one between the
+ * other products: all at once, they would stall. */
 template <class S>
 GPU_DEVICE void bf16x3_products(const bf16x3_backward_scratch<S> &s, int stage, int row,
                                 int channel, mma_dq_part<S> &part, mma_sums<S> &sums)
@@ -383,7 +383,7 @@ GPU_DEVICE void bf16x3_keys_tile(const fattn_gpu_args &g, bf16x3_backward_scratc
     }
 }
 
-/* Walks along the queries of every head of the group. */
+/* Visits the queries of every head of the group. */
 template <class S>
 GPU_DEVICE void bf16x3_keys_walk(const fattn_gpu_args &g, bf16x3_backward_scratch<S> &s,
                                  bool inexact_keys, mma_sums<S> &sums)
@@ -403,7 +403,7 @@ GPU_DEVICE void bf16x3_keys_walk(const fattn_gpu_args &g, bf16x3_backward_scratc
             head++;
         }
         mma_wait<0>();
-        /* everyone's parts are here, and everyone is through with the other tile */
+        /* A barrier: all threads' parts are stored, and all have read the other tile. */
         const bool plainly = gpu_any(inexact || inexact_keys);
         if (head < heads) {
             bf16x3_fetch<S>(g, s, stage ^ 1, head, tile, moving);
@@ -414,7 +414,7 @@ GPU_DEVICE void bf16x3_keys_walk(const fattn_gpu_args &g, bf16x3_backward_scratc
     }
 }
 
-/* Puts all keys of the job, or values, into their tile. */
+/* Loads, splits and stores all keys of the job, or its values. Returns whether any is inexact. */
 template <class S>
 GPU_DEVICE bool bf16x3_put_keys(uint16_t *tile, const void *from, int64_t stride, int64_t dim,
                                 int live)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward on tensor cores for f32: mma_forward.cuh, whose rows, scores, softmax and ends these are,
- * with elements as sums of three (mma_bf16x3.cuh). Keys and values are split once a tile, on their
- * way to shared memory, by the threads that read them; there is one tile of each, and each is read
- * while the product with the other runs:
+ * Forward on tensor cores for f32. It uses rows, scores, softmax and epilogue of mma_forward.cuh,
+ * with elements as sums of three bf16 numbers (mma_bf16x3.cuh). The threads that load keys and
+ * values split them, once a tile, before they store them to shared memory. There is one tile of
+ * each, and each is loaded while the product with the other runs:
  *
- *     read values          x = Q K^T        split values        barrier
- *     read next keys       o += p V         split next keys     barrier
+ *     load values          x = Q K^T        split values        barrier
+ *     load next keys       o += p V         split next keys     barrier
  */
 #ifndef FATTN_CUDA_BF16X3_FORWARD_CUH
 #define FATTN_CUDA_BF16X3_FORWARD_CUH
@@ -17,10 +17,10 @@
 template <class S> struct mma_tiles<S, 3> {
     alignas(128) uint16_t q[3][S::ROWS * S::WIDTH];
     uint16_t k[3][S::KEYS * S::WIDTH], v[3][S::KEYS * S::WIDTH];
-    int32_t inexact[S::ROWS]; /* rows whose q three planes do not hold */
+    int32_t inexact[S::ROWS]; /* whether the row's q is inexact */
 };
 
-/* The first tile from `block` on that some pair is kept of, or `past`. */
+/* The first tile from `block` on of which some pair is kept, or `past`. */
 GPU_DEVICE int bf16x3_kept_from(const uint8_t *bytes, int block, int past)
 {
     const uint64_t before = (UINT64_C(1) << 8 * (block % 8)) - 1;
@@ -36,20 +36,20 @@ GPU_DEVICE int bf16x3_kept_from(const uint8_t *bytes, int block, int past)
     return kept ? block / 8 * 8 + (__ffsll((int64_t)kept) - 1) / 8 : past;
 }
 
-/* The first tile from `block` on that is to be computed, or one from `past` on. */
+/* The first tile from `block` on to compute; if there is none, `past` or a later number. */
 template <class S> GPU_DEVICE int bf16x3_next(const mma_scratch<S> &s, int block, int past)
 {
     const bool skips = !mma_is_lean(S::VARIANT) && s.seen;
     return skips ? bf16x3_kept_from(s.seen, block, past) : block;
 }
 
-/* Whether all pairs of a tile have a bias of 0, or else are kept by the mask. */
+/* Whether, as the scan has found, all pairs of a tile have a bias of 0 or are kept by the mask. */
 template <class S> GPU_DEVICE bool bf16x3_is_plain(const mma_scratch<S> &s, int block)
 {
     return s.seen && !(s.seen[block] & SEEN_MIXED);
 }
 
-/* Keys or values, into their tile. Whether three planes do not hold one. */
+/* Splits and stores keys or values. Returns whether any is inexact. */
 template <class S>
 GPU_DEVICE bool bf16x3_put(uint16_t *tile,
                            const mma_bf16x3_part<S::THREADS, S::WIDTH, S::KEYS> &part)
@@ -57,7 +57,7 @@ GPU_DEVICE bool bf16x3_put(uint16_t *tile,
     return part.put([tile](int r, int c) { return mma_key_place<S>(mma_shared(tile), r, c); });
 }
 
-/* The queries; returns whether any row of the thread's is inexact. */
+/* Loads, splits and stores the queries. Returns whether any of the thread's rows is inexact. */
 template <class S> GPU_DEVICE bool bf16x3_queries(const fattn_gpu_args &g, mma_scratch<S> &s)
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
@@ -79,7 +79,7 @@ template <class S> GPU_DEVICE bool bf16x3_queries(const fattn_gpu_args &g, mma_s
 
 /* --- By plain multiply-adds ------------------------------------------------------------------- */
 
-/* Dot products of all rows, or of inexact ones, with the `live` keys from k on. */
+/* The dot products of all rows, or only of inexact ones, with the `live` keys from k on. */
 template <class S>
 GPU_DEVICE void bf16x3_dots_by_fma(const fattn_gpu_args &g, const mma_scratch<S> &s, bool all,
                                    const float *k, int live, float x[S::TILES][S::KEYS / 8][4])
@@ -101,8 +101,8 @@ GPU_DEVICE void bf16x3_dots_by_fma(const fattn_gpu_args &g, const mma_scratch<S>
         q, k, g.problem.k.seq, live, g.problem.dim, [own](int e) { return own + e; }, x);
 }
 
-/* o += p V for the `live` values from v on. Weights of a warp pass through its part of the tile of
- * values, which nobody reads. */
+/* o += p V for the `live` values from v on. The warp's weights are staged in its part of the tile
+ * of values, which is not used then. */
 template <class S>
 GPU_DEVICE void bf16x3_add_pv_by_fma(const fattn_gpu_args &g, mma_scratch<S> &s, const float *v,
                                      int live, const float x[S::TILES][S::KEYS / 8][4],
@@ -129,8 +129,8 @@ GPU_DEVICE void bf16x3_add_pv_by_fma(const fattn_gpu_args &g, mma_scratch<S> &s,
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
-/* mma_terms() for the features that the rows of bf16x3.c take. plain: the bias, or else the mask,
- * is not read. Scores then have the same bits as if the bias of 0 were added. */
+/* mma_terms() for the features that the rows of bf16x3.c have. plain: the bias, or else the mask,
+ * changes nothing and is not read. Scores have the same bits as if the bias of 0 were added. */
 template <class S>
 GPU_DEVICE void bf16x3_terms(const fattn_gpu_args &g, const mma_scratch<S> &s, bool plain, int j0,
                              float x[S::TILES][S::KEYS / 8][4])
@@ -189,7 +189,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
         const int j0 = block * S::KEYS, live = keys - j0;
         const float *const tile_k = k + j0 * p.k.seq, *const tile_v = v + j0 * p.v.seq;
         const bool inexact_k =
-            gpu_any(inexact); /* keys are here, and everyone is through with values */
+            gpu_any(inexact); /* a barrier: keys are stored, and all have read the values */
         part.fetch(tile_v, p.v.seq, p.dim_v, live);
         float x[S::TILES][S::KEYS / 8][4] = {}, largest[S::TILES][2];
         mma_bf16x3_dots<S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
@@ -215,7 +215,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
             mma_drop<S>(g, s, j0, x);
         }
         const bool inexact_v =
-            gpu_any(inexact); /* values are here, and everyone is through with keys */
+            gpu_any(inexact); /* a barrier: values are stored, and all have read the keys */
         next = bf16x3_next<S>(s, block + 1, past);
         if (next < past) {
             const int ahead = (next - block) * S::KEYS;

@@ -3,21 +3,22 @@
  * Backward on tensor cores, for 16-bit types: FlashAttention-2's loop (Dao 2023, algorithm 2) with
  * mma.sync. Its equations are those of simt_backward.cuh.
  *
- * A block owns a tile of keys, with dK and dV in fragments, and walks along the queries that see
- * them, head by head of the group:
+ * A block owns a tile of keys, with dK and dV in accumulator fragments. It visits the queries that
+ * attend to them, head by head of the group:
  *
  *     S^T = K Q^T        P^T = exp(S^T - lse)               dV += P^T dO
  *     dP^T = V dO^T      dS^T = P^T (dP^T - delta)          dK += dS^T Q         dQ += dS K
  *
- * What limits it is the reading of shared memory, so all five products are cut into parts of 32
- * rows a warp, which lie differently over a tile in each, and P and dS pass through shared memory.
+ * Shared-memory reads limit its speed. So all five products are divided into parts of 32 rows per
+ * warp, which cover the tile differently in each product, and P and dS pass through shared memory.
  *
- * dQ is a sum over blocks, which add to it in floats of the workspace: in any order, so that two
- * runs may differ in their last bits, or, ordered, in turn (mma_backward_items.cuh). A run is
+ * dQ is a sum over blocks, which add to it in floats of the workspace. They do so in any order, so
+ * that two runs may differ in the last bits; or, in deterministic runs, in turn
+ * (mma_backward_items.cuh). A run launches
  *
  *     clear                             zeros for dBias
- *     rows_W                            lse and delta of every row, and zeros for its dQ; and what
- *                                       the items of lean kernels are
+ *     rows_W                            lse and delta of every row, and zeros for its dQ; and the
+ *                                       descriptions of the items of lean kernels
  *     mma_backward_variant_type_W_...   dK, dV, dBias, and dQ in the workspace
  *     dq_W                              dQ in its own type
  *     sink_W                            dSink
@@ -29,8 +30,8 @@
 
 /* --- A tile of keys --------------------------------------------------------------------------- */
 
-/* word, as one thread knows it: of an ordered run mma_turn_peek(), of a lean one, when the item's
- * tile is its last, the number of the next item. */
+/* Computes one tile. word, in thread 0: in a deterministic run the result of mma_turn_peek(); in a
+ * lean kernel, if the tile is the item's last, the number of the next item. */
 template <class S>
 GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int stage,
                               const int &head, const int &tile, const int &kind, int32_t word,
@@ -65,7 +66,7 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
         mma_differentiate<S>(g.rule.unit, s, stage, x, dp);
     } else {
         const auto patch = [&] { return mma_patch_of<S>(g, s.job, head, tile); };
-        mma_wait<1>(); /* for the terms; the next tile may be on its way */
+        mma_wait<1>(); /* for the terms; the next tile may be in flight */
         mma_differentiate_fully<S>(g, s, stage, patch, kind, x, dp);
     }
     gpu_sync();
@@ -82,7 +83,8 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
             mma_next_begin<S>(g, s, stage ^ 1);
         }
     }
-    /* Additions go out one by one beside the other products: all at once they would wait. */
+    /* The additions to dQ are issued one by one between the other products: all at once, they would
+     * stall. */
     enum { SLOTS = S::PART_CHANNELS / 16 * (Q / 16) };
     const int chunk = mma_sums_channel<S>() / 8;
     mma_times<T, Q, P, 2, S::PART_CHANNELS / 16, Q / 16, false>(
@@ -93,8 +95,8 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
         [&](int i) { mma_dq_add<S>(part, SLOTS + i, 2 * SLOTS); });
 }
 
-/* MMA_BAND and MMA_BLOCKS of a tile, or -1 where block masks leave nothing of it (and no block
- * waits for a turn). */
+/* MMA_BAND and MMA_BLOCKS of a tile, or -1 if block masks hide all of it. Deterministic runs never
+ * get -1, because blocks take turns at every tile. */
 template <class S>
 GPU_DEVICE int mma_kind_of(const fattn_gpu_args &g, const mma_job &job, int head, int tile)
 {
@@ -113,7 +115,8 @@ GPU_DEVICE int mma_kind_of(const fattn_gpu_args &g, const mma_job &job, int head
     return gpu_any(found.dropped) ? kind | MMA_BLOCKS : kind;
 }
 
-/* The first tile from this one on that is not empty, or a head past the last. All threads ask. */
+/* The first tile from this one on that is not empty, or one with a head past the last. All threads
+ * must call it. */
 template <class S>
 GPU_DEVICE mma_visit mma_seek(const fattn_gpu_args &g, const mma_job &job, int head, int tile)
 {
@@ -135,8 +138,8 @@ GPU_DEVICE mma_visit mma_seek(const fattn_gpu_args &g, const mma_job &job, int h
     return step;
 }
 
-/* Walks along the queries of every head of the group, in kernels that are not plain: where the walk
- * is lies in shared memory, since registers are short. */
+/* Visits the queries of every head of the group, in kernels that are not MMA_LEAN. The position of
+ * this walk is in shared memory, since registers are short. */
 template <class S>
 GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratch<S> &s,
                                     mma_sums<S> &sums)
@@ -158,7 +161,7 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
         const mma_visit &now = job.step[stage];
         const mma_visit next = mma_seek<S>(g, job, now.head, now.tile + 1);
         mma_wait<0>();
-        gpu_sync(); /* everyone's copies are here, and everyone is through with the other tile */
+        gpu_sync(); /* all threads' copies have landed, and all have read the other tile */
         if (gpu_thread_anew() == 0) {
             s.job.step[stage ^ 1] = next;
         }
@@ -177,7 +180,7 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
         } else {
             mma_commit(); /* so that the terms are the last group but one */
         }
-        if (!mma_is_lean(S::VARIANT)) { /* no register is left to do it when nobody would wait */
+        if (!mma_is_lean(S::VARIANT)) { /* earlier than lean kernels, since registers are short */
             mma_turn_take<S>(g, s.job, now.head, now.tile, -1);
         }
         mma_keys_tile<S>(g, s, stage, now.head, now.tile, now.kind, added, false, sums);
@@ -191,7 +194,7 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
 }
 
 /* Writes eight channels from c on, a multiple of 8, of row `at` of a gradient, or adds to them. x
- * lies in shared memory. chunks: rows begin at multiples of 16 bytes. */
+ * is in shared memory. chunks: rows begin at multiples of 16 bytes. */
 template <class S>
 GPU_DEVICE void mma_store_chunk(const gpu_tensor &t, int64_t at, int c, bool chunks, bool adds,
                                 const float *x)
@@ -216,8 +219,9 @@ GPU_DEVICE void mma_store_chunk(const gpu_tensor &t, int64_t at, int c, bool chu
     }
 }
 
-/* The warp's part of dk or dv, times `factor`, eight rows at a time through its share of `room`; 0
- * for keys that are owned and not used. The code is run once an item, and has to be short. */
+/* Stores the warp's part of dk or dv, times `factor`. It stages eight rows at a time in its share
+ * of `room`. Keys that belong to the sequence but are beyond its used length get 0. The code runs
+ * once an item, and is written to be short. */
 template <class S>
 GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, float *room,
                                const gpu_tensor &t, bool chunks, const fattn_strides &stride,
@@ -258,7 +262,7 @@ GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, floa
     }
 }
 
-/* dK and dV of an item, through the room of P and dS. */
+/* Stores dK and dV of an item, staged in the room of P and dS. */
 template <class S, class Scratch>
 GPU_DEVICE void mma_store_sums(const fattn_gpu_args &g, Scratch &s, const mma_sums<S> &sums)
 {
@@ -266,7 +270,7 @@ GPU_DEVICE void mma_store_sums(const fattn_gpu_args &g, Scratch &s, const mma_su
     const fattn_problem &p = g.problem;
     const mma_job &job = s.job;
     float *const room = (float *)s.p;
-    gpu_sync(); /* everyone is through with P and dS */
+    gpu_sync(); /* all threads have read P and dS */
     if (p.outputs & FATTN_OUT_DK) {
         const gpu_tensor dk =
             gpu_tensor_of(g, g.buffers.dk, g.dtype_gradient, FATTN_GPU_QUADS_DK, p.dim);
@@ -282,8 +286,8 @@ GPU_DEVICE void mma_store_sums(const fattn_gpu_args &g, Scratch &s, const mma_su
     }
 }
 
-/* Tiles of queries of the item that a bias hides from all of its keys are left out, from the first
- * on. Ordered items do without: each tile waits for their turns. */
+/* Skips the first tiles of queries of the item that a bias hides from all of its keys. Not for
+ * deterministic runs, in which blocks take turns at every tile. */
 template <class S>
 GPU_DEVICE void mma_skip_hidden(const fattn_gpu_args &g, mma_backward_scratch<S> &s)
 {
@@ -292,14 +296,14 @@ GPU_DEVICE void mma_skip_hidden(const fattn_gpu_args &g, mma_backward_scratch<S>
     const int64_t first = gpu_seen_first(g, job.pairs, job.j0, j1, job.hk * job.group, job.group,
                                          (int64_t)job.first * S::QUERIES,
                                          fattn_min64((int64_t)job.past * S::QUERIES, sq));
-    gpu_sync(); /* everyone has asked */
+    gpu_sync(); /* all threads have read s.job */
     if (gpu_thread_anew() == 0) {
         s.job.first = first < sq ? (int)(first / S::QUERIES) : job.past;
     }
     gpu_sync();
 }
 
-/* The item of s.job. */
+/* Processes the item of s.job, in kernels that are not MMA_LEAN. */
 template <class S>
 GPU_DEVICE void mma_backward_item(const fattn_gpu_args &g, mma_backward_scratch<S> &s)
 {
@@ -321,7 +325,8 @@ GPU_DEVICE void mma_backward_item(const fattn_gpu_args &g, mma_backward_scratch<
     mma_store_sums<S>(g, s, sums);
 }
 
-/* The same in lean kernels; stage: of the first tile, and of that of the next item. */
+/* Visits the queries in MMA_LEAN kernels. stage: of the item's first tile; on return, of the next
+ * item's first tile. */
 template <class S>
 GPU_DEVICE void mma_keys_walk(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int &stage,
                               mma_sums<S> &sums)
@@ -334,9 +339,9 @@ GPU_DEVICE void mma_keys_walk(const fattn_gpu_args &g, mma_backward_scratch<S> &
             tile = first;
             head++;
         }
-        int32_t number = 0; /* as one thread knows it */
+        int32_t number = 0; /* of the next item; in thread 0 */
         mma_wait<0>();
-        gpu_sync(); /* everyone's copies are here, and everyone is through with the other tile */
+        gpu_sync(); /* all threads' copies have landed, and all have read the other tile */
         if (head < heads) {
             mma_copy_queries<S>(g, s, s.job, stage ^ 1, head, tile);
         } else if (gpu_thread_anew() == 0) {
@@ -347,7 +352,7 @@ GPU_DEVICE void mma_keys_walk(const fattn_gpu_args &g, mma_backward_scratch<S> &
     }
 }
 
-/* The items of a plain kernel. */
+/* Processes the items of an MMA_LEAN kernel. */
 template <class S>
 GPU_DEVICE void mma_backward_stream(const fattn_gpu_args &g, mma_backward_scratch<S> &s)
 {
@@ -366,7 +371,7 @@ GPU_DEVICE void mma_backward_stream(const fattn_gpu_args &g, mma_backward_scratc
             mma_next_fetch<S>(g, s, gpu_thread_anew() == 0 ? mma_next_take<S>(g) : 0, stage);
         }
         mma_store_sums<S>(g, s, sums);
-        gpu_sync(); /* everyone is through with it */
+        gpu_sync(); /* all threads have read the item */
     }
 }
 
@@ -385,7 +390,7 @@ template <class S> GPU_DEVICE void mma_backward_all(const fattn_gpu_args &g)
     if (gpu_thread() == 0) {
         s.job.number = gpu_block() - gpu_blocks();
     }
-    do {            /* the number lies where it takes no register */
+    do {            /* the number is in shared memory, to save a register */
         gpu_sync(); /* the item before may still be read */
         if (gpu_thread() == 0) {
             const int64_t number = mma_take<S>(g, s.job.number);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The items of backward on tensor cores, each a tile of keys: in whose turn ordered ones add to dQ,
- * what an item is, and how a block comes from one to the next.
+ * The items of backward on tensor cores, each of which is a tile of keys: the turns in which
+ * deterministic runs add to dQ, the description of an item, and how a block goes from one to the
+ * next.
  */
 #ifndef FATTN_CUDA_MMA_BACKWARD_ITEMS_CUH
 #define FATTN_CUDA_MMA_BACKWARD_ITEMS_CUH
@@ -11,11 +12,12 @@
 
 /* --- Turns ------------------------------------------------------------------------------------
  *
- * Ordered blocks add to the dQ of a tile of queries from the last tile of keys that it sees to the
- * first, each when the one before has. Items are taken from a counter, tiles of keys of a head in
- * that same order: whom a block waits for took its item earlier, so it runs or is through, and
- * waits for nobody later. From the last tile of keys on nobody has to wait in causal runs: blocks
- * come to a tile one after the other anyhow.
+ * In a deterministic run, blocks add to the dQ of a tile of queries in a fixed order: from the last
+ * tile of keys that it attends to to the first, each after the one before. There is no deadlock.
+ * Items are taken from a counter, the tiles of keys of a head in that same order. So a block only
+ * waits for blocks that took their items earlier; these are running or have finished, and they in
+ * turn never wait for a later one. The order starts with the last tile of keys because in causal
+ * runs blocks then reach a tile one after another anyway, and do not wait.
  */
 
 template <class S> GPU_DEVICE bool mma_is_ordered(const fattn_gpu_args &g)
@@ -32,7 +34,8 @@ GPU_DEVICE int32_t *mma_turn_of(const fattn_gpu_args &g, const mma_job &job, int
     return gpu_workspace_of<S::WIDTH>(g).turns + h * g.tiling.q_blocks + tile;
 }
 
-/* How many blocks have added to a tile, by one thread, of ordered runs; believed after a fence. */
+/* How many blocks have added to a tile, in thread 0 of a deterministic run; -1 elsewhere. The load
+ * is relaxed: a fence must follow before dQ is touched. */
 template <class S>
 GPU_DEVICE int32_t mma_turn_peek(const fattn_gpu_args &g, const mma_job &job, int head, int tile)
 {
@@ -43,8 +46,8 @@ GPU_DEVICE int32_t mma_turn_peek(const fattn_gpu_args &g, const mma_job &job, in
     return added;
 }
 
-/* Gives up the turn of the tile before, to which the block has added: all threads have passed a
- * barrier since. One thread does it. */
+/* Passes on the turn of the tile before. All threads have added to it and then passed a barrier.
+ * Called by one thread. */
 GPU_DEVICE void mma_turn_pass(mma_job &job)
 {
     mma_fence();
@@ -54,9 +57,10 @@ GPU_DEVICE void mma_turn_pass(mma_job &job)
     }
 }
 
-/* The same, and waits for the turn of a tile of queries; added: of mma_turn_peek(). Tiles of keys
- * add to it from the last that sees it to the first: the block is due when as many have added as
- * lie behind its own. (The tile's last query, there or not, is what mma_job_set() goes by.) */
+/* Passes on the turn of the tile before, and waits for that of a tile of queries. added: from
+ * mma_turn_peek(). The block's turn has come when as many blocks have added as there are tiles of
+ * keys after its own that the tile attends to. (These are computed for the tile's last query, even
+ * if that does not exist, as in mma_job_set().) */
 template <class S>
 GPU_DEVICE void mma_turn_take(const fattn_gpu_args &g, mma_job &job, int head, int tile,
                               int32_t added)
@@ -79,8 +83,9 @@ GPU_DEVICE void mma_turn_take(const fattn_gpu_args &g, mma_job &job, int head, i
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-/* The key/value head of all batches, and the tile of keys, that item `number` is of. Heads of plain
- * kernels take turns as in forward, first tiles first: under a causal mask these are heavy. */
+/* The key/value head, counted over all sequences, and the tile of keys of item `number`. In
+ * MMA_LEAN kernels the items of heads are interleaved as in forward. First tiles come first, since
+ * they have the most work under a causal mask. */
 template <class S>
 GPU_DEVICE int64_t mma_job_head(const fattn_gpu_args &g, int64_t number, int64_t *block)
 {
@@ -148,7 +153,7 @@ GPU_DEVICE int64_t mma_items(const fattn_gpu_args &g)
     return g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
 }
 
-/* The next item, after `number`. */
+/* The number of the block's next item after `number`. */
 template <class S> GPU_DEVICE int64_t mma_take(const fattn_gpu_args &g, int64_t number)
 {
     return mma_is_ordered<S>(g) ? (int64_t)atomicAdd(gpu_workspace_of<S::WIDTH>(g).taken, 1ull)
@@ -158,12 +163,13 @@ template <class S> GPU_DEVICE int64_t mma_take(const fattn_gpu_args &g, int64_t 
 /* --- From item to item ------------------------------------------------------------------------
  *
  * Lean kernels have as many blocks as there are multiprocessors, which take items from a counter.
- * What an item is was written to the workspace by the kernel before: finding it takes a thread some
- * ten thousand cycles. In the last tile of an item a block learns what the next one is, and as soon
- * as nobody reads keys, values and the other tile of queries any more, begins to copy.
+ * The kernel before them has written the descriptions of the items to the workspace, because
+ * computing one takes a thread some ten thousand cycles. During the last tile of an item, a block
+ * reads the description of its next item. It begins to copy that item's tiles as soon as no thread
+ * reads keys, values and the other tile of queries any more.
  */
 
-/* The number of an item that nobody has begun; each block begins with its own number. */
+/* Takes the number of the next item. The first item of each block is its own number. */
 template <class S> GPU_DEVICE int32_t mma_next_take(const fattn_gpu_args &g)
 {
     return (int32_t)(gpu_blocks() + (int64_t)atomicAdd(gpu_workspace_of<S::WIDTH>(g).taken, 1ull));
@@ -172,10 +178,10 @@ template <class S> GPU_DEVICE int32_t mma_next_take(const fattn_gpu_args &g)
 template <class S> GPU_DEVICE mma_job *mma_jobs(const fattn_gpu_args &g)
 {
     static_assert(sizeof(mma_job) == MMA_JOB_BYTES, "what is set aside for it");
-    return (mma_job *)gpu_workspace_of<S::WIDTH>(g).turns; /* which such a run does not have */
+    return (mma_job *)gpu_workspace_of<S::WIDTH>(g).turns; /* such a run has no turns */
 }
 
-/* Writes down what the items of a run are, each by a thread; nobody has begun any. */
+/* Writes the descriptions of all items, one per thread, and clears the counter. */
 template <class S> GPU_DEVICE void mma_write_jobs(const fattn_gpu_args &g)
 {
     gpu_clear_taken<S::WIDTH>(g);
@@ -185,12 +191,13 @@ template <class S> GPU_DEVICE void mma_write_jobs(const fattn_gpu_args &g)
     mma_job *const jobs = mma_jobs<S>(g);
     const int64_t step = gpu_blocks() * gpu_threads();
     for (int64_t n = gpu_block() * gpu_threads() + gpu_thread(); n < mma_items(g); n += step) {
-        memset(jobs + n, 0, sizeof jobs[n]); /* copied whole, with what such a run leaves open */
+        memset(jobs + n, 0, sizeof jobs[n]); /* it is copied whole, with fields that are not set */
         mma_job_set<S>(g, n, jobs[n]);
     }
 }
 
-/* Begins to copy item s.number to s.next; without tiles where there is none. */
+/* Begins to copy the description of item s.number to s.next. If there is no such item, s.next gets
+ * no tiles. */
 template <class S>
 GPU_DEVICE void mma_next_read(const fattn_gpu_args &g, mma_backward_scratch<S> &s)
 {
@@ -206,8 +213,8 @@ GPU_DEVICE void mma_next_read(const fattn_gpu_args &g, mma_backward_scratch<S> &
     mma_commit();
 }
 
-/* Waits until s.next is here and nobody reads keys and values, and begins to copy what it starts
- * with. */
+/* Waits until s.next has landed and no thread reads keys and values, and begins to copy its keys,
+ * its values and its first tile of queries. */
 template <class S>
 GPU_DEVICE void mma_next_begin(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int stage)
 {
@@ -224,7 +231,7 @@ GPU_DEVICE void mma_next_begin(const fattn_gpu_args &g, mma_backward_scratch<S> 
     }
 }
 
-/* All of this at once, for the first item and after those without tiles. */
+/* All of this in one go, for the first item and after items without tiles. */
 template <class S>
 GPU_DEVICE void mma_next_fetch(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int64_t number,
                                int stage)

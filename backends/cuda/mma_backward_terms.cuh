@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What pairs of a tile of mma_backward.cuh depend on besides dot products: every feature's part.
+ * The features of pairs in tiles of mma_backward.cuh.
  *
- * A thread has four neighbouring keys, because keys lie in tiles in an order that makes them so
- * (mma_key_of), and of the queries two neighbours in each eight: what there is of a query and its
- * four keys in a bias, a mask or a dBias is read or written at once.
+ * A thread has four adjacent keys, because the order of keys in a tile makes them so (mma_key_of),
+ * and two adjacent ones of every eight queries. The elements of a bias, a mask or a dBias for a
+ * query and its four keys are read or written at once.
  *
- * Bias and mask are copied while products are made, into the place of P and dS, which are not there
- * yet, each thread its own: bytes as they are in memory, or, where four of them do not lie together
- * or block masks cut through a tile, floats that are made one by one, with a mark where a pair is
- * not kept.
+ * Bias and mask are staged in shared memory while products run. They use the place of P and dS,
+ * which do not exist yet, and each thread copies its own elements. These are copied as they are in
+ * memory if four of them are adjacent and no block mask hides part of the tile. Otherwise a float
+ * is computed for each pair, with a special value for pairs that are not kept.
  */
 #ifndef FATTN_CUDA_MMA_BACKWARD_TERMS_CUH
 #define FATTN_CUDA_MMA_BACKWARD_TERMS_CUH
@@ -18,29 +18,29 @@
 #include "backends/cuda/mma_sm80.cuh"
 #include "backends/gpu/pairs.cuh"
 
-/* The place of a key of 32 in a tile, and the other way round: place 16 m + 8 h + g is that of rows
- * g and g + 8 of two fragments, which lane group g has. */
+/* The key of 32 that is at a place of a tile. Place 16 m + 8 h + g is row g + 8 h of fragment m,
+ * which lane group g has; its key is 4 g + 2 m + h. */
 GPU_DEVICE int mma_key_of(int place)
 {
     return (place & ~31) + place % 8 * 4 + place / 16 % 2 * 2 + place / 8 % 2;
 }
 
-/* How bias and masks of a tile wait. */
+/* How the bias and masks of a tile are staged. */
 enum {
-    MMA_BIAS_FLOATS = 1, /* four floats a query */
+    MMA_BIAS_FLOATS = 1, /* four floats for each query */
     MMA_BIAS_HALVES = 2, /* four 16-bit elements */
     MMA_MASK_BYTES = 4,
-    MMA_ONE_BY_ONE = 8 /* of floats: they were made of what was found */
+    MMA_ONE_BY_ONE = 8 /* with MMA_BIAS_FLOATS: computed one by one from bias and masks */
 };
 #define MMA_NAN 0x7fc00000u
-#define MMA_NOT_KEPT 0xffffffffu /* another */
+#define MMA_NOT_KEPT 0xffffffffu /* another NaN, which marks a pair that is not kept */
 
-/* Where a thread's pairs are: keys j .. j + 3, and queries i + 8 n, i + 8 n + 1 of head h. */
+/* A thread's pairs: keys j .. j + 3, and queries i + 8 n and i + 8 n + 1 of head h. */
 typedef struct mma_patch {
     int64_t i, j;
     int h;
-    int queries, keys;     /* that exist from i and j on; may be 0 and less */
-    float slope, distance; /* of ALiBi; of query i and key j */
+    int queries, keys;     /* how many exist from i and j on; may be 0 or negative */
+    float slope, distance; /* of ALiBi; the distance of query i and key j */
 } mma_patch;
 
 GPU_DEVICE gpu_query mma_query_at(const mma_patch &at, int r)
@@ -51,10 +51,10 @@ GPU_DEVICE gpu_query mma_query_at(const mma_patch &at, int r)
     return q;
 }
 
-/* Query number n of the thread, from i on. */
+/* The distance of the thread's n-th query from query i. */
 GPU_DEVICE int mma_query_step(int n) { return n / 2 * 8 + n % 2; }
 
-/* The element of the thread's query n and its key k: in row k % 2 of fragment k / 2. */
+/* The element of the thread's n-th query and k-th key: row k % 2 of fragment k / 2. */
 template <int N> GPU_DEVICE float &mma_pair(float x[2][N][4], int n, int k)
 {
     return x[k / 2][n / 2][2 * (k % 2) + n % 2];
@@ -69,7 +69,7 @@ GPU_DEVICE bool mma_by_fours(const void *data, const int64_t stride[4], int size
            (uintptr_t)data % (4 * size) == 0;
 }
 
-/* How they wait in tiles through which no block mask cuts. */
+/* How bias and mask are staged in tiles of which no block mask hides a part. */
 GPU_DEVICE int mma_staging(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
@@ -83,8 +83,8 @@ GPU_DEVICE int mma_staging(const fattn_gpu_args &g)
     return fours && !(mask && floats) ? mode : MMA_BIAS_FLOATS | MMA_ONE_BY_ONE;
 }
 
-/* What waits for the thread's first query, BYTES of it; the other queries follow every THREADS
- * times BYTES. Bytes of masks come behind the bias. */
+/* The address of the staged elements of the thread's first query, BYTES of them. Its other queries
+ * follow at a distance of THREADS * BYTES. Bytes of masks are behind the bias. */
 template <class S, int BYTES> GPU_DEVICE uint32_t mma_waits(const void *room, int mode)
 {
     enum { BIAS = S::KEYS * S::QUERIES * 2 };
@@ -111,7 +111,8 @@ GPU_DEVICE void mma_stage_singly(const fattn_gpu_args &g, const gpu_pairs &t, co
     }
 }
 
-/* Copies the first `SIZE` bytes of four entries of each query's, of which some may not exist. */
+/* Begins to copy four adjacent entries, SIZE bytes, for each of the thread's queries. Entries that
+ * do not exist become zeros. */
 template <class S, int SIZE>
 GPU_DEVICE void mma_stage_fours(const void *data, const int64_t stride[4], const gpu_pairs &t,
                                 const mma_patch &at, const void *room, int mode)
@@ -129,7 +130,7 @@ GPU_DEVICE void mma_stage_fours(const void *data, const int64_t stride[4], const
     }
 }
 
-/* The same of entries that lie anywhere, one by one. */
+/* The same for entries with any strides, copied one by one. */
 template <class S, int SIZE>
 GPU_DEVICE void mma_stage_scattered(const void *data, const int64_t stride[4], const gpu_pairs &t,
                                     const mma_patch &at, const void *room, int mode)
@@ -157,8 +158,8 @@ GPU_DEVICE void mma_stage_scattered(const void *data, const int64_t stride[4], c
     }
 }
 
-/* Begins to fill the room of P and dS. scattered: the four entries of a query are not neighbours,
- * so that kernels for one feature read them one by one. */
+/* Begins to stage bias and masks in the room of P and dS. scattered: the four entries of a query
+ * are not adjacent, so that kernels for one feature copy them one by one. */
 template <class S>
 GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
                           const void *room, int mode, bool scattered)
@@ -184,7 +185,7 @@ GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const gpu_pairs &t, const mma
     }
 }
 
-/* Number k of what waits of a query's bias. */
+/* The bias of a query and its k-th key, from staged words. */
 template <class S, int WORDS> GPU_DEVICE float mma_bias_of(const uint32_t word[WORDS], int k)
 {
     const uint32_t bits = word[k * WORDS / 4];
@@ -192,10 +193,10 @@ template <class S, int WORDS> GPU_DEVICE float mma_bias_of(const uint32_t word[W
                       : gpu_widen((fattn_dtype)S::type::DTYPE, (uint16_t)(bits >> 16 * (k % 2)));
 }
 
-/* Sums with a bias are kept to +-2^126, so that finite ones stay finite in log2 units too; an
- * infinite bias takes the place of its sum, for -inf hides the pair, whatever its score is. All
- * lanes call it. ptxas would read all of the bias first and spill sums for it, also where this is
- * not called; it moves no read across a barrier. */
+/* Clamps scores with a bias to +-2^126, so that finite ones stay finite in log2 units too. An
+ * infinite bias replaces the score, since -inf hides the pair whatever its score is. All lanes must
+ * call it. The __syncwarp() is for ptxas, which moves no load across a barrier: otherwise it would
+ * load all of the bias first, and spill registers for that even where this is not called. */
 template <class S, int WORDS>
 GPU_DEVICE void mma_bound_sums(uint32_t from, float x[2][S::PART_QUERIES / 8][4])
 {
@@ -214,7 +215,7 @@ GPU_DEVICE void mma_bound_sums(uint32_t from, float x[2][S::PART_QUERIES / 8][4]
     }
 }
 
-/* x = factor x + what waits of the bias. */
+/* x = factor x + the staged bias. */
 template <class S, int MODE>
 GPU_DEVICE void mma_add_bias(const void *room, float factor, float x[2][S::PART_QUERIES / 8][4])
 {
@@ -241,8 +242,8 @@ GPU_DEVICE void mma_add_bias(const void *room, float factor, float x[2][S::PART_
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
-/* fattn_score_cap(), with the processor's own exponential and reciprocal. FAR: some scores may be
- * in the part that needs them. */
+/* fattn_score_cap() with the hardware's exponential and reciprocal. FAR: some scores may be so
+ * large that they need these. */
 template <bool FAR> GPU_DEVICE float mma_cap(const fattn_score_rule &rule, float x, float *dscore)
 {
     const float y = x * rule.reciprocal;
@@ -257,7 +258,7 @@ template <bool FAR> GPU_DEVICE float mma_cap(const fattn_score_rule &rule, float
     return x * factor;
 }
 
-/* Caps scores, and multiplies dp by the derivatives of the cap where that is asked for. */
+/* Caps scores and, if times_dscore, multiplies dp by the derivatives of the cap. */
 template <class S, bool FAR>
 GPU_DEVICE void mma_cap_tile(const fattn_score_rule &rule, bool times_dscore,
                              float x[2][S::PART_QUERIES / 8][4],
@@ -291,14 +292,14 @@ GPU_DEVICE void mma_cap_scores(const fattn_score_rule &rule, bool times_dscore,
     }
 }
 
-/* Scores of pairs outside the band are selected away. */
+/* Sets scores of pairs outside the band to -inf. */
 template <class S>
 GPU_DEVICE void mma_keep_band(const fattn_band &band, const mma_patch &at,
                               float x[2][S::PART_QUERIES / 8][4])
 {
     enum { N = S::PART_QUERIES / 8, FAR = 1 << 20 }; /* more than a tile */
     const int64_t limit = INT64_C(1) << 62;
-    /* query i sees key j when j - right <= i + diagonal <= j + left */
+    /* query i attends to key j if j - right <= i + diagonal <= j + left */
     const int64_t aligned = at.j - band.diagonal - at.i;
     const int64_t low = aligned - fattn_min64(band.right, limit);
     const int64_t high = aligned + fattn_min64(band.left, limit);
@@ -354,8 +355,8 @@ GPU_DEVICE void mma_keep_bytes(const void *room, int mode, float x[2][S::PART_QU
     }
 }
 
-/* Adds the bias and applies the mask that wait in the room of P and dS. factor:
- * multiplies the scores before a bias is added; a mask alone does not scale them. */
+/* Adds the bias and applies the mask that are staged in the room of P and dS. factor: multiplies
+ * the scores before the bias is added; without a bias it has no effect. */
 template <class S>
 GPU_DEVICE void mma_apply_staged(const void *room, int mode, float factor,
                                  float x[2][S::PART_QUERIES / 8][4])
@@ -374,7 +375,8 @@ GPU_DEVICE void mma_apply_staged(const void *room, int mode, float factor,
 
 /* --- Dropout ---------------------------------------------------------------------------------- */
 
-/* Which pairs of a thread dropout keeps: bit n % 8 * 4 + k of word n / 8 for query number n. */
+/* Which of a thread's pairs dropout keeps: bit n % 8 * 4 + k of word n / 8 for its n-th query and
+ * k-th key. */
 template <class S> struct mma_kept {
     enum { QUERIES = S::PART_QUERIES / 4, WORDS = (QUERIES + 7) / 8 };
     uint32_t word[WORDS];
@@ -393,9 +395,9 @@ GPU_DEVICE fattn_dropout_rows mma_dropout_rows(const fattn_gpu_args &g, const gp
                                  (uint32_t)(g.problem.head_offset + at.h));
 }
 
-/* Where tiles lie on the generator's patches: a thread needs half of what a call makes, and the
- * thread whose keys are 8 further needs the other half. Each calls the generator for every second
- * key and gives the other its half. */
+/* For tiles aligned to the generator's patches. A thread needs half of the numbers that a call
+ * makes, and the thread whose keys are 8 further needs the other half. Each of the two makes half
+ * of the calls, and they exchange the halves. */
 template <class S>
 GPU_DEVICE void mma_keep_together(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
                                   mma_kept<S> &kept)
@@ -406,7 +408,7 @@ GPU_DEVICE void mma_keep_together(const fattn_gpu_args &g, const gpu_pairs &t, c
     for (int n = 0; n < mma_kept<S>::QUERIES; n++) {
         const fattn_dropout_rows rows = mma_dropout_rows(g, t, at, n);
         uint32_t words[4];
-        if (n / 2 % 2) { /* query n - 2 was 8 further up */
+        if (n / 2 % 2) { /* the call for query n - 2, 8 rows above, has served this one */
             continue;
         }
         fattn_dropout_words(&t.dropout, rows, key, words);
@@ -426,7 +428,7 @@ GPU_DEVICE void mma_keep_together(const fattn_gpu_args &g, const gpu_pairs &t, c
     }
 }
 
-/* Wherever they lie. */
+/* For tiles at any position: one call for each pair. */
 template <class S>
 GPU_DEVICE void mma_keep_singly(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
                                 mma_kept<S> &kept)
@@ -457,10 +459,10 @@ GPU_DEVICE mma_kept<S> mma_keep_pairs(const fattn_gpu_args &g, const gpu_pairs &
 
 /* --- dBias ------------------------------------------------------------------------------------ */
 
-/* How entries of dbias are reached. */
+/* How entries of dbias are written. */
 enum {
     MMA_DBIAS_FOURS = 1, /* four keys at once */
-    MMA_DBIAS_ADDED = 2  /* by others too */
+    MMA_DBIAS_ADDED = 2  /* by atomic additions: several blocks add to them */
 };
 
 /* Whether an axis of dbias is summed over. */
@@ -477,8 +479,8 @@ GPU_DEVICE int mma_dbias_mode(const fattn_gpu_args &g)
     return (fours ? MMA_DBIAS_FOURS : 0) | (mma_dbias_shared(g.problem) ? MMA_DBIAS_ADDED : 0);
 }
 
-/* dS of a query, r from the thread's first on, and its four keys. Entries are 0 before, or what
- * they are to be added to. (Atomic additions lose what is below the normal numbers.) */
+/* Writes or adds dS of a query, r after the thread's first, and its four keys. Before the run,
+ * entries are 0 or the values to accumulate to. (Atomic additions flush subnormal numbers to 0.) */
 GPU_DEVICE void mma_store_dbias(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
                                 int mode, int r, const float ds[4])
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A tile of backward on tensor cores: its shape, the shared memory and how it is filled, P and dS
- * with as many features as a kernel knows, and a warp's part of dQ.
+ * with the features that a kernel has, and a warp's part of dQ.
  */
 #ifndef FATTN_CUDA_MMA_BACKWARD_TILE_CUH
 #define FATTN_CUDA_MMA_BACKWARD_TILE_CUH
@@ -17,8 +17,8 @@
 
 /* --- Shapes and shared memory ----------------------------------------------------------------- */
 
-/* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile, BN keys. FEATURES: those of
- * MMA_OF_PAIRS that a run has, or MMA_ANY. */
+/* T: mma_f16 or mma_bf16. W: channels, padded. N, BN: queries and keys of a tile. FEATURES: those
+ * of MMA_OF_PAIRS that the run has, or MMA_ANY. */
 template <class T, int W, int N, int BN, int WARPS, mma_variant V, uint64_t FEATURES>
 struct mma_backward_shape {
     typedef T type;
@@ -30,42 +30,43 @@ struct mma_backward_shape {
         QUERIES = N,
         KEYS = BN,
         THREADS = 32 * WARPS,
-        TILES = 2,                /* of 16 keys, of S^T, a warp */
+        TILES = 2,                /* tiles of 16 keys that a warp has of S^T and dP^T */
         HIGH = BN / (16 * TILES), /* warps along the keys */
         PART_QUERIES = N / (WARPS / HIGH),
-        SUMS_TILES = 2, /* the same of dV and dK */
+        SUMS_TILES = 2, /* the same for dV and dK */
         SUMS_HIGH = BN / (16 * SUMS_TILES),
         PART_CHANNELS = W / (WARPS / SUMS_HIGH),
-        DQ_TILES = 2, /* and of dQ: 16 queries */
+        DQ_TILES = 2, /* the same for dQ, with tiles of 16 queries */
         DQ_HIGH = N / (16 * DQ_TILES),
         DQ_CHANNELS = W / (WARPS / DQ_HIGH)
     };
 };
 
-/* A tile of the walk along the queries of every head of a group. */
+/* A visited tile of queries, of one head of the group. */
 typedef struct mma_visit {
     int head, tile;
-    int kind; /* MMA_BAND ..; not of lean kernels */
+    int kind; /* MMA_BAND ..; unused in lean kernels */
 } mma_visit;
 
-/* What a block works on: keys j0 .. of a key/value head, and the queries that see them. */
+/* The description of an item: keys j0 .. of a key/value head, and the queries that attend to
+ * them. */
 typedef struct mma_job {
     gpu_pairs pairs;
     int64_t hk, group, j0;
-    int keys;              /* that exist from j0 on; may be more than a tile, or none */
-    int first, past;       /* tiles of queries */
+    int keys;              /* how many exist from j0 on; may be more than a tile, or none */
+    int first, past;       /* tiles of queries first .. past - 1 */
     int full, full_past;   /* those whose pairs are all kept */
     const void *k, *v;     /* key j0 */
     const void *q, *dout;  /* query 0 of the group's first head */
-    int64_t at;            /* the same in lse */
-    int staging, dbias;    /* of mma_backward_terms.cuh */
-    int64_t number, block; /* item, and tile of keys */
-    int32_t *turn;         /* of the tile before, or NULL */
-    int32_t passed;        /* what it is to become */
-    mma_visit step[2];     /* of the walk, but that of lean kernels */
+    int64_t at;            /* its index in lse */
+    int staging, dbias;    /* mma_staging() and mma_dbias_mode() */
+    int64_t number, block; /* number of the item; tile of keys */
+    int32_t *turn;         /* the turn that the block holds, of the tile before; or NULL */
+    int32_t passed;        /* the value to write to it when passing it on */
+    mma_visit step[2];     /* visited tiles by stage; unused in lean kernels */
 } mma_job;
 
-/* Lean kernels know the item that follows before they are through with one. */
+/* Lean kernels read the description of the next item before they have finished one. */
 template <bool PLAIN> struct mma_backward_next {
     mma_job next;
     int64_t number; /* of next */
@@ -76,17 +77,17 @@ template <> struct mma_backward_next<false> {
 template <class S> struct mma_backward_scratch : mma_backward_next<S::VARIANT == MMA_LEAN> {
     alignas(128) uint16_t k[S::KEYS * S::WIDTH], v[S::KEYS * S::WIDTH];
     uint16_t q[2][S::QUERIES * S::WIDTH], dout[2][S::QUERIES * S::WIDTH];
-    uint16_t p[S::KEYS * S::QUERIES], ds[S::KEYS * S::QUERIES]; /* keys by queries */
+    uint16_t p[S::KEYS * S::QUERIES], ds[S::KEYS * S::QUERIES]; /* [key][query] */
     alignas(16) float lse[2][S::QUERIES], delta[2][S::QUERIES];
     mma_job job;
 };
 
-/* dK and dV, a warp's part. */
+/* A warp's part of dK and dV. */
 template <class S> struct mma_sums {
     float dk[S::SUMS_TILES][S::PART_CHANNELS / 8][4], dv[S::SUMS_TILES][S::PART_CHANNELS / 8][4];
 };
 
-/* Copies `live` rows from `from` on, and zeros up to ROWS. */
+/* Begins to copy `live` rows from `from` on, and zeros up to ROWS. */
 template <class S, int ROWS>
 GPU_DEVICE void mma_copy_rows(uint16_t *tile, const uint16_t *from, int64_t stride, int dim,
                               int live)
@@ -102,8 +103,8 @@ GPU_DEVICE void mma_copy_rows(uint16_t *tile, const uint16_t *from, int64_t stri
     }
 }
 
-/* The same of keys, in the order of mma_backward_terms.cuh where OF_KEYS, and of rows that may be
- * `misaligned`: not begin at multiples of 16 bytes. */
+/* The same in a loop that is not unrolled. OF_KEYS: the rows are keys in the order of
+ * mma_backward_terms.cuh. misaligned: they do not begin at multiples of 16 bytes. */
 template <class S, int ROWS, bool OF_KEYS>
 GPU_DEVICE void mma_copy_slowly(uint16_t *tile, const uint16_t *from, int64_t stride, int dim,
                                 int live, bool misaligned)
@@ -123,7 +124,7 @@ GPU_DEVICE void mma_copy_slowly(uint16_t *tile, const uint16_t *from, int64_t st
     }
 }
 
-/* Keys, or values; lean kernels are given none that are misaligned. */
+/* Begins to copy keys or values. Only kernels for every feature get misaligned ones. */
 template <class S>
 GPU_DEVICE void mma_copy_keys(uint16_t *tile, const uint16_t *from, int64_t stride, int dim,
                               int live, bool misaligned)
@@ -136,7 +137,7 @@ GPU_DEVICE void mma_copy_keys(uint16_t *tile, const uint16_t *from, int64_t stri
     }
 }
 
-/* Whether rows of q or dO may begin elsewhere than at multiples of 16 bytes. */
+/* Whether rows of q or of dO are not aligned to 16 bytes. */
 GPU_DEVICE bool mma_is_misaligned(const fattn_gpu_args &g)
 {
     return ~g.chunks & (FATTN_GPU_QUADS_Q | FATTN_GPU_QUADS_DOUT);
@@ -165,8 +166,9 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S
             s.dout[stage], (const uint16_t *)job.dout + i0 * p.dout.seq + head * p.dout.head,
             p.dout.seq, (int)p.dim_v, live, true);
     }
-    /* Rows that do not exist get lse = 0: their q and dO are 0, and so is what comes of them. Where
-     * a score may be anything they get +inf, and no probabilities. */
+    /* In lean kernels, rows that do not exist get lse = 0: their q and dO are 0, and so are their
+     * contributions. With features their scores may have any value, so they get an lse of +inf,
+     * which makes their probabilities 0. */
     const int r = gpu_thread_anew();
     if (r < S::QUERIES) {
         const gpu_workspace saved = gpu_workspace_of<S::WIDTH>(g);
@@ -181,7 +183,7 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S
     mma_commit();
 }
 
-/* Where the warp's part of S^T begins. */
+/* The first key and query of the warp's part of S^T. */
 template <class S> GPU_DEVICE int mma_part_key(void)
 {
     return mma_warp() % S::HIGH * 16 * S::TILES;
@@ -191,7 +193,7 @@ template <class S> GPU_DEVICE int mma_part_query(void)
     return mma_warp() / S::HIGH * S::PART_QUERIES;
 }
 
-/* And that of dV and dK. */
+/* The first key and channel of the warp's part of dV and dK. */
 template <class S> GPU_DEVICE int mma_sums_key(void)
 {
     return mma_warp() % S::SUMS_HIGH * 16 * S::SUMS_TILES;
@@ -201,7 +203,7 @@ template <class S> GPU_DEVICE int mma_sums_channel(void)
     return mma_warp() / S::SUMS_HIGH * S::PART_CHANNELS;
 }
 
-/* Scores of pairs outside the band are selected away. Rows of x are keys. */
+/* Sets scores of pairs outside the band to -inf. Rows of x are keys. */
 template <class S>
 GPU_DEVICE void mma_keep_queries(const mma_job &job, int64_t i0,
                                  float x[S::TILES][S::PART_QUERIES / 8][4])
@@ -214,7 +216,7 @@ GPU_DEVICE void mma_keep_queries(const mma_job &job, int64_t i0,
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
             const int key = mma_part_key<S>() + 16 * m + mma_lane() / 4 + 8 * h;
-            /* query i sees key j when j - right <= i + diagonal <= j + left */
+            /* query i attends to key j if j - right <= i + diagonal <= j + left */
             const int64_t aligned = job.j0 + key - band.diagonal - column;
             const int64_t first = band.right < 0 ? 0 : aligned - fattn_min64(band.right, limit);
             const int64_t last =
@@ -231,7 +233,7 @@ GPU_DEVICE void mma_keep_queries(const mma_job &job, int64_t i0,
     }
 }
 
-/* Of scores in x and dP in dp, P and dS go to shared memory, rounded. */
+/* Computes P and dS from scores in x and dP in dp, and stores them rounded to shared memory. */
 template <class S>
 GPU_DEVICE void mma_differentiate(float unit, mma_backward_scratch<S> &s, int stage,
                                   const float x[2][S::PART_QUERIES / 8][4],
@@ -257,7 +259,7 @@ GPU_DEVICE void mma_differentiate(float unit, mma_backward_scratch<S> &s, int st
     }
 }
 
-/* The warp's part of keys times queries, or of values times dO. */
+/* The warp's part of K Q^T, or of V dO^T. */
 template <class S>
 GPU_DEVICE void mma_tile_dots(const uint16_t *keys, int key, const uint16_t *queries, int query,
                               float x[2][S::PART_QUERIES / 8][4])
@@ -268,13 +270,13 @@ GPU_DEVICE void mma_tile_dots(const uint16_t *keys, int key, const uint16_t *que
 
 /* --- Every feature ---------------------------------------------------------------------------- */
 
-/* What a tile needs of the masks. */
+/* Which masks a tile has to apply. */
 enum {
-    MMA_BAND = 1,  /* the band cuts through */
-    MMA_BLOCKS = 2 /* or block masks do */
+    MMA_BAND = 1,  /* part of it is outside the band */
+    MMA_BLOCKS = 2 /* block masks hide part of it */
 };
 
-/* How bias and masks of such a tile wait. */
+/* How the bias and masks of such a tile are staged. */
 template <class S> GPU_DEVICE int mma_mode(const mma_job &job, int kind)
 {
     if (S::VARIANT != MMA_EVERYTHING) {
@@ -307,7 +309,7 @@ GPU_DEVICE mma_patch mma_patch_of(const fattn_gpu_args &g, const mma_job &job, i
     return at;
 }
 
-/* Rounded, to shared memory. */
+/* Stores x to shared memory, rounded. */
 template <class S> GPU_DEVICE void mma_put_tile(uint16_t *tile, float x[2][S::PART_QUERIES / 8][4])
 {
     enum { N = S::PART_QUERIES / 8 };
@@ -322,7 +324,7 @@ template <class S> GPU_DEVICE void mma_put_tile(uint16_t *tile, float x[2][S::PA
     }
 }
 
-/* x *= factor of pairs that are kept, and 0 of the others: what is no number stays none. */
+/* Multiplies x by `factor` if dropout keeps the pair, or by 0 if not, so that NaN stays NaN. */
 template <class S>
 GPU_DEVICE void mma_drop(const mma_kept<S> &kept, float factor, float x[2][S::PART_QUERIES / 8][4])
 {
@@ -333,7 +335,8 @@ GPU_DEVICE void mma_drop(const mma_kept<S> &kept, float factor, float x[2][S::PA
     }
 }
 
-/* dP - delta. It comes before the scores are worked on, so that delta is read when it is needed. */
+/* dP - delta. This comes before the scores are processed, so that delta does not occupy registers
+ * meanwhile. */
 template <class S>
 GPU_DEVICE void mma_subtract_delta(const float *delta, float dp[2][S::PART_QUERIES / 8][4])
 {
@@ -349,7 +352,7 @@ GPU_DEVICE void mma_subtract_delta(const float *delta, float dp[2][S::PART_QUERI
     }
 }
 
-/* Scores in x become P, and dP - delta in dp becomes dS. lse is in units of log2. */
+/* Turns scores in x into P, and dP - delta in dp into dS. lse is in log2 units. */
 template <class S>
 GPU_DEVICE void mma_exponentiate(float unit, const float *lse, float x[2][S::PART_QUERIES / 8][4],
                                  float dp[2][S::PART_QUERIES / 8][4])
@@ -367,7 +370,7 @@ GPU_DEVICE void mma_exponentiate(float unit, const float *lse, float x[2][S::PAR
     }
 }
 
-/* Z of dP, and the terms of scores that are arithmetic. */
+/* Applies dropout to dP, subtracts delta, and applies softcap and ALiBi to the scores. */
 template <class S>
 GPU_DEVICE void mma_apply_terms(const fattn_gpu_args &g, const mma_patch &at, bool times_dscore,
                                 const gpu_pairs &t, const float *delta, mma_kept<S> &kept,
@@ -387,8 +390,8 @@ GPU_DEVICE void mma_apply_terms(const fattn_gpu_args &g, const mma_patch &at, bo
     }
 }
 
-/* dBias. It wants dS without the derivatives of the cap, which are then made of dot products
- * anew, in x. */
+/* Stores dBias, which needs dS without the derivatives of the softcap. dS is multiplied by these
+ * afterwards; the dot products that they depend on are computed again, in x. */
 template <class S>
 GPU_DEVICE void mma_store_dbias_tile(const fattn_gpu_args &g, const mma_backward_scratch<S> &s,
                                      int stage, const mma_patch &at,
@@ -413,9 +416,9 @@ GPU_DEVICE void mma_store_dbias_tile(const fattn_gpu_args &g, const mma_backward
     }
 }
 
-/* mma_differentiate() with every feature, term by term, so that each branches once; patch(): where
- * the thread's pairs are, made where it is needed. Of dropout P takes 0 or 1, so that it stays a
- * number that f16 has, and dV is multiplied by Z in the end. */
+/* mma_differentiate() with every feature. It is term by term, so that each term branches only once.
+ * patch(): computes the positions of the thread's pairs where they are needed. Dropout multiplies P
+ * by 0 or 1, so that P stays in the range of f16; dV is multiplied by Z at the end. */
 template <class S, class Patch>
 GPU_DEVICE void mma_differentiate_fully(const fattn_gpu_args &g, mma_backward_scratch<S> &s,
                                         int stage, const Patch &patch, int kind,
@@ -427,7 +430,7 @@ GPU_DEVICE void mma_differentiate_fully(const fattn_gpu_args &g, mma_backward_sc
     const bool dropout = mma_has<S>(g, FATTN_DROPOUT);
     const bool dbias = S::VARIANT == MMA_EVERYTHING && g.problem.outputs & FATTN_OUT_DBIAS;
     mma_kept<S> kept = {};
-    const bool scales = S::KNOWN == FATTN_BIAS; /* with the addition */
+    const bool scales = S::KNOWN == FATTN_BIAS; /* the scale is fused with adding the bias */
     if (!scales && g.rule.terms & FATTN_SCORE_SCALE) {
         mma_scale_tile<S>(g.rule.scale, x);
     }
@@ -444,7 +447,7 @@ GPU_DEVICE void mma_differentiate_fully(const fattn_gpu_args &g, mma_backward_sc
     }
     mma_exponentiate<S>(g.rule.unit, s.lse[stage] + query, x, dp);
     if (mode) {
-        gpu_sync(); /* what waited in the room of P and dS is needed no more */
+        gpu_sync(); /* all threads have read the terms staged in the room of P and dS */
     }
     if (dropout) {
         mma_drop<S>(kept, 1, x);
@@ -458,15 +461,15 @@ GPU_DEVICE void mma_differentiate_fully(const fattn_gpu_args &g, mma_backward_sc
 
 /* --- dQ --------------------------------------------------------------------------------------- */
 
-/* A warp's part of dS K, on its way to dQ in the workspace. */
+/* A warp's part of dS K, and where it is added to dQ in the workspace. */
 template <class S> struct mma_dq_part {
     enum { COUNT = S::DQ_TILES * S::DQ_CHANNELS / 4 }; /* pairs of elements */
     float y[S::DQ_TILES][S::DQ_CHANNELS / 8][4];
     float *to; /* the thread's first element */
-    int live;  /* rows from there on that exist */
+    int live;  /* how many rows exist from there on */
 };
 
-/* It goes to row i of the tile, and to that channel. */
+/* Sets where the part is added: row i of the tile, and that channel. */
 template <class S>
 GPU_DEVICE void mma_dq_place(const fattn_gpu_args &g, const mma_job &job, int head, int64_t i0,
                              int i, int channel, mma_dq_part<S> &part)
@@ -488,7 +491,7 @@ GPU_DEVICE void mma_dq_make(const fattn_gpu_args &g, const mma_backward_scratch<
     mma_dq_place<S>(g, s.job, head, i0, i, channel, part);
 }
 
-/* Adds the pairs of slot `slot` of `slots`. */
+/* Adds share `slot` of `slots` of the part's pairs of elements to dQ. */
 template <class S> GPU_DEVICE void mma_dq_add(const mma_dq_part<S> &part, int slot, int slots)
 {
     enum { COUNT = mma_dq_part<S>::COUNT, ROW = S::DQ_CHANNELS / 8 };

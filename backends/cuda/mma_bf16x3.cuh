@@ -2,33 +2,34 @@
 /*
  * f32 on the tensor cores of mma_sm80.cuh: an element is the sum of three bf16 numbers, its planes,
  *
- *     x = x0 + x1 + x2      x0 = x to the nearest, x1 = x - x0 to the nearest, x2 what is left
+ *     x = x0 + x1 + x2      x0 = x rounded, x1 = x - x0 rounded, x2 = the rest
  *
- * which is exact (24 bits are in 8 + 8 + 8) and keeps the range of f32. A product of two is six
- * products of bf16, the smallest first; what is left out is below 2^-23 |x y|:
+ * which is exact (24 bits are in 8 + 8 + 8) and keeps the range of f32. A product of two elements
+ * is six products of bf16, the smallest first; the terms left out are below 2^-23 |x y|:
  *
  *     x y = x2 y0 + x0 y2 + x1 y1 + x1 y0 + x0 y1 + x0 y0
  *
  * (Three products of TF32, x = hi + lo, take the same time, lose a bit of x, need 8 bytes for it
- * instead of 6, and have no ldmatrix that transposes.) Tensor cores cut off what does not fit when
- * they add, always towards zero, which in a long sum adds up: here sixteen terms are summed there,
- * from 0, and sums join others by additions that round. docs/NUMERICS.md has the analysis.
+ * instead of 6, and have no transposing ldmatrix.) Tensor cores truncate their sums towards zero,
+ * an error that grows with the length of a sum. So they sum only sixteen terms here, starting from
+ * 0, and these sums are added by additions that round. docs/NUMERICS.md has the analysis.
  *
- * What bf16 cannot hold in three parts (infinities, NaN, bits below 2^-133, and what rounds to
- * infinity) leaves something in the lower half of the last part, which is 0 otherwise. Tiles that
- * have such an element are computed by plain multiply-adds of the floats themselves.
+ * Some values cannot be split into three bf16 numbers: infinities, NaN, values with bits below
+ * 2^-133, and values that round to infinity. For these the lower half of the last part is not 0, as
+ * it is otherwise. They are called inexact. Tiles that have such an element are computed by plain
+ * multiply-adds of the floats themselves.
  */
 #ifndef FATTN_CUDA_MMA_BF16X3_CUH
 #define FATTN_CUDA_MMA_BF16X3_CUH
 
 #include "backends/cuda/mma_sm80.cuh"
 
-/* A score's weight rounds a difference, as fattn_softmax_weight() does. */
+/* weight() rounds the difference x - base, as fattn_softmax_weight() does. */
 struct mma_f32 : mma_bf16 {
     typedef float element;
     enum { PLANES = 3 };
     GPU_DEVICE float weight(float x, float unit, float base) { return mma_exp2((x - base) * unit); }
-    /* c = A B, the first of a sum. */
+    /* c = A B, the first product of a sum. */
     GPU_DEVICE void begin(float c[4], const uint32_t a[4], const uint32_t b[2])
     {
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -38,8 +39,8 @@ struct mma_f32 : mma_bf16 {
     }
 };
 
-/* Two floats, lo first, become a pair of each plane. The lower half of what is returned is 0 when
- * nothing is lost. */
+/* Splits two floats, lo first, into a pair for each plane. The lower half of the result is 0 if the
+ * split is exact. */
 GPU_DEVICE uint32_t mma_bf16x3(float lo, float hi, uint32_t pair[3])
 {
     pair[0] = mma_bf16::pack(lo, hi);
@@ -75,8 +76,8 @@ GPU_DEVICE mma_eight mma_fetch_eight(const float *from, int live)
     return e;
 }
 
-/* Puts them at `to` in each plane of a tile, planes that many bytes apart. Returns as mma_bf16x3()
- * does. */
+/* Splits them and stores them at `to` in each plane of a tile; planes are plane_bytes apart. The
+ * result is as that of mma_bf16x3(). */
 GPU_DEVICE uint32_t mma_put_eight(uint32_t to, int plane_bytes, const mma_eight &e)
 {
     uint32_t pair[4][3], lost = 0;
@@ -94,12 +95,12 @@ GPU_DEVICE uint32_t mma_put_eight(uint32_t to, int plane_bytes, const mma_eight 
     return lost;
 }
 
-/* A thread's part of so many rows of WIDTH channels: chunk c of rows r, r + STEP ... */
+/* A thread's part of ROWS rows of WIDTH channels: chunk c of rows r, r + STEP, ... */
 template <int THREADS, int WIDTH, int ROWS> struct mma_bf16x3_part {
     enum { CHUNKS = WIDTH / 8, STEP = THREADS / CHUNKS, COUNT = ROWS / STEP };
     mma_eight eight[COUNT];
 
-    /* Reads it: `live` rows exist from `tile` on, of `dim` channels. */
+    /* Loads it to registers. From `tile` on, `live` rows of `dim` channels exist. */
     __device__ __forceinline__ void fetch(const float *tile, int64_t stride, int64_t dim, int live)
     {
         const int c = gpu_thread_anew() % CHUNKS, r0 = gpu_thread_anew() / CHUNKS;
@@ -118,7 +119,7 @@ template <int THREADS, int WIDTH, int ROWS> struct mma_bf16x3_part {
         }
     }
 
-    /* Puts chunks, split, where place(r, c) says. Whether something is lost. */
+    /* Splits the chunks and stores them where place(r, c) says. Returns whether any is inexact. */
     template <class Place> __device__ __forceinline__ bool put(const Place &place) const
     {
         const int c = gpu_thread_anew() % CHUNKS, r0 = gpu_thread_anew() / CHUNKS;
@@ -132,8 +133,8 @@ template <int THREADS, int WIDTH, int ROWS> struct mma_bf16x3_part {
 };
 
 /*
- * A B for 16 * M rows of A and 16 columns of B along 16 terms, fragments of planes. Where M is 1,
- * in two parts, so that there are enough products that do not wait for one another.
+ * A B for 16 * M rows of A and 16 columns of B, summed over 16 terms. A and B are fragments of the
+ * three planes. If M is 1 the sum has two parts, so that enough products are independent.
  */
 template <int M> struct mma_bf16x3_sum {
     enum { PARTS = 2 / M };
@@ -164,7 +165,7 @@ GPU_DEVICE void mma_bf16x3_products(const uint32_t a[M][3][4], const uint32_t b[
     }
 }
 
-/* Adds it to columns 16 n .. of y. */
+/* Adds the sum to columns 16 n .. of y. */
 template <int M, int N>
 GPU_DEVICE void mma_bf16x3_join(const mma_bf16x3_sum<M> &sum, int n, float y[M][2 * N][4])
 {
@@ -179,7 +180,7 @@ GPU_DEVICE void mma_bf16x3_join(const mma_bf16x3_sum<M> &sum, int n, float y[M][
     }
 }
 
-/* Fragments of every plane; planes `bytes` apart. */
+/* Loads fragments of every plane; planes are `bytes` apart. */
 GPU_DEVICE void mma_bf16x3_load(uint32_t x[3][4], uint32_t at, int bytes)
 {
     GPU_UNROLL
@@ -196,9 +197,9 @@ GPU_DEVICE void mma_bf16x3_load_transposed(uint32_t x[3][4], uint32_t at, int by
     }
 }
 
-/* mma_dots() of planes; a_bytes, b_bytes: from plane to plane. Fragments are loaded one product
- * ahead. More than two steps are not unrolled: the compiler would put off additions, and keep what
- * is to be added in registers. */
+/* mma_dots() of planes; a_bytes, b_bytes: the distance of planes. Fragments are loaded one product
+ * ahead. At most two steps are unrolled: otherwise the compiler would delay additions and keep the
+ * summands in registers. */
 template <int PITCH, int M, int N, int STEPS, int NEXT = 16>
 GPU_DEVICE void mma_bf16x3_dots(uint32_t a_at, int a_bytes, uint32_t b_at, int b_bytes,
                                 float x[M][2 * N][4])
@@ -215,7 +216,7 @@ GPU_DEVICE void mma_bf16x3_dots(uint32_t a_at, int a_bytes, uint32_t b_at, int b
         GPU_UNROLL
         for (int i = 0; i < N * MORE; i++) {
             const int n = i % N, s = i / N;
-            const int ahead = (step + s + (n + 1 == N)) % STEPS; /* at the end: for nobody */
+            const int ahead = (step + s + (n + 1 == N)) % STEPS; /* at the end: not used */
             const uint32_t aside = ahead % 4 << 5, across = 128 * (ahead / 4);
             mma_bf16x3_load(b[(i + 1) % 2],
                             mma_step<PITCH, NEXT>((b_at ^ aside) + across, (n + 1) % N, 0),
@@ -297,8 +298,8 @@ GPU_DEVICE void mma_bf16x3_times(uint32_t a_at, int a_bytes, uint32_t b_at, int 
 
 /* --- By plain multiply-adds, in the same places ----------------------------------------------- */
 
-/* x[m][.] += A B^T for the thread's rows of A, or NULL for one that is left as it is, and of the
- * `live` rows from b on those that column(e) says for e < 4 * N. */
+/* x[m][.] += A B^T for the thread's rows of A and rows column(e) of B, e < 4 * N, of which the
+ * first `live` from b on exist. row: the rows of A; NULL leaves a row of x as it is. */
 template <int M, int N, class Column>
 GPU_DEVICE void mma_plain_dots(const float *const row[M][2], const float *b, int64_t stride,
                                int live, int64_t dim, const Column &column, float x[M][2 * N][4])
@@ -323,8 +324,9 @@ GPU_DEVICE void mma_plain_dots(const float *const row[M][2], const float *b, int
     }
 }
 
-/* y[m][.] += A B. Element (r, t) of A lies at a[r * down + t * along], a being the thread's first
- * row; b: the row of the first term, at the thread's first channel, of `channels` from there on. */
+/* y[m][.] += A B. Element (r, t) of A is a[r * down + t * along], where a is the thread's first
+ * row. b: the row of the first term at the thread's first channel; `channels` exist from there
+ * on. */
 template <int M, int N>
 GPU_DEVICE void mma_plain_times(const float *a, int down, int along, int terms, const float *b,
                                 int64_t stride, int channels, float y[M][2 * N][4])

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Forward of few rows on tensor cores, for 16-bit types: decoding. Every key is read once and
- * multiplied by 16 rows at most, so what counts is how many bytes are on their way from memory.
+ * multiplied by at most 16 rows, so the number of bytes in flight from memory decides the speed.
  *
- * A block takes the rows of one key/value head, the queries of all its query heads, along a part of
- * its keys (an item of the schedule). Its warps share the queries alone: warp w takes tiles w,
- * w + WARPS, ... of the part, which it copies by itself into a ring of its own. When the part is
- * over, what the warps have summed is merged, in order of the warps.
+ * A block takes an item of the schedule: the rows of one key/value head, that is, the queries of
+ * all its query heads, and a part of its keys. Its warps share only the queries. Warp w takes tiles
+ * w, w + WARPS, ... of the part, and copies them to a ring buffer of its own. At the end of the
+ * part, the warps' sums are merged, in order of the warps.
  */
 #ifndef FATTN_CUDA_MMA_DECODE_CUH
 #define FATTN_CUDA_MMA_DECODE_CUH
@@ -14,13 +14,14 @@
 #include "backends/cuda/mma_forward.cuh"
 
 /* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. BN: keys of a tile. N: warps. STAGES:
- * tiles in a warp's ring. FEATURES: 0 or MMA_ANY. BLOCKS: that a multiprocessor has.
+ * tiles in a warp's ring. FEATURES: 0 or MMA_ANY. BLOCKS: how many a multiprocessor holds.
  *
- * A round is a tile for each warp. Memory is read fastest if the bytes in flight lie close together
- * and are not more than it can serve. So in parts of more than FREE_ROUNDS rounds warps go in step,
- * with one tile in flight while another is used. The whole ring is kept in flight in short parts
- * if a multiprocessor has one block, because few blocks are left at the end; and in all parts if
- * one tile of each warp is less than memory can serve, 64 KiB a multiprocessor. */
+ * A round is a tile for each warp. Memory is read fastest if the bytes in flight are close together
+ * and no more than it can serve. So in parts of more than FREE_ROUNDS rounds, a barrier keeps the
+ * warps in the same round, each with one tile in flight while it uses another. The whole ring is
+ * kept in flight in two cases: in shorter parts, if a multiprocessor has one block, because few
+ * blocks are left at the end; and in all parts, if one tile of each warp is less than memory can
+ * serve, which is 64 KiB per multiprocessor. */
 template <class T, int W, int BN, int N, int STAGES, uint64_t FEATURES, int BLOCKS>
 struct mma_decode_shape {
     typedef T type;
@@ -46,8 +47,8 @@ struct mma_decode_shape {
     };
 };
 
-/* What a warp has summed, in shared memory where its first keys were. Rows of o are shifted by 8
- * words against each other, so that the quads of a warp write to different banks. */
+/* A warp's sums, in shared memory where its first keys were. Rows of o are padded by 8 words, so
+ * that the quads of a warp write to different banks. */
 template <class S> struct mma_warp_part {
     float o[S::ROWS][S::WIDTH + 8];
     fattn_softmax state[S::ROWS];
@@ -61,16 +62,16 @@ template <class S> GPU_DEVICE mma_warp_part<S> &mma_part_by(mma_scratch<S> &s, i
 
 /* --- Copies ----------------------------------------------------------------------------------- */
 
-/* How a lane copies: chunk `chunk` of rows `row`, `row` + STEP, ... of a tile. Where rows of pages
- * lie it learns from the lanes that looked them up a tile ahead: lane n finds key n % KEYS. */
+/* How a lane copies: chunk `chunk` of rows `row`, `row` + STEP, ... of a tile. With pages, lanes
+ * look up the addresses of rows one tile ahead, lane n that of key n % KEYS, and exchange them. */
 template <class S> struct mma_reader {
     enum { CHUNKS = S::WIDTH / 8, STEP = GPU_WAVE / CHUNKS };
-    const uint16_t *k, *v; /* of the lane's key in pages, or of the lane's chunk in row `row` */
+    const uint16_t *k, *v; /* the lane's key, with pages; else the lane's chunk of row `row` */
     int chunk, row, bytes_k, bytes_v;
-    uint64_t once; /* how L2 treats keys and values */
+    uint64_t once; /* the L2 policy of keys and values */
 };
 
-/* Finds the lane's key of tile `block` in pages. */
+/* Looks up the address of the lane's key of tile `block` in its page. */
 template <class S>
 GPU_DEVICE void mma_look_up(const fattn_gpu_args &g, const mma_item &w, mma_reader<S> &at,
                             int block)
@@ -87,7 +88,7 @@ GPU_DEVICE void mma_look_up(const fattn_gpu_args &g, const mma_item &w, mma_read
     at.v = (const uint16_t *)g.buffers.v + entry * p.v.batch + row * p.v.seq + w.hk * p.v.head;
 }
 
-/* Of the warp whose first tile is `block`. */
+/* Sets up the lane's copies; `block` is the warp's first tile. */
 template <class S>
 GPU_DEVICE mma_reader<S> mma_reader_of(const fattn_gpu_args &g, const mma_item &w, int block)
 {
@@ -109,14 +110,14 @@ GPU_DEVICE mma_reader<S> mma_reader_of(const fattn_gpu_args &g, const mma_item &
     return at;
 }
 
-/* The pointer p of lane `lane` of the warp. */
+/* p of lane `lane` of the warp. */
 GPU_DEVICE const uint16_t *mma_pointer_of(const uint16_t *p, int lane)
 {
     return (const uint16_t *)__shfl_sync(0xffffffffu, (unsigned long long)p, lane);
 }
 
-/* Begins to copy tile `block`, if the part has it, to a place of the ring, with zeros for keys that
- * do not exist, and looks up the warp's next. */
+/* Begins to copy tile `block`, if the part has it, to stage `place` of the ring. Keys that do not
+ * exist become zeros. With pages, it then looks up the warp's next tile. */
 template <class S>
 GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_scratch<S> &s,
                               mma_reader<S> &at, int place, int block)
@@ -154,8 +155,9 @@ GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_sc
     }
 }
 
-/* Asks L2 for the keys and values that the warp begins with, while what the stream holds before may
- * still be at work: who writes them later writes them there. Where they lie has to be known. */
+/* Prefetches the warp's first keys and values to L2, while earlier work in the stream may still be
+ * running. That is safe: a later write to them updates L2. Their addresses must not depend on that
+ * work. */
 template <class S>
 GPU_DEVICE void mma_prefetch_tiles(const fattn_gpu_args &g, const mma_item &w, int first)
 {
@@ -177,13 +179,13 @@ GPU_DEVICE void mma_prefetch_tiles(const fattn_gpu_args &g, const mma_item &w, i
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* Whether rows may see less than all keys. */
+/* Whether rows may attend to fewer than all keys of the sequence. */
 template <class S> GPU_DEVICE bool mma_sees_band(const fattn_problem &p)
 {
     return !mma_is_lean(S::VARIANT) || p.window_left >= 0 || p.window_right >= 0;
 }
 
-/* The parts of what the item's rows see. */
+/* The parts of the keys that the item's rows attend to. */
 template <class S>
 GPU_DEVICE fattn_parts mma_decode_parts(const fattn_gpu_args &g, const mma_item &w)
 {
@@ -192,8 +194,8 @@ GPU_DEVICE fattn_parts mma_decode_parts(const fattn_gpu_args &g, const mma_item 
                : fattn_schedule_parts(&g.tiling, 0, (w.keys + (S::KEYS - 1u)) / S::KEYS);
 }
 
-/* mma_item_set() for the one block of rows that a head has here. Where all see every key it begins
- * with what copies need, and ends soon: they wait for it. */
+/* mma_item_set() for decoding, where a head has one block of rows. If all rows attend to every key,
+ * it takes a short path, because the copies wait for it. */
 template <class S>
 GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma_item &w)
 {
@@ -244,7 +246,7 @@ GPU_DEVICE void mma_read_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
     }
 }
 
-/* The item, for those who look for it later, and what features need of its rows. */
+/* Stores the item to shared memory, and sets up the terms of its rows. */
 template <class S>
 GPU_DEVICE void mma_name_queries(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w)
 {
@@ -282,16 +284,16 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         mma_commit();
     }
     mma_name_queries(g, s, w);
-    if (counts) { /* while keys are on their way */
+    if (counts) { /* while keys are in flight */
         const fattn_parts parts = mma_decode_parts<S>(g, w);
         s.item.parts = (int)fattn_parts_count(&parts);
         gpu_count_begin(g, gpu_counter_of(g, w.pairs.b, w.hk), word, g.tiling.splits);
     }
     mma_rows_empty(rows);
     mma_wait<S::DEPTH - 2>();
-    gpu_sync(); /* the queries are here, and who they are */
+    gpu_sync(); /* the queries have landed, and the item is visible */
     const bool in_step = (w.past - w.block) / S::WARPS > S::FREE_ROUNDS;
-    const int most = in_step ? 2 : S::DEPTH; /* of the ring in use */
+    const int most = in_step ? 2 : S::DEPTH; /* stages of the ring in use */
     int next = first + (S::DEPTH - 1) * S::WARPS, to = S::DEPTH - 1;
     for (int top = w.block, stage = 0; top < w.past; top += S::WARPS) {
         const int block = top + warp, j0 = block * S::KEYS, place = ring + stage;
@@ -304,7 +306,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         if (in_step) {
             gpu_sync();
         }
-        __syncwarp(); /* every lane's copies are here, and every lane is through with the last */
+        __syncwarp(); /* all lanes' copies have landed, and all have read the tile before */
         if (next < block + most * S::WARPS) {
             mma_read_tile<S>(g, w, s, at, ring + to, next);
             mma_commit();
@@ -339,14 +341,14 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     }
 }
 
-/* Leaves what the warp has summed for the others. */
+/* Writes the warp's sums to shared memory for the merge. */
 template <class S>
 GPU_DEVICE void mma_leave_part(const fattn_gpu_args &g, mma_scratch<S> &s, int live,
                                mma_rows<S> &rows)
 {
     const int lane = gpu_thread() % GPU_WAVE;
     mma_warp_part<S> &part = mma_part_by(s, gpu_thread() / GPU_WAVE);
-    __syncwarp(); /* every lane is through with keys */
+    __syncwarp(); /* all lanes have read the keys */
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int r = lane / 4 + 8 * h;
@@ -371,8 +373,8 @@ GPU_DEVICE void mma_leave_part(const fattn_gpu_args &g, mma_scratch<S> &s, int l
     }
 }
 
-/* The state of row r of all warps, and what the sums of each are to be multiplied by. Parts are
- * added in order of the warps. */
+/* The state of row r over all warps, and the factor of each warp's sums. Warps are added in
+ * order. */
 template <class S>
 GPU_DEVICE fattn_softmax mma_merge_warps(const fattn_gpu_args &g, mma_scratch<S> &s, int r,
                                          float factor[S::WARPS])
@@ -393,7 +395,7 @@ GPU_DEVICE fattn_softmax mma_merge_warps(const fattn_gpu_args &g, mma_scratch<S>
     return all;
 }
 
-/* Row r, query q, in o and lse, or in a part. */
+/* Writes row r, which is query q, to o and lse or to a part. */
 template <class S>
 GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_query q, int64_t item,
                               int r)
@@ -435,8 +437,8 @@ GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
     }
 }
 
-/* Rows in o and lse, or their parts in the workspace, which the block that is last to leave one
- * merges. */
+/* Writes the rows to o and lse, or their parts to the workspace. The block that finishes last
+ * merges the parts. */
 template <class S>
 GPU_DEVICE void mma_decode_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows,
                                int64_t item)

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward by plain multiply-adds with every feature, as simt_forward.cuh, for head dimensions to
- * 128 and blocks that may have 99 KiB of shared memory. With them a thread owns 8 x 8 elements: for
- * 64 multiply-adds it reads 16 numbers, in four instructions, and reads a line ahead.
+ * Forward by plain multiply-adds with every feature, like simt_forward.cuh, for head dimensions up
+ * to 128 and blocks with up to 99 KiB of shared memory. That allows 8 x 8 elements per thread: for
+ * 64 multiply-adds it reads 16 numbers, by four instructions, and it reads a line ahead.
  *
  *     x[row][key]     += queries[channel][row] keys[channel][key]         all lines of a step
  *     y[row][channel] += weights[key][row] values[key][channel]           the same code
  *
- * Queries lie in shared memory for as long as an item lasts, weights for a tile of keys. Keys and
- * values pass through it in steps of LINES lines, one used and one on its way; the last step of a
- * tile asks for the first of the next. Copies transpose keys, from rows to lines: 4 bytes
- * each, where values are copied by 16. Sums over a tile of keys begin at zero, so that rounding
- * errors grow with the number of tiles and not with that of keys.
+ * Shared memory holds the queries during an item, and the weights during a tile of keys. Keys and
+ * values pass through it in steps of LINES lines, which are double-buffered; during the last step
+ * of a tile the first of the next is copied. Copies transpose keys from rows to lines, 4 bytes at a
+ * time; values are copied 16 bytes at a time. Sums over a tile of keys begin at zero, so that
+ * rounding errors grow with the number of tiles and not with that of keys.
  *
- * A row's threads are lanes of one wave: it reads the weights that it wrote, and the softmax needs
- * no barrier.
+ * The threads of a row are in one warp. It reads the weights that it wrote itself, and the softmax
+ * needs no barrier.
  */
 #ifndef FATTN_SIMT_WIDE_CUH
 #define FATTN_SIMT_WIDE_CUH
@@ -29,7 +29,7 @@ template <int channels, int rows, int keys, int lines> struct wide_shape {
         ROWS = rows,
         KEYS = keys, /* = CHANNELS, so that both products are alike */
         LINES = lines,
-        TX = keys / 8,       /* threads of a row */
+        TX = keys / 8,       /* threads that share a row */
         LINE = channels + 4, /* floats of a line of a step */
         VALUE_STEPS = keys / lines
     };
@@ -38,26 +38,26 @@ template <int channels, int rows, int keys, int lines> struct wide_shape {
 
 /* The keys of an item, and its tiles of them. */
 typedef struct wide_keys {
-    int64_t past;       /* of the keys that any row sees */
-    int64_t k_at, v_at; /* where key 0 lies, without pages */
+    int64_t past;       /* the end of the keys that any row attends to */
+    int64_t k_at, v_at; /* the elements of key 0, unless keys are paged */
     int block, block_past;
-    int full, full_past;  /* those whose pairs the band keeps, all of them */
+    int full, full_past;  /* tiles whose pairs are all inside the band */
     int count;            /* keys that exist */
-    int whole_k, whole_v; /* tiles that have all of theirs; -1: rows that cannot be copied */
+    int whole_k, whole_v; /* how many tiles have all of their keys; -1: cp.async cannot copy them */
 } wide_keys;
 
 template <class S> struct wide_scratch {
     alignas(16) float query_lines[WIDE_LINES(S::CHANNELS, S::ROWS)]; /* [channel][row] */
     alignas(16) float weights[WIDE_LINES(S::KEYS, S::ROWS)];         /* [key][row] */
-    alignas(16) float step[2][S::LINES * S::LINE]; /* one is used, one is on its way */
+    alignas(16) float step[2][S::LINES * S::LINE];                   /* double-buffered */
     gpu_query query[S::ROWS];
     gpu_forward_job job;
     wide_keys keys;
 };
 
-/* What a thread knows of its rows. */
+/* A thread's rows. */
 template <class S> struct wide_rows {
-    fattn_softmax state[8]; /* l: of the thread's own columns */
+    fattn_softmax state[8]; /* l: over the thread's own columns */
     float o[8][8];
 };
 
@@ -86,8 +86,8 @@ template <class S> GPU_DEVICE int wide_own_key(void)
     return (int)(thread / 32 * (S::KEYS / 4) + thread / 8 % 4);
 }
 
-/* Where a line of rows has a row. Fours of lines are apart by 4 floats more than they are long, so
- * that threads that write the lines of their columns meet few of one another's banks. */
+/* The place of a row in a line of rows. Every four lines are followed by 4 floats of padding, so
+ * that threads that write the lines of their columns have few bank conflicts. */
 template <class S> GPU_DEVICE constexpr int wide_place(int line, int row)
 {
     return line * S::ROWS + line / 4 * 4 + row;
@@ -101,25 +101,25 @@ GPU_DEVICE void wide_take(const float *from, float *x)
 
 /* --- Steps ------------------------------------------------------------------------------------ */
 
-/* Steps follow one another over all tiles of an item: channels of keys, then values. While one is
- * used, the next is on its way. All of this stays in registers. */
+/* The pipeline of steps over all tiles of an item: for each tile channels of keys, then values.
+ * While one step is used, the next is copied. All of this stays in registers. */
 typedef struct wide_walk {
-    int key_steps; /* of a tile */
-    int past;      /* the last tile */
+    int key_steps; /* steps of keys in a tile */
+    int past;      /* the end of the tiles */
     int whole_k;   /* as in wide_keys */
     int whole_v;
-    int step;            /* number of the next to be asked for, in its tile */
-    int tile;            /* that tile */
-    int next;            /* the one after it, or none: past the last */
-    int stage;           /* where it goes; the one in use is at the other place */
-    int row, column;     /* of the thread's elements, the first of each */
-    const float *k;      /* what the thread copies first: of keys, a channel and every fourth */
-    const float *v;      /* of values, four channels */
-    uint32_t to_k, to_v; /* and to where in a step */
+    int step;            /* the next step to copy, in its tile */
+    int tile;            /* its tile */
+    int next;            /* the tile after that, or `past` */
+    int stage;           /* the buffer that it goes to; the other one is in use */
+    int row, column;     /* the thread's first row and column */
+    const float *k;      /* the thread's first source: a channel of every fourth key */
+    const float *v;      /* and four channels of values */
+    uint32_t to_k, to_v; /* their addresses in a step */
 } wide_walk;
 
-/* A step of rows that are not floats that follow one another, or not aligned: at once. The first
- * key stands in for those that do not exist. */
+/* Copies a step of rows that cp.async cannot copy: they are paged, unaligned or not floats. It is
+ * synchronous. The first key of the tile is copied in place of keys that do not exist. */
 template <class S>
 GPU_DEVICE void wide_fetch_slowly(const fattn_gpu_args &g, const wide_scratch<S> &s, int tile,
                                   int first, bool is_key, float *lines)
@@ -157,9 +157,9 @@ GPU_DEVICE void wide_fetch_slowly(const fattn_gpu_args &g, const wide_scratch<S>
     }
 }
 
-/* Channels c0 .. of the keys of a tile, a line a channel; zeros past the last. A wave copies eight
- * channels of four keys at a time, which meets no bank twice. In a tile that is not WHOLE the last
- * key of `live` stands in for those that do not exist. */
+/* Begins to copy channels c0 .. of the keys of a tile, one line per channel, with zeros past the
+ * last channel. A warp copies eight channels of four keys at a time, without bank conflicts. Unless
+ * the tile is WHOLE, the last of its `live` keys is copied in place of keys that do not exist. */
 template <class S, bool WHOLE>
 GPU_DEVICE void wide_fetch_keys(const fattn_gpu_args &g, const wide_walk &w, int live, int c0,
                                 uint32_t to)
@@ -178,7 +178,8 @@ GPU_DEVICE void wide_fetch_keys(const fattn_gpu_args &g, const wide_walk &w, int
     }
 }
 
-/* Values of the keys first .. of a tile, a line a key. Channels past the last are of no account. */
+/* Begins to copy the values of the keys first .. of a tile, one line per key. Channels past the
+ * last are not written; they do not affect results. */
 template <class S, bool WHOLE>
 GPU_DEVICE void wide_fetch_values(const fattn_gpu_args &g, const wide_walk &w, int live, int first,
                                   uint32_t to)
@@ -210,8 +211,8 @@ GPU_DEVICE void wide_fetch(const fattn_gpu_args &g, const wide_scratch<S> &s, co
     }
 }
 
-/* Begins to copy the next step, if there is one: of a tile with all of its keys, of the last tile,
- * or, where `whole` is -1, of rows that cp.async cannot copy. */
+/* Begins to copy the next step, if there is one. There are three ways: for a tile with all of its
+ * keys, for the last tile, and, if `whole` is -1, for rows that cp.async cannot copy. */
 template <class S>
 GPU_DEVICE void wide_ask(const fattn_gpu_args &g, wide_scratch<S> &s, wide_walk &w)
 {
@@ -234,7 +235,7 @@ GPU_DEVICE void wide_ask(const fattn_gpu_args &g, wide_scratch<S> &s, wide_walk 
     }
 }
 
-/* What a line holds of a thread's 8 rows and 8 columns. */
+/* A line's elements for a thread's 8 rows and 8 columns. */
 typedef struct wide_line {
     float a[8], b[8];
 } wide_line;
@@ -246,7 +247,7 @@ GPU_DEVICE void wide_take_line(const float *rows, const float *columns, wide_lin
     wide_take(columns, line.b), wide_take(columns + S::KEYS / 2, line.b + 4);
 }
 
-/* x += lines of rows times lines of columns, of which the first has been taken. */
+/* x += lines of rows times lines of columns. first: the first line, already loaded. */
 template <class S>
 GPU_DEVICE void wide_multiply(const float *rows, const float *columns, const wide_line &first,
                               float x[8][8])
@@ -264,7 +265,7 @@ GPU_DEVICE void wide_multiply(const float *rows, const float *columns, const wid
                                   line[(u + 1) % 2]);
             }
             GPU_UNROLL
-            for (int e = 0; e < 64; e++) { /* this way and back: 2 % faster than by rows */
+            for (int e = 0; e < 64; e++) { /* back and forth: 2 % faster than row by row */
                 const int n = e / 8, m = n % 2 ? 7 - e % 8 : e % 8;
                 x[m][n] = fmaf(now.a[m], now.b[n], x[m][n]);
             }
@@ -275,7 +276,7 @@ GPU_DEVICE void wide_multiply(const float *rows, const float *columns, const wid
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
-/* The thread's elements to lines of rows. */
+/* Stores the thread's elements to lines of rows. */
 template <class S> GPU_DEVICE void wide_put(float *lines, const float x[8][8])
 {
     float *const to = lines + wide_row<S>();
@@ -304,7 +305,7 @@ template <class S> GPU_DEVICE void wide_get(const float *lines, float x[8][8])
     }
 }
 
-/* Dot products become scores where they depend on no more than a scale and the band. */
+/* Turns dot products in x into scores that have no terms but the scale and the band. */
 template <class S>
 GPU_DEVICE void wide_keep(const fattn_gpu_args &g, const wide_scratch<S> &s, unsigned terms,
                           int64_t j0, float x[8][8])
@@ -326,8 +327,8 @@ GPU_DEVICE void wide_keep(const fattn_gpu_args &g, const wide_scratch<S> &s, uns
     }
 }
 
-/* The same with every feature, in a loop over the thread's elements, which wait in shared memory,
- * because registers cannot be counted through. */
+/* The same with every feature, in a loop over the thread's elements, which are moved to shared
+ * memory because registers cannot be indexed at run time. */
 template <class S>
 GPU_DEVICE void wide_score(const fattn_gpu_args &g, wide_scratch<S> &s, unsigned terms, int64_t j0,
                            float x[8][8])
@@ -351,7 +352,7 @@ GPU_DEVICE void wide_score(const fattn_gpu_args &g, wide_scratch<S> &s, unsigned
     wide_get<S>(s.weights, x);
 }
 
-/* Weights p become Z p. */
+/* Turns weights p in shared memory into Z p. */
 template <class S>
 GPU_DEVICE void wide_drop(const fattn_gpu_args &g, wide_scratch<S> &s, int64_t j0)
 {
@@ -369,7 +370,7 @@ GPU_DEVICE void wide_drop(const fattn_gpu_args &g, wide_scratch<S> &s, int64_t j
     }
 }
 
-/* Scores in x become weights; alpha is the factor of what came before. */
+/* Turns scores in x into weights; alpha is the factor for the sums so far. */
 template <class S>
 GPU_DEVICE void wide_soften(float unit, fattn_softmax state[8], float x[8][8], float alpha[8])
 {
@@ -397,7 +398,8 @@ GPU_DEVICE void wide_soften(float unit, fattn_softmax state[8], float x[8][8], f
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* Queries as lines, with zeros for rows and channels that do not exist. */
+/* Loads the queries as lines, with zeros for rows and channels that do not exist, and sets the rows
+ * to their state before the first key. */
 template <class S>
 GPU_DEVICE void wide_begin(const fattn_gpu_args &g, wide_scratch<S> &s, wide_rows<S> &f)
 {
@@ -429,7 +431,7 @@ GPU_DEVICE void wide_begin(const fattn_gpu_args &g, wide_scratch<S> &s, wide_row
     }
 }
 
-/* What the keys of an item are; one thread writes it. */
+/* Sets s.keys for the item. Called by one thread. */
 template <class S> GPU_DEVICE void wide_keys_set(const fattn_gpu_args &g, wide_scratch<S> &s)
 {
     const fattn_problem &p = g.problem;
@@ -457,8 +459,8 @@ template <class S> GPU_DEVICE void wide_keys_set(const fattn_gpu_args &g, wide_s
     }
 }
 
-/* The first tile from t on that is not empty, and in *terms what its scores are made of. All
- * threads ask. */
+/* The first tile from t on that is not empty, and in *terms the terms of its scores. All threads
+ * must call it. */
 template <class S>
 GPU_DEVICE int wide_find(const fattn_gpu_args &g, const wide_scratch<S> &s, int t, unsigned *terms)
 {
@@ -499,7 +501,7 @@ GPU_DEVICE void wide_walk_begin(const fattn_gpu_args &g, wide_scratch<S> &s, int
     w.to_v = to + 4 * (row * S::LINE + first);
 }
 
-/* x += the product of lines of rows with the steps in use. */
+/* x += the product of lines of rows with the next `steps` steps of the pipeline. */
 template <class S>
 GPU_DEVICE void wide_product(const fattn_gpu_args &g, wide_scratch<S> &s, wide_walk &w,
                              const float *rows, int steps, float x[8][8])
@@ -507,7 +509,7 @@ GPU_DEVICE void wide_product(const fattn_gpu_args &g, wide_scratch<S> &s, wide_w
     GPU_ROLLED
     for (int n = 0; n < steps; n++) {
         mma_wait<0>();
-        gpu_sync(); /* the step is here, and everyone is through with the one before */
+        gpu_sync(); /* the step has landed, and all threads have read the one before */
         const float *const lines = rows + wide_place<S>(n * S::LINES, 0) + w.row;
         const float *const columns = s.step[w.stage ^ 1] + w.column;
         wide_line first;
@@ -517,7 +519,7 @@ GPU_DEVICE void wide_product(const fattn_gpu_args &g, wide_scratch<S> &s, wide_w
     }
 }
 
-/* All tiles of an item. */
+/* Visits all tiles of an item. */
 template <class S>
 GPU_DEVICE void wide_walk_keys(const fattn_gpu_args &g, wide_scratch<S> &s, wide_rows<S> &f)
 {
@@ -560,7 +562,7 @@ GPU_DEVICE void wide_walk_keys(const fattn_gpu_args &g, wide_scratch<S> &s, wide
     mma_wait<0>();
 }
 
-/* Rows in o and lse, or their parts in the workspace. */
+/* Writes the rows to o and lse, or their parts to the workspace. */
 template <class S>
 GPU_DEVICE void wide_end(const fattn_gpu_args &g, const wide_scratch<S> &s, wide_rows<S> &f)
 {

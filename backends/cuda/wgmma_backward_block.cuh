@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the roles of a block share in backward on Hopper (wgmma_backward.cuh): shared memory and its
+ * What the warps of a block share in backward on Hopper (wgmma_backward.cuh): shared memory and its
  * barriers, the items that have been taken, and the order of their tiles.
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_BLOCK_CUH
@@ -10,13 +10,13 @@
 #include "backends/cuda/wgmma_terms.cuh"
 #include "backends/cuda/wgmma_tile.cuh"
 
-/* A tile of queries, of one of the group's heads. */
+/* A visited tile of queries, of one of the group's heads. */
 typedef struct wgmma_visit {
     int tile, head;
-    int mixed; /* the mask, if there is one, is to be read; or a block mask leaves something */
+    int mixed; /* a mask has to be read; or a block mask does not hide all of this block's keys */
 } wgmma_visit;
 
-/* Of items that two blocks share: barriers of the other's keys and its dS, and the number of the
+/* For items that two blocks share: barriers of the other block's keys and dS, and the number of the
  * next item. */
 typedef struct wgmma_peer_control {
     uint64_t k_full, ds_full[2], number_full, number_empty;
@@ -28,44 +28,44 @@ template <class S> struct wgmma_backward_control {
     uint64_t item_full[2], item_empty[2], item_wanted;
     uint64_t k_full, v_full, keys_empty;
     uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[2], dout_empty[2];
-    uint64_t ds_full[2], ds_empty[2]; /* where dQ is deferred */
+    uint64_t ds_full[2], ds_empty[2]; /* for kernels that defer dQ */
     union {
         struct {
-            uint64_t term_full[2], term_empty[2]; /* of a bias or mask in shared memory */
+            uint64_t term_full[2], term_empty[2]; /* of a staged bias or mask */
         };
-        wgmma_peer_control peer; /* where two blocks share an item */
+        wgmma_peer_control peer; /* if two blocks share an item */
     };
     fattn_dropout dropout;
     wgmma_backward_item item[2];
-    bool exists[2];                                 /* false: there are no more */
-    wgmma_visit visit[S::SKIPS ? WGMMA_VISITS : 1]; /* of the tiles that are under way */
-    wgmma_sight sight;                              /* where tiles may be left out */
+    bool exists[2];                                 /* false: there are no more items */
+    wgmma_visit visit[S::SKIPS ? WGMMA_VISITS : 1]; /* of the tiles in flight */
+    wgmma_sight sight;                              /* for kernels that may skip tiles */
 };
 
-/* What all roles know. */
+/* What all roles share. */
 template <class S> struct wgmma_backward_block {
     wgmma_backward_control<S> *control;
-    uint32_t k, v, q, dout, ds, dq, p; /* tiles */
-    uint32_t peer_k, peer_ds;          /* of the other block of an item */
-    uint32_t terms;                    /* and those of a bias or mask */
-    uint32_t lse, delta;               /* of each stage of q, of dO */
-    int rank;                          /* of an item's blocks, from 0 */
+    uint32_t k, v, q, dout, ds, dq, p; /* addresses of tiles */
+    uint32_t peer_k, peer_ds;          /* and of those of the other block of an item */
+    uint32_t terms;                    /* and of those of a bias or mask */
+    uint32_t lse, delta;               /* for each stage of q, and of dO */
+    int rank;                          /* the block's number among those of an item */
     int group;                         /* query heads of a key/value head */
-    bool waits;                        /* a bias or mask is copied to shared memory */
+    bool waits;                        /* a bias or mask is staged in shared memory */
     bool chunks;                       /* or its rows may be read 16 bytes at a time */
     bool ordered;                      /* blocks add to dQ in turn */
 };
 
-/* Where tiles may be left out, the copier says here which come next, and the others read it; n:
- * counted by each of them, in all items of the block. When a tile is copied, all have read that of
- * so many before. */
+/* In kernels that may skip tiles, the copier writes here which tile comes next, and the other roles
+ * read it. n: each role counts the tiles of all items of the block. When a tile is copied, all
+ * roles have read the entry that it replaces. */
 template <class S>
 GPU_DEVICE wgmma_visit *wgmma_visit_at(const wgmma_backward_block<S> &b, uint32_t n)
 {
     return &b.control->visit[n % (S::SKIPS ? WGMMA_VISITS : 1)];
 }
 
-/* A place in a ring: phases change when it begins anew. */
+/* A position in a ring of barriers. The phase flips when the stage wraps around. */
 template <int STAGES> struct wgmma_place {
     int stage, phase;
 };
@@ -76,20 +76,21 @@ template <int STAGES> GPU_DEVICE void wgmma_step(wgmma_place<STAGES> &place)
     place.phase ^= place.stage == 0;
 }
 
-/* The tile of queries after this one: after all of a head's, the one that the item begins with. */
+/* The tile of queries after this one. Tiles of a head wrap around; when `start` comes again, the
+ * next head begins. */
 GPU_DEVICE int wgmma_next_tile(const wgmma_backward_item &w, int tile)
 {
     return tile + 1 == w.past ? w.first : tile + 1;
 }
 
-/* The same of an item that visits only tiles whose bits are set. */
+/* The same for an item that visits only tiles whose bits are set. */
 GPU_DEVICE int wgmma_next_visit(const wgmma_backward_item &w, const uint32_t *visits, int tile)
 {
     const int next = seen_next(visits, tile + 1, w.past);
     return next < w.past ? next : w.start;
 }
 
-/* Waits for item n of the block; NULL where there are no more. */
+/* Waits for item n of the block. NULL if there are no more. */
 template <class S>
 GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_block<S> &b, int n)
 {
@@ -98,16 +99,16 @@ GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_bloc
     return control.exists[n % 2] ? &control.item[n % 2] : NULL;
 }
 
-/* The block's barriers by number (wgmma_named_sync). */
+/* The block's named barriers (wgmma_named_sync), and the threads that take part. */
 enum {
-    WGMMA_DS_MADE = 1,  /* of all that multiply */
-    WGMMA_DQ_MADE = 2,  /* .. 3: of a warpgroup and an adder */
-    WGMMA_DQ_ADDED = 4, /* .. 5: of a warpgroup and the adder of its last sums */
-    WGMMA_CLEARED = 6,  /* .. 7: of a warpgroup */
-    WGMMA_P_MADE = 8,   /* of all that multiply */
-    WGMMA_NEXT_DUE = 9, /* .. 10: of both adders, by whose tile is next */
-    WGMMA_TURN = 11,    /* .. 12: of both warpgroups, by whose turn it is */
-    /* Where two blocks share an item, of all that multiply and the adder of even or odd tiles: */
+    WGMMA_DS_MADE = 1,  /* both warpgroups */
+    WGMMA_DQ_MADE = 2,  /* .. 3: a warpgroup and an adder */
+    WGMMA_DQ_ADDED = 4, /* .. 5: a warpgroup and the adder of its last sums */
+    WGMMA_CLEARED = 6,  /* .. 7: a warpgroup */
+    WGMMA_P_MADE = 8,   /* both warpgroups */
+    WGMMA_NEXT_DUE = 9, /* .. 10: both adders; the number tells which adder's tile is next */
+    WGMMA_TURN = 11,    /* .. 12: both warpgroups; the number tells whose turn it is */
+    /* If two blocks share an item: both warpgroups and the adder of even, or of odd, tiles. */
     WGMMA_MAY_ADD = 2, /* .. 3 */
     WGMMA_ADDED = 4    /* .. 5 */
 };

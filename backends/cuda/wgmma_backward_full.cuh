@@ -11,7 +11,7 @@
 #include "backends/cuda/wgmma_backward_rows.cuh"
 
 typedef struct wgmma_backward_full_maps {
-    wgmma_map map[5]; /* q, k, v, dO, and a bias or mask that is alone */
+    wgmma_map map[5]; /* q, k, v, dO, and a bias or mask if that is the only feature of pairs */
 } wgmma_backward_full_maps;
 
 #define WGMMA_BACKWARD_FULL_ENTRY(cluster, name, type, features, dbias, width, queries, keys,     \
@@ -30,7 +30,7 @@ typedef struct wgmma_backward_full_maps {
 #define WGMMA_BACKWARD_FULL_ENTRIES(...) WGMMA_BACKWARD_FULL_BOTH(, __VA_ARGS__)
 #define WGMMA_BACKWARD_FULL_PAIRS(...) WGMMA_BACKWARD_FULL_BOTH(GPU_CLUSTER(2), __VA_ARGS__)
 
-/* Of a width, whatever the run. */
+/* The kernels before and after, which depend only on the width. */
 #define WGMMA_BACKWARD_FULL_ROWS(width, queries, keys, stages)                                    \
     GPU_KERNEL(SEEN_THREADS, 1) wgmma_seen_full_##width(const GPU_PARAM fattn_gpu_args g)         \
     {                                                                                             \

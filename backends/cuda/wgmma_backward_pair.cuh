@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward on Hopper where two blocks of a cluster share an item, each with half of its keys
- * (wgmma_backward.cuh). Both visit the same queries, and each copies half of the channels of these
- * and of dO for both. They send each other dS: then each makes dQ of half of the channels, of the
- * keys of both. So L2 reads and adds half of what it would for two items.
+ * Backward on Hopper in which the two blocks of a cluster share an item, each with half of its keys
+ * (wgmma_backward.cuh). Both visit the same queries. Each copies half of the channels of q and dO,
+ * and multicasts them to both. They send each other dS, and then each computes half of the channels
+ * of dQ, over the keys of both. So L2 reads and adds half as much as for two separate items.
  *
- * A block that copies waits until both have freed the place. Both make the same products, so that
- * they stay within a tile of each other.
+ * A block copies to a stage when both blocks have released it. Both compute the same products, so
+ * that they stay within a tile of each other.
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_PAIR_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_PAIR_CUH
 
 #include "backends/cuda/wgmma_backward_block.cuh"
 
-/* The number of the next item, which a warp of each block asks for: the first block takes it and
- * tells the other. begun: items that blocks begin with; n: times that they have asked before. */
+/* The number of the next item, for a warp of each block: block 0 takes it and sends it to block 1.
+ * begun: the number of items that blocks begin with without the counter; n: how many calls there
+ * have been before. */
 template <class S>
 GPU_DEVICE int wgmma_take_together(const wgmma_backward_block<S> &b, unsigned *taken, int begun,
                                    int n)
@@ -34,7 +35,7 @@ GPU_DEVICE int wgmma_take_together(const wgmma_backward_block<S> &b, unsigned *t
     return __shfl_sync(0xffffffffu, number, 0);
 }
 
-/* The half of a tile of rows, by channels, that this block copies for both. */
+/* Multicasts this block's half of the channels of a tile of rows to both blocks. */
 template <int PANELS, int ROWS>
 GPU_DEVICE void wgmma_copy_half(int rank, uint32_t to, const wgmma_map *map, uint64_t *full,
                                 int row, int head, int batch)
@@ -47,7 +48,7 @@ GPU_DEVICE void wgmma_copy_half(int rank, uint32_t to, const wgmma_map *map, uin
     }
 }
 
-/* The other block's keys, in the channels of dQ that are this one's. */
+/* Begins to copy the other block's keys, in this block's channels of dQ. */
 template <class S>
 GPU_DEVICE void wgmma_copy_peer_keys(const wgmma_backward_block<S> &b, const wgmma_map *map,
                                      const wgmma_backward_item &w, const fattn_strides &stride)
@@ -64,8 +65,8 @@ GPU_DEVICE void wgmma_copy_peer_keys(const wgmma_backward_block<S> &b, const wgm
     }
 }
 
-/* Waits for them; n: of items with tiles. Those that the sequence does not have become zeros, as
- * those of the own block do. */
+/* Waits for them. n counts items with tiles. Keys that do not exist become zeros, as in the block's
+ * own keys. */
 template <class S>
 GPU_DEVICE void wgmma_await_peer_keys(const wgmma_backward_block<S> &b,
                                       const wgmma_backward_item &w, int group, int n, bool shared)
@@ -77,9 +78,10 @@ GPU_DEVICE void wgmma_await_peer_keys(const wgmma_backward_block<S> &b,
     }
 }
 
-/* Sends dS of a tile to the other block when both warpgroups have made it, and announces the bytes
- * that come from there; a warp. sent: how many tiles' before. Its place is free: dS of the tile
- * before came from there after dQ of the last tile but one had been made. */
+/* Sends dS of a tile to the other block when both warpgroups have computed it, and announces the
+ * bytes that come from there. Called by a warp. sent: how many tiles it has sent before. The
+ * destination is free: the other block sent dS of the tile before only after it had computed dQ of
+ * the last tile but one. */
 template <class S> GPU_DEVICE void wgmma_send_ds(const wgmma_backward_block<S> &b, uint32_t sent)
 {
     wgmma_backward_control<S> &control = *b.control;
@@ -93,7 +95,7 @@ template <class S> GPU_DEVICE void wgmma_send_ds(const wgmma_backward_block<S> &
     __syncwarp();
 }
 
-/* Frees a place that both blocks copy to. */
+/* Releases a stage that both blocks copy to. */
 template <class S>
 GPU_DEVICE void wgmma_release_in_both(const wgmma_backward_block<S> &b, uint64_t *barrier)
 {
@@ -103,8 +105,8 @@ GPU_DEVICE void wgmma_release_in_both(const wgmma_backward_block<S> &b, uint64_t
     }
 }
 
-/* Begins 64 of this block's channels of dQ^T, of all queries and of the keys of both blocks. at:
- * which of the places of dS. */
+/* Begins the product for 64 of this block's channels of dQ^T, for all queries and over the keys of
+ * both blocks. at: the stage of dS. */
 template <class S>
 GPU_DEVICE void wgmma_pair_dq(const wgmma_backward_block<S> &b, int group, int at,
                               float dq[S::PART / 8][4])
@@ -129,7 +131,7 @@ GPU_DEVICE void wgmma_pair_dq(const wgmma_backward_block<S> &b, int group, int a
     wgmma_commit();
 }
 
-/* Sums of dQ of a tile that are still to be added, and where. */
+/* A thread's sums of dQ of a tile that are not added yet, and the address to add them to. */
 template <class S> struct wgmma_pair_sums {
     float *to;
     float dq[S::PART / 8][4];

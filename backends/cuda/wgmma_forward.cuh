@@ -2,32 +2,33 @@
 /*
  * Forward on Hopper, for 16-bit types, in the manner of FlashAttention-3 (Shah et al. 2024).
  *
- * A block stays on its multiprocessor and takes item after item: a tile of rows of one key/value
- * head. Its warps have roles, which meet at barriers in shared memory alone:
+ * A block is persistent: it processes item after item, each a tile of rows of one key/value head.
+ * Its warps are specialised. They synchronise only by barriers in shared memory:
  *
- *     the planner     one warp; finds out what the next item is
- *     the copier      one thread; begins the copies of queries, keys and values, as soon as the
- *                     place of an earlier tile is free. A warp, or two of them, where keys lie in
- *                     pages
- *     the stager      another; the same of a bias or mask that the kernel knows to be alone
- *     warpgroups      64 rows each, for whom they multiply:
+ *     the planner     one warp; computes the description of the next item
+ *     the copier      one thread; issues the TMA copies of queries, keys and values as soon as a
+ *                     pipeline stage is free. With paged keys, it is a warp, or two
+ *     the stager      one thread; the same for a bias or mask, in kernels that have only that
+ *                     feature of pairs
+ *     warpgroups      the consumers, each with 64 rows:
  *
  *         x = Q K^T             of tile n, while
  *         o = o alpha + p V     of the tile before runs
- *         p                     of tile n: online softmax; a row lies in the four lanes of a quad
+ *         p                     of tile n: online softmax; a row is in the four lanes of a quad
  *
  * The planner is in wgmma_forward_items.cuh, the copier and the stager in wgmma_forward_copies.cuh,
- * and what runs before it in wgmma_forward_before.cuh.
+ * and the kernels that run before in wgmma_forward_before.cuh.
  *
- * Tiles of keys come from the last to the first. A warpgroup skips those that none of its rows
- * sees, unless warpgroups take turns: then each begins its products when the one before it has
- * begun its own, so that one is at its softmax while another multiplies.
+ * Tiles of keys are visited from the last to the first. A warpgroup skips those to which none of
+ * its rows attends, unless warpgroups take turns (ping-pong scheduling): then each issues its
+ * products after the one before it has issued its own, so that one computes its softmax while
+ * another multiplies.
  *
- * References rise as in mma_forward.cuh: only where a row's maximum exceeds its own by more than
- * MMA_MARGIN, so that a row's results do not depend on the rows beside it.
+ * A row's reference is raised as in mma_forward.cuh, only if the row's own maximum exceeds it by
+ * more than MMA_MARGIN. So a row's results do not depend on the rows beside it.
  *
- * Lean kernels know causal masks, windows, lengths, positions and sinks; the others what makes dot
- * products scores, every feature or one (mma_terms.cuh).
+ * Lean kernels have causal masks, windows, lengths, positions and sinks. The others have the
+ * features of pairs: every one, or a single one (mma_terms.cuh).
  */
 #ifndef FATTN_CUDA_WGMMA_FORWARD_CUH
 #define FATTN_CUDA_WGMMA_FORWARD_CUH
@@ -35,43 +36,43 @@
 #include "backends/cuda/wgmma_forward_copies.cuh"
 #include "core/online_softmax.h"
 
-/* Where pages cut a tile of keys into so many copies, another warp begins those of values. */
+/* If pages divide a tile of keys into so many copies, a second warp issues those of values. */
 #define WGMMA_COPIES_APART 8
 
-/* --- What features read ----------------------------------------------------------------------- */
+/* --- The terms of a tile ---------------------------------------------------------------------- */
 
-/* What mma_terms() reads of an item and the tile of key j0. */
+/* The terms of an item and of the tile that begins with key j0, as mma_terms() reads them. */
 template <class S> struct wgmma_tile_terms {
     const mma_item &item;
     const char **bias, **mask;
     gpu_f2 *alibi;
-    const int64_t *stride;     /* of what is staged */
-    wgmma_control<S> *control; /* and its barriers */
-    uint32_t terms;            /* where the ring's first panel begins */
-    uint32_t staged[2];        /* where in a panel the thread begins to read */
-    int panel;                 /* of all that go through the ring, the tile's first */
+    const int64_t *stride;     /* of the staged bias or mask */
+    wgmma_control<S> *control; /* has its barriers */
+    uint32_t terms;            /* the address of the ring's first panel */
+    uint32_t staged[2];        /* offsets in a panel of the thread's first reads */
+    int panel;                 /* the tile's first panel, counting all that go through the ring */
     float *shift;              /* of the thread's two rows: mma_alibi() */
-    float factor;              /* of dot products, in a register: each tile would wait for memory */
+    float factor;              /* of dot products; in a register, to save a load in each tile */
     int j0;
-    bool plain; /* a bias is 0, or a mask keeps all: nothing is staged */
+    bool plain; /* the bias is 0, or the mask keeps all pairs: nothing is staged */
 };
 
-/* What a thread knows of its two rows as long as an item lasts, and of the tile it is at. */
+/* A thread's terms of its two rows, for an item and the current tile. */
 typedef struct wgmma_row_terms {
     uint32_t staged[2]; /* wgmma_staged_begin() */
-    float shift[2];     /* what is to be added to scores: mma_alibi() */
-    float factor;       /* as wgmma_tile_terms has it */
+    float shift[2];     /* a summand of all scores of a row: mma_alibi() */
+    float factor;       /* as in wgmma_tile_terms */
 } wgmma_row_terms;
 
-/* What the x of a tile are: times `factor` scores, and times `unit` exponents of 2. */
+/* The meaning of a tile's x: x times `factor` are scores, and x times `unit` exponents of 2. */
 typedef struct wgmma_scale {
     float factor, unit;
 } wgmma_scale;
 
-/* Whether tensor maps take the rows of a bias or mask that is alone. */
+/* Whether TMA copies the staged bias or mask; if not, the warps fill the panels themselves. */
 GPU_DEVICE bool wgmma_is_copied(const mma_item &w) { return w.bias_rows; }
 
-/* The row of a staged tile that holds the terms of row r, which is itself where a warp fills it. */
+/* The row of a staged panel with the terms of row r: row r itself if warps fill the panel. */
 template <class S> GPU_DEVICE int wgmma_staged_row(const mma_item &w, const int64_t *stride, int r)
 {
     if (!wgmma_is_copied(w)) {
@@ -82,9 +83,9 @@ template <class S> GPU_DEVICE int wgmma_staged_row(const mma_item &w, const int6
     return (stride[2] ? q.i : 0) * heads + (stride[1] ? q.h : 0);
 }
 
-/* Where a thread begins to read a staged tile that begins at 0, `row` being its warp's first row.
- * Of a bias, one row of the matrices that its warp reads together; of a mask, its own two rows. A
- * chunk's number changes bits 4 to 6. */
+/* Offsets in a staged panel of a thread's first reads; `row` is its warp's first row. For a bias,
+ * this is a row of the matrices that its warp loads together; for a mask, the thread's own two
+ * rows. The number of a chunk changes bits 4 to 6. */
 template <class S>
 GPU_DEVICE void wgmma_staged_begin(const mma_item &w, const int64_t *stride, int row,
                                    uint32_t from[2])
@@ -102,8 +103,7 @@ GPU_DEVICE void wgmma_staged_begin(const mma_item &w, const int64_t *stride, int
     }
 }
 
-/* Brings the warp's rows of the tile to rows of their own where tensor maps do not take them, with
- * 0 past the last key. */
+/* Fills the warp's rows of a panel if TMA cannot copy them, with 0 past the last key. */
 template <class S> GPU_DEVICE void wgmma_fill(const wgmma_tile_terms<S> &s)
 {
     enum {
@@ -112,7 +112,7 @@ template <class S> GPU_DEVICE void wgmma_fill(const wgmma_tile_terms<S> &s)
     };
     const mma_item &w = s.item;
     const int lane = mma_lane(), first = (mma_warp() - S::FIRST_WARP) * 16;
-    __syncwarp(); /* all have read the tile before */
+    __syncwarp(); /* all lanes have read the tile before */
     GPU_ROLLED
     for (int n = 0; n < 16 * S::TERM_PANELS; n++) {
         const int c = n / 16, r = first + n % 16;
@@ -134,7 +134,7 @@ template <class S> GPU_DEVICE void wgmma_fill(const wgmma_tile_terms<S> &s)
     __syncwarp();
 }
 
-/* Waits for the panels of the tile: where each of them begins. */
+/* Waits for the panels of the tile, and returns their addresses. */
 template <class S>
 GPU_DEVICE void wgmma_panels_begin(const wgmma_tile_terms<S> &s, uint32_t from[S::TERM_PANELS])
 {
@@ -151,8 +151,8 @@ GPU_DEVICE void wgmma_panels_begin(const wgmma_tile_terms<S> &s, uint32_t from[S
     }
 }
 
-/* The warp has read all panels of the tile: a lane says so of each. Returns the first one of the
- * next tile. */
+/* Releases the panels of the tile, which the warp has read; one lane arrives for each. Returns the
+ * number of the next tile's first panel. */
 template <class S> GPU_DEVICE int wgmma_panels_end(const wgmma_tile_terms<S> &s)
 {
     if (!wgmma_is_copied(s.item)) {
@@ -165,8 +165,8 @@ template <class S> GPU_DEVICE int wgmma_panels_end(const wgmma_tile_terms<S> &s)
     return s.panel + S::TERM_PANELS;
 }
 
-/* Calls f(n, pair) for the thread's pairs of biases in a tile that is not plain, some at a time:
- * number 2 n + h has those of columns 8 n on and of its row h. */
+/* Calls f(number, pair) for the thread's pairs of biases in a tile that is not plain. Number
+ * 2 n + h has those of the thread's columns from 8 n on in its row h. */
 template <class S, class F> GPU_DEVICE void wgmma_each_bias(const wgmma_tile_terms<S> &s, F f)
 {
     enum { LOADS = S::TERM_KEYS / 16 }; /* of a panel */
@@ -183,7 +183,7 @@ template <class S, class F> GPU_DEVICE void wgmma_each_bias(const wgmma_tile_ter
     }
 }
 
-/* The same of a mask's bytes. */
+/* The same for a mask's bytes. */
 template <class S, class F> GPU_DEVICE void wgmma_each_mask(const wgmma_tile_terms<S> &s, F f)
 {
     static_assert(S::TERM_PANELS == 1, "a tile is one panel");
@@ -195,8 +195,8 @@ template <class S, class F> GPU_DEVICE void wgmma_each_mask(const wgmma_tile_ter
     }
 }
 
-/* Two scores: x = factor x + bias. Where a bias of -inf meets a score that is not finite, x becomes
- * NaN. */
+/* x = factor x + bias, for two scores. x becomes NaN if the bias is -inf and the score is not
+ * finite. */
 template <class S>
 GPU_DEVICE void wgmma_add_pair(float factor, int n, uint32_t pair, float x[S::KEYS / 8][4])
 {
@@ -228,8 +228,8 @@ GPU_DEVICE void wgmma_multiply(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8
     }
 }
 
-/* Whether a bias or mask hides all pairs of a warpgroup in a tile that is not plain: `number` is of
- * a barrier that its threads meet at. */
+/* Whether a bias or mask hides all pairs of a warpgroup in a tile that is not plain. number: a
+ * named barrier of the warpgroup's threads. */
 template <class S> GPU_DEVICE bool wgmma_is_hidden(const wgmma_tile_terms<S> &s, int number)
 {
     uint32_t kept = 0;
@@ -242,7 +242,8 @@ template <class S> GPU_DEVICE bool wgmma_is_hidden(const wgmma_tile_terms<S> &s,
     return wgmma_named_all(number, 128, kept == 0);
 }
 
-/* Whether some score is NaN. Those that a multiply-add makes have no sign. */
+/* Whether some score is NaN. A multiply-add makes only NaN without a sign, which as integers exceed
+ * infinity. */
 template <class S> GPU_DEVICE bool wgmma_has_nan(const float x[S::KEYS / 8][4])
 {
     int most[4];
@@ -276,9 +277,9 @@ GPU_DEVICE void wgmma_add_mask(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8
     });
 }
 
-/* x + shift = factor x - slope distance. Where all of a warp's queries are on one side of the
- * tile's keys, distances grow evenly: slope times the column goes to x, the rest to shift, which is
- * one for all of a row. */
+/* Sets x and shift so that x + shift = factor x - slope distance. If all of a warp's queries are on
+ * one side of the tile's keys, the distance is linear in the column: x gets slope times the column,
+ * and shift the rest, which is the same for all of a row. */
 template <class S>
 GPU_DEVICE void mma_alibi(const wgmma_tile_terms<S> &s, int j0, float factor,
                           float x[1][S::KEYS / 8][4])
@@ -319,14 +320,14 @@ GPU_DEVICE void mma_alibi(const wgmma_tile_terms<S> &s, int j0, float factor,
 
 /* --- A tile of keys --------------------------------------------------------------------------- */
 
-/* What a thread of a warpgroup knows of its two rows, 8 apart. */
+/* A thread's two rows, which are 8 apart. */
 template <class S> struct wgmma_rows {
-    fattn_softmax state[2]; /* l: of the thread's own columns */
-    float top[2];           /* the largest score of these, or -inf */
+    fattn_softmax state[2]; /* l: over the thread's own columns */
+    float top[2];           /* the largest score in these, or -inf */
     float o[S::WIDTH_V / 8][4];
 };
 
-/* Takes note of the largest x of a tile. Of 256 channels, threads have no register for it. */
+/* Updates `top` with the largest x of a tile. With 256 channels there is no register for it. */
 template <class S>
 GPU_DEVICE void wgmma_note_top(float x, const wgmma_scale &scale, float shift, float *top)
 {
@@ -336,10 +337,10 @@ GPU_DEVICE void wgmma_note_top(float x, const wgmma_scale &scale, float shift, f
     }
 }
 
-/* Whether some score of a warp's rows may exceed its reference by more than the margin. Numbers
- * that are not negative are in the order of their bits, of which three are compared at once; a
- * negative limit counts as exceeded, and so does NaN where a bias may hide its pair. Takes note of
- * the largest scores; where all are negative, of some other one. */
+/* Whether some score of a warp's rows may exceed its reference by more than the margin. Floats that
+ * are not negative compare like their bits as integers, and one instruction compares three of
+ * these. A negative limit counts as exceeded; so does NaN in kernels for a bias, which may hide its
+ * pair. Also updates rows.top with the largest score; if all are negative, with another one. */
 template <class S>
 GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_scale &scale, const float shift[2],
                                      const float x[S::KEYS / 8][4], wgmma_rows<S> &rows)
@@ -366,8 +367,8 @@ GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_scale &scale, const
     return __any_sync(0xffffffffu, exceeds);
 }
 
-/* Raises the references that scores exceed by more than the margin, and scales what has been summed
- * of l by alpha; the caller scales o. */
+/* Raises the references that scores exceed by more than the margin, and rescales l by alpha. The
+ * caller rescales o. */
 template <class S>
 GPU_DEVICE void wgmma_rise(float unit, const wgmma_scale &scale, const float shift[2],
                            float x[S::KEYS / 8][4], wgmma_rows<S> &rows, float alpha[2])
@@ -386,8 +387,7 @@ GPU_DEVICE void wgmma_rise(float unit, const wgmma_scale &scale, const float shi
         top = gpu_max(top, gpu_shfl_xor(top, 1));
         top = gpu_max(top, gpu_shfl_xor(top, 2)) * scale.factor;
         if (S::KNOWN == FATTN_BIAS && (int)S::type::DTYPE == (int)FATTN_BF16 && scale.factor == 1 &&
-            fabsf(top) >= 0x1p126f &&
-            fabsf(top) < fattn_f32_infinity()) { /* as mma_bounded() has it */
+            fabsf(top) >= 0x1p126f && fabsf(top) < fattn_f32_infinity()) { /* as in mma_bounded() */
             top = fattn_score_bias(top);
             GPU_UNROLL
             for (int n = 0; n < S::KEYS / 4; n++) {
@@ -400,7 +400,7 @@ GPU_DEVICE void wgmma_rise(float unit, const wgmma_scale &scale, const float shi
     }
 }
 
-/* Scores become weights relative to the row's reference. */
+/* Turns scores into weights relative to the row's reference, and adds them to l. */
 template <class S>
 GPU_DEVICE void wgmma_weigh(float unit, const wgmma_scale &scale, const float shift[2],
                             wgmma_rows<S> &rows, float x[S::KEYS / 8][4])
@@ -424,8 +424,8 @@ GPU_DEVICE void wgmma_weigh(float unit, const wgmma_scale &scale, const float sh
 
 /* --- Dropout ---------------------------------------------------------------------------------- */
 
-/* wgmma_drop() where a tile lies on the generator's patches: a call serves two neighbours, and the
- * two 8 on, of two rows. */
+/* wgmma_drop() for a tile that is aligned to the generator's patches. A call serves two adjacent
+ * keys and the two 8 further, of two rows. */
 template <class S, bool SMALL>
 GPU_DEVICE void wgmma_drop_patches(const fattn_dropout &dropout, const fattn_dropout_rows &rows,
                                    uint32_t column, uint32_t p[S::KEYS / 16][4])
@@ -443,8 +443,8 @@ GPU_DEVICE void wgmma_drop_patches(const fattn_dropout &dropout, const fattn_dro
     }
 }
 
-/* Weights that dropout drops become 0, of the tile of key j0. row: the warp's first. Z comes last:
- * times it, weights might overflow. */
+/* Sets weights that dropout drops to 0, in the tile that begins with key j0. row: the warp's first.
+ * o is multiplied by Z at the end, because weights times Z might overflow. */
 template <class S>
 GPU_DEVICE void wgmma_drop(const fattn_gpu_args &g, const mma_item &w, int row, int j0,
                            uint32_t p[S::KEYS / 16][4])
@@ -477,8 +477,8 @@ GPU_DEVICE void wgmma_drop(const fattn_gpu_args &g, const mma_item &w, int row, 
 
 /* --- The end of an item ----------------------------------------------------------------------- */
 
-/* Eight channels of a row of o. (With gpu_store_eight() in its place, ptxas reloads a register
- * among the products of 256 channels.) */
+/* Stores eight channels of a row of o. (gpu_store_eight() would do the same, but then ptxas spills
+ * a register between the products of 256 channels.) */
 template <class S>
 GPU_DEVICE void wgmma_store_eight(const fattn_gpu_args &g, int64_t at, int c, const uint32_t x[4])
 {
@@ -498,9 +498,9 @@ GPU_DEVICE void wgmma_store_eight(const fattn_gpu_args &g, int64_t at, int c, co
     }
 }
 
-/* Rows of o of the input's type. A warp's sums go through shared memory, 64 channels of eight rows
- * at a time, swizzled as a tile is, so that eight lanes store 128 bytes of a row. row: the warp's
- * first; factor, empty: of each of the thread's two rows. */
+/* Stores rows of o in the input's type. A warp stages its sums in shared memory, 64 channels of
+ * eight rows at a time, swizzled like a tile, so that eight lanes store 128 bytes of a row. row:
+ * the warp's first; factor, empty: of each of the thread's two rows. */
 template <class S>
 GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> &b,
                                   const wgmma_item &w, int row, const float factor[2],
@@ -543,7 +543,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
             __syncwarp();
         }
     };
-    if constexpr (S::IS_STAGED && S::WARPGROUPS == 1) { /* which wait for instructions most */
+    if constexpr (S::IS_STAGED && S::WARPGROUPS == 1) { /* fewer instruction cache misses */
         GPU_ROLLED
         for (int h = 0; h < 2; h++) {
             store(h);
@@ -556,7 +556,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
     }
 }
 
-/* The same in floats, from the threads that have them. */
+/* The same in floats, without staging. */
 template <class S>
 GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, const wgmma_block<S> &b,
                                    const wgmma_item &w, int row, const float factor[2],
@@ -578,13 +578,13 @@ GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, const wgmma_block<S>
     }
 }
 
-/* The same of a part of the row, which is not divided by l yet, and its m and l. */
+/* Stores a part of the rows, not yet divided by l, and its m and l. */
 template <class S>
 GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, int number, int row,
                                  const float factor[2], const fattn_softmax state[2],
                                  const wgmma_rows<S> &rows)
 {
-    const bool pairs = g.problem.dim_v % 2 == 0; /* and each part has an even number of floats */
+    const bool pairs = g.problem.dim_v % 2 == 0; /* then each part has an even number of floats */
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int r = row + mma_lane() / 4 + 8 * h;
@@ -612,8 +612,8 @@ GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, i
     }
 }
 
-/* The sink of row r, as mma_add_sink() has it. It is natural, and so does the row's reference
- * become. It belongs to the first part. */
+/* Adds the sink of row r, as mma_add_sink() does, to the first part. The sink is in natural units,
+ * to which the row's reference is converted first. */
 template <class S>
 GPU_DEVICE float wgmma_add_sink(const fattn_gpu_args &g, const wgmma_block<S> &b,
                                 const wgmma_item &w, int r, bool first, fattn_softmax *state)
@@ -629,7 +629,7 @@ GPU_DEVICE float wgmma_add_sink(const fattn_gpu_args &g, const wgmma_block<S> &b
     return alpha;
 }
 
-/* The query, of sequence w.batch, and head that are row r of an item, in batches that are not
+/* The query of sequence w.batch and the head of row r of an item, in batches that are not
  * ragged. */
 template <class S>
 GPU_DEVICE gpu_query wgmma_row_query(const wgmma_block<S> &b, const wgmma_item &w, int r)
@@ -641,7 +641,7 @@ GPU_DEVICE gpu_query wgmma_row_query(const wgmma_block<S> &b, const wgmma_item &
     return q;
 }
 
-/* Asks L2 for the 16 rows that a warp's own will be merged with: they come while it multiplies. */
+/* Prefetches to L2 the 16 rows with which a warp's own will be merged, while it multiplies. */
 template <class S>
 GPU_DEVICE void wgmma_prefetch_rows(const wgmma_block<S> &b, const wgmma_item &w, int row)
 {
@@ -654,9 +654,9 @@ GPU_DEVICE void wgmma_prefetch_rows(const wgmma_block<S> &b, const wgmma_item &w
     }
 }
 
-/* Row r of the item, the thread's h-th, of kernels that merge rows. Its sums times `factor` are o
- * over the item's keys, and lse is their logarithm. They become o over these and the keys of
- * onto->first; the lse of both is stored. */
+/* Merges row r of the item, the thread's h-th, in kernels that merge rows. On entry its sums times
+ * `factor` are o over the item's keys, and lse is that of these keys. On return the sums are o over
+ * these keys and those of onto->first. The merged lse is stored. */
 template <class S>
 GPU_DEVICE void wgmma_merge_row(const wgmma_block<S> &b, const wgmma_item &w, int r, int h,
                                 float lse, float factor, wgmma_rows<S> &rows)
@@ -682,13 +682,14 @@ GPU_DEVICE void wgmma_merge_row(const wgmma_block<S> &b, const wgmma_item &w, in
         pair[0] = weights.no_second ? x.x : fmaf(pair[0], own, others * x.x);
         pair[1] = weights.no_second ? x.y : fmaf(pair[1], own, others * x.y);
     }
-    __syncwarp(); /* the new lse may be where all lanes have read the old one */
+    __syncwarp(); /* all lanes have read the old lse, which the new one may overwrite */
     if (exists && mma_lane() % 4 == 0) {
         *fattn_state_lse(&job.result, w.batch, q.h, q.i) = weights.lse;
     }
 }
 
-/* Rows in o and lse. row: the warp's first; z_kept: Z of a pair that dropout keeps. */
+/* Writes rows to o and lse, or parts to the workspace. row: the warp's first; z_kept: Z of a pair
+ * that dropout keeps. */
 template <class S>
 GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int row,
                           float z_kept, wgmma_rows<S> &rows)
@@ -714,7 +715,7 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
         if (p.features & FATTN_SINK) {
             const float alpha = wgmma_add_sink(g, b, w, r, part.split == 0, &state);
             GPU_UNROLL
-            for (int n = 0; n < S::WIDTH_V / 4; n++) { /* alpha may be as small as numbers can be */
+            for (int n = 0; n < S::WIDTH_V / 4; n++) { /* not in factor: alpha may be tiny */
                 rows.o[n / 2][2 * h + n % 2] *= alpha;
             }
             added *= alpha;
@@ -750,7 +751,7 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
 
 /* --- A warpgroup ------------------------------------------------------------------------------ */
 
-/* Tiles of the rings that have been used. */
+/* How many tiles a warpgroup has consumed from each ring. */
 template <class S> struct wgmma_used {
     int k, v, terms;
 
@@ -758,7 +759,7 @@ template <class S> struct wgmma_used {
     GPU_DEVICE int phase(int n) { return n / S::RING % 2; }
 };
 
-/* What the terms of the tile of keys `block` are; plain: as wgmma_tile_terms has it; known: of the
+/* The terms of tile `block` of keys. plain: as in wgmma_tile_terms. known: the terms of the
  * thread's rows. */
 template <class S>
 GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, const wgmma_block<S> &b,
@@ -792,8 +793,8 @@ GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, cons
     return s;
 }
 
-/* Dot products with keys that do not exist become 0, in the tile of key j0: they are of whatever
- * was in memory, and a soft cap takes another path where one is large. */
+/* Sets dot products with keys that do not exist to 0, in the tile that begins with key j0. They are
+ * of arbitrary data, and the softcap would take another path if one is large. */
 template <class S> GPU_DEVICE void wgmma_zero_past(int keys, int j0, float x[S::KEYS / 8][4])
 {
     if (!fattn_tile_is_whole(j0, S::KEYS, keys)) {
@@ -806,8 +807,8 @@ template <class S> GPU_DEVICE void wgmma_zero_past(int keys, int j0, float x[S::
     }
 }
 
-/* Dot products in x, of the tile of keys `block`, become scores; bound: mma_terms()'s. A bias has a
- * way of its own. */
+/* Turns dot products in x, of tile `block` of keys, into scores. bound: as in mma_terms(). Kernels
+ * for a bias do not call this. */
 template <class S>
 GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int block,
                             bool plain, wgmma_used<S> &used, wgmma_row_terms &known,
@@ -826,7 +827,8 @@ GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, in
     }
 }
 
-/* The thread's keys of row r, from key j0 on, that the block mask keeps. */
+/* A bit for each of the thread's keys in the tile that begins with key j0: whether the block mask
+ * keeps it in row r. */
 template <class S>
 GPU_DEVICE uint32_t wgmma_block_bits(const fattn_gpu_args &g, const mma_item &item, int j0, int r)
 {
@@ -849,7 +851,8 @@ GPU_DEVICE uint32_t wgmma_block_bits(const fattn_gpu_args &g, const mma_item &it
     return bits;
 }
 
-/* The same with a block mask alone, of a tile of which it keeps all or, where it is mixed, some. */
+/* Turns dot products in x into scores, in kernels for a block mask alone. The mask keeps all pairs
+ * of the tile or, if it is mixed, some. */
 template <class S>
 GPU_DEVICE void wgmma_score_blocks(const fattn_gpu_args &g, const mma_item &item, bool mixed,
                                    int block, float x[S::KEYS / 8][4])
@@ -870,7 +873,7 @@ GPU_DEVICE void wgmma_score_blocks(const fattn_gpu_args &g, const mma_item &item
     }
 }
 
-/* wgmma_exceeds_margin() where no score of a thread's row is beyond its bound. */
+/* wgmma_exceeds_margin() by upper bounds of the scores of the thread's rows. */
 template <class S>
 GPU_DEVICE bool wgmma_bound_exceeds_margin(float unit, const wgmma_rows<S> &rows,
                                            const float bound[2])
@@ -883,7 +886,7 @@ GPU_DEVICE bool wgmma_bound_exceeds_margin(float unit, const wgmma_rows<S> &rows
     return __any_sync(0xffffffffu, exceeds);
 }
 
-/* Takes its turn, and gives it to the next warpgroup. */
+/* Waits for the warpgroup's turn; and gives it to the next warpgroup. */
 template <class S> GPU_DEVICE void wgmma_turn_begin(const wgmma_block<S> &b, int group)
 {
     if (b.turns) {
@@ -898,7 +901,7 @@ template <class S> GPU_DEVICE void wgmma_turn_end(const wgmma_block<S> &b, int g
     }
 }
 
-/* Passes the tiles of keys that none of the warpgroup's rows sees. */
+/* Skips tiles of keys to which none of the warpgroup's rows attends. */
 template <class S>
 GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int tiles, wgmma_used<S> &used)
 {
@@ -911,7 +914,7 @@ GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int tiles, wgmma_used<S> &us
     }
 }
 
-/* Visits the tiles of keys that the warpgroup's rows see. */
+/* Visits the tiles of keys to which the warpgroup's rows attend. */
 template <class S>
 GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int group,
                            int row, wgmma_used<S> &used, wgmma_rows<S> &rows)
@@ -926,7 +929,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     float x[S::KEYS / 8][4], alpha[2], bound[1][2];
     uint32_t p[S::KEYS / 16][4], pairs[S::READS_EARLY ? S::KEYS / 4 : 1];
     int first[2], past[2], block = w.own_past[group] - 1;
-    int left = 0; /* tiles behind this one, where some are skipped */
+    int left = 0; /* how many tiles follow this one, in kernels that skip tiles */
     bool mixed = false;
     wgmma_row_terms known = {{0, 0}, {0, 0}, 1};
     if constexpr (S::IS_STAGED) {
@@ -987,7 +990,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         first[h] = keys.first - mma_lane() % 4 * 2;
         past[h] = keys.past - mma_lane() % 4 * 2;
     }
-    /* A tile whose bias is 0 is not multiplied. */
+    /* In a tile whose bias is 0, x stays dot products: the scale is applied with the unit. */
     const auto scale = [&]() {
         const bool raw = S::KNOWN == FATTN_BIAS && !mixed;
         return raw ? wgmma_scale{known.factor, unit * known.factor} : wgmma_scale{1, unit};
@@ -998,7 +1001,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
                 wgmma_panels_end(wgmma_tile_terms_of(g, b, place, block, false, used.terms, known));
         }
     };
-    /* Before the products begin. */
+    /* Reads the bias before the products are issued. */
     const auto read_bias = [&]() {
         if constexpr (S::READS_EARLY) {
             if (mixed) {
@@ -1034,7 +1037,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         }
         wgmma_rise<S>(unit, scale(), known.shift, x, rows, alpha);
     };
-    /* After rise(), which may read the bias again. */
+    /* Releases the bias after rise(), which may read it again. */
     const auto end_terms = [&]() {
         if constexpr (S::KNOWN == FATTN_BIAS && !S::READS_EARLY) {
             if (mixed) {
@@ -1132,7 +1135,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     wgmma_release(&control.v_empty[used.stage(used.v++)]);
 }
 
-/* What features need of a warp's rows, of which `row` is the first. */
+/* Sets up the terms of a warp's rows, of which `row` is the first. */
 template <class S>
 GPU_DEVICE void wgmma_begin_rows(const fattn_gpu_args &g, const wgmma_block<S> &b, int place,
                                  int row)
@@ -1141,7 +1144,7 @@ GPU_DEVICE void wgmma_begin_rows(const fattn_gpu_args &g, const wgmma_block<S> &
         wgmma_row_terms none = {{0, 0}, {0, 0}, 1};
         wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0, false, 0, none);
         const int r = row + mma_lane();
-        __syncwarp(); /* those of the item before are not looked at any more */
+        __syncwarp(); /* all lanes have read those of the item before */
         if (mma_lane() < 16) {
             mma_begin_row<S>(g, s, mma_query(s.item, r), r);
         }
@@ -1149,7 +1152,7 @@ GPU_DEVICE void wgmma_begin_rows(const fattn_gpu_args &g, const wgmma_block<S> &
     }
 }
 
-/* Warpgroup `group` of those that multiply. */
+/* The loop of consumer warpgroup `group`. */
 template <class S>
 GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int group)
 {
@@ -1198,9 +1201,9 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
 
 /* --- A block ---------------------------------------------------------------------------------- */
 
-/* Where the heads of a group do not divide a tile, no copy writes the last rows of its queries:
- * they are set to 0. A soft cap takes another path for the whole warp if one dot product is
- * large, which must not depend on what was in shared memory before. */
+/* If the heads of a group do not divide a tile, no copy writes its last rows of queries, and this
+ * sets them to 0. The softcap takes another path for a whole warp if one dot product is large, and
+ * that must not depend on the previous contents of shared memory. */
 template <class S>
 GPU_DEVICE void wgmma_clear_places(const fattn_gpu_args &g, const wgmma_block<S> &b)
 {
@@ -1216,7 +1219,7 @@ GPU_DEVICE void wgmma_clear_places(const fattn_gpu_args &g, const wgmma_block<S>
     }
 }
 
-/* onto: what results are merged with, of shapes that do. */
+/* The kernel. onto: the state with which shapes that merge rows merge the results. */
 template <class S>
 GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps,
                                   const fattn_merge_job *onto)
@@ -1268,7 +1271,7 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
         wgmma_clear_places(g, b);
     }
     if (S::IS_SPLIT) {
-        gpu_admit_later(); /* what merges parts */
+        gpu_admit_later(); /* the kernel that merges parts */
     }
     gpu_sync();
     const int group = wgmma_group();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What runs before forward on Hopper (wgmma_forward.cuh): kernels that list sequences, or find out
- * which keys of an item a block mask, a bias or a mask hides.
+ * The kernels that run before forward on Hopper (wgmma_forward.cuh): they list sequences, or scan a
+ * block mask, a bias or a mask for hidden keys.
  */
 #ifndef FATTN_CUDA_WGMMA_FORWARD_BEFORE_CUH
 #define FATTN_CUDA_WGMMA_FORWARD_BEFORE_CUH
@@ -11,7 +11,7 @@
 
 /* --- Sequences -------------------------------------------------------------------------------- */
 
-/* Clears the counter, and lists the sequences where that pays. */
+/* Clears the counter of items, and lists the sequences if that pays. */
 GPU_DEVICE void wgmma_clear_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
@@ -32,14 +32,14 @@ GPU_DEVICE void wgmma_clear_all(const fattn_gpu_args &g)
 
 /* --- Block masks ------------------------------------------------------------------------------ */
 
-/* What a block mask leaves of each item's tiles of keys, in the workspace. Clears the counter,
- * too. */
+/* Scans a block mask, and writes a byte for each tile of keys of each item to the workspace
+ * (seen.h). Also clears the counter of items. */
 template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     const int64_t bytes = SEEN_BYTES(g.tiling.k_blocks);
     const int group = wgmma_group_of(p), queries = wgmma_places<S>(group) / group;
-    fattn_tiling tiling = g.tiling; /* as wgmma_plan_begin() has it */
+    fattn_tiling tiling = g.tiling; /* with the change that wgmma_plan_begin() makes */
     tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
     gpu_admit_later();
     gpu_await_earlier();
@@ -66,13 +66,12 @@ template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
 
 /* --- A bias or a mask ------------------------------------------------------------------------- */
 
-/* What a bias, or else a mask, does in each item's tiles of so many keys, in the workspace. Clears
- * the counter, too. */
+/* The same for a bias, or else a mask, in tiles of KEYS keys. */
 template <int KEYS> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     const int queries = (int)g.tiling.br / wgmma_group_of(p);
-    fattn_tiling tiling = g.tiling; /* as wgmma_plan_begin() has it */
+    fattn_tiling tiling = g.tiling; /* with the change that wgmma_plan_begin() makes */
     tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
     gpu_admit_later();
     gpu_await_earlier();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies of forward on Hopper (wgmma_forward.cuh): what brings tiles of queries, keys and values,
- * and of a bias or mask, to shared memory.
+ * The producers of forward on Hopper (wgmma_forward.cuh): they copy tiles of queries, keys and
+ * values, and of a bias or mask, to shared memory.
  */
 #ifndef FATTN_CUDA_WGMMA_FORWARD_COPIES_CUH
 #define FATTN_CUDA_WGMMA_FORWARD_COPIES_CUH
@@ -10,27 +10,27 @@
 
 /* --- The copier ------------------------------------------------------------------------------- */
 
-/* What L2 is to do with keys and values: others need them too, unless a head has one block of rows
- * in all. */
+/* The L2 policy of keys and values: other blocks read them too, unless a head has only one block of
+ * rows. */
 template <class S> GPU_DEVICE uint64_t wgmma_key_policy(const fattn_gpu_args &g)
 {
     return S::IS_SPLIT && g.tiling.q_blocks == 1 ? WGMMA_EVICT_FIRST : WGMMA_EVICT_LAST;
 }
 
-/* Pieces of tiles that lanes have looked up, in the order of keys: 2^shift keys that one page
- * holds. */
+/* Pieces of tiles of keys, which lanes have looked up in the table of pages. A piece is 2^shift
+ * keys of one page; lanes have them in the order of keys. */
 template <class S> struct wgmma_pages {
     int shift;
-    int first;     /* tile of the first lane's piece */
-    int page, row; /* where the lane's piece begins */
+    int first;     /* the tile of lane 0's piece */
+    int page, row; /* the first key of this lane's piece */
 };
 
-/* Where the pieces of a tile of keys lie: lane n has the page and the row there of piece n. */
+/* The pieces of one tile of keys: lane n has the page, and the row in it, of piece n. */
 typedef struct wgmma_slot {
     int tile, page, row;
 } wgmma_slot;
 
-/* Looks up the pieces of as many tiles as there are lanes for, of which `tile` is the last. */
+/* Looks up the pieces of as many tiles as the lanes suffice for. `tile` is the last of them. */
 template <class S>
 GPU_DEVICE void wgmma_look_up(const fattn_gpu_args &g, const wgmma_item &w, int tile,
                               wgmma_pages<S> &pages)
@@ -48,8 +48,8 @@ GPU_DEVICE void wgmma_look_up(const fattn_gpu_args &g, const wgmma_item &w, int 
     }
 }
 
-/* The pieces of a tile. Tiles come from the last to the first, so those before `now` are read
- * ahead, as `next`. */
+/* The pieces of a tile. Tiles are visited from the last to the first, so those before `now` are
+ * looked up ahead, in `next`. */
 template <class S>
 GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w, int tile,
                                     wgmma_pages<S> &now, wgmma_pages<S> &next)
@@ -70,9 +70,9 @@ GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w
     return slot;
 }
 
-/* Copies a tile of keys or values, PANELS of 64 channels, to stage n % RING of its ring; n counts
- * the tiles of the ring. PAGED: by a warp, a piece of 2^shift keys a lane, none past the last key;
- * else by one thread, all at once. */
+/* Waits until stage n % RING of a ring is free, and begins to copy a tile of keys or values to it,
+ * PANELS panels of 64 channels. n counts the tiles of the ring. PAGED: a warp does so, each lane a
+ * piece of 2^shift keys, and none past the last key. Otherwise one thread copies the whole tile. */
 template <class S, int PANELS, bool PAGED>
 GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wgmma_map *map,
                                 uint64_t *full, uint64_t *empty, int n, const wgmma_item &w,
@@ -118,7 +118,7 @@ GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map
     }
 }
 
-/* Tiles of keys of an item. */
+/* How many tiles of keys of an item are visited. */
 template <class S>
 GPU_DEVICE int wgmma_tiles_of(const wgmma_block<S> &b, const wgmma_item &w, int place)
 {
@@ -128,7 +128,7 @@ GPU_DEVICE int wgmma_tiles_of(const wgmma_block<S> &b, const wgmma_item &w, int 
     return w.past - w.block;
 }
 
-/* The tile that comes before `tile`, of those that are kept. */
+/* The visited tile before `tile`. */
 template <class S>
 GPU_DEVICE wgmma_key_tile wgmma_tile_before(const wgmma_block<S> &b, int place, int tile)
 {
@@ -138,9 +138,9 @@ GPU_DEVICE wgmma_key_tile wgmma_tile_before(const wgmma_block<S> &b, int place, 
     return {tile - 1, false};
 }
 
-/* Keys of a tile, then values of the one before: in the order in which they are needed. PAGED: by a
- * warp, whose first lane speaks, or by two of them. keys, values: what is the caller's; queries
- * come with keys. */
+/* The loop of the copier. It copies keys of a tile and then values of the tile before, in the order
+ * in which they are consumed. PAGED: a warp does this, in which lane 0 arrives at barriers, or two
+ * warps. keys, values: which of them the caller copies. Queries are copied with keys. */
 template <class S, bool PAGED>
 GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                                const wgmma_block<S> &b, bool keys, bool values)
@@ -149,10 +149,10 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
     wgmma_control<S> &control = *b.control;
     const fattn_problem &p = g.problem;
     const bool speaks = !PAGED || mma_lane() == 0;
-    const bool counts = wgmma_counts<S>(g); /* then the planner waits until it may go on */
+    const bool counts = wgmma_counts<S>(g); /* then the planner waits for item_wanted */
     const int shift = PAGED ? 31 - __clz(WGMMA_PIECE((int)p.page_size, S::KEYS)) : 0;
     wgmma_pages<S> now = {shift, 0, 0, 0}, next = now;
-    int used = 0; /* tiles of the ring of keys; that of values is one behind */
+    int used = 0; /* tiles of keys so far; the ring of values is one behind */
     for (int n = 0;; n++) {
         const int place = n % WGMMA_ITEMS;
         wgmma_await(&control.item_full[place], n / WGMMA_ITEMS % 2);
@@ -176,7 +176,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                 }
             }
             if (left >= 0 && keys) {
-                if constexpr (S::SKIPS) { /* warpgroups read it once the keys are there */
+                if constexpr (S::SKIPS) { /* warpgroups read it when the keys have landed */
                     wgmma_await(&control.k_empty[used % S::RING], used / S::RING % 2 ^ 1);
                     if (speaks) {
                         control.tile[used % S::RING] = mixed ? slot.tile | WGMMA_MIXED : slot.tile;
@@ -200,7 +200,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
             used += left >= 0;
         }
         if (PAGED) {
-            __syncwarp(); /* all have read the item */
+            __syncwarp(); /* all lanes have read the item */
         }
         if (speaks) {
             wgmma_arrive(&control.item_empty[place]);
@@ -210,8 +210,9 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
 
 /* --- The stager ------------------------------------------------------------------------------- */
 
-/* Copies each mixed tile of a bias or mask, in panels of 128 bytes of each row: heads of a group
- * side by side as in a tile of queries. Heads or queries that share what they read have one row. */
+/* The loop of the stager. It copies each mixed tile of a bias or mask, in panels with 128 bytes of
+ * each row. Rows are in the order of a tile of queries, with the heads of a group adjacent. Heads
+ * or queries that share the bias or mask have one row. */
 template <class S>
 GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
                                 const wgmma_block<S> &b)

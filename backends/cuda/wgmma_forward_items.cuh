@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Items of forward on Hopper (wgmma_forward.cuh): shapes of kernels, what a block has in shared
- * memory, what an item is, and the warp that plans them.
+ * Items of forward on Hopper (wgmma_forward.cuh): shapes of kernels, a block's shared memory, the
+ * description of an item, and the warp that plans them.
  */
 #ifndef FATTN_CUDA_WGMMA_FORWARD_ITEMS_CUH
 #define FATTN_CUDA_WGMMA_FORWARD_ITEMS_CUH
@@ -14,13 +14,13 @@
 #include "backends/gpu/parts.cuh"
 #include "core/schedule.h"
 
-#define WGMMA_ITEMS 4 /* that are known at a time */
+#define WGMMA_ITEMS 4 /* stages of the queue of items */
 
-/* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
- * that multiply. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY.
- * TERM_STAGES: panels of a bias or mask that is alone, in shared memory. SPLITS: keys may be cut
- * into parts. ONTO: rows are merged with o and lse of other keys. BLOCKS: that a
- * multiprocessor holds. */
+/* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: consumer
+ * warpgroups. BN: keys of a tile. STAGES: pipeline stages of keys, and of values. FEATURES: those
+ * of MMA_OF_PAIRS that the run has, 0 for lean kernels, or MMA_ANY. TERM_STAGES: staged panels of a
+ * bias or mask, if that is the only feature. SPLITS: keys may be split into parts. ONTO: rows are
+ * merged with o and lse of other keys. BLOCKS: how many a multiprocessor holds. */
 template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
           int TERM_STAGES = 0, bool SPLITS = false, bool ONTO = false, int BLOCKS = 1>
 struct wgmma_shape {
@@ -41,28 +41,28 @@ struct wgmma_shape {
         KEY_BYTES = 128 * PANELS * BN,
         VALUE_BYTES = 128 * PANELS_V * BN,
         TERM_RING = TERM_STAGES,
-        TERM_BYTES = WGMMA_TERM_PANEL(FEATURES, 64 * GROUPS), /* of a panel */
+        TERM_BYTES = WGMMA_TERM_PANEL(FEATURES, 64 * GROUPS), /* per panel */
         TERM_KEYS = 128 / (FEATURES == FATTN_BIAS ? 2 : 1),
-        TERM_PANELS = (BN + TERM_KEYS - 1) / TERM_KEYS, /* of a tile */
+        TERM_PANELS = (BN + TERM_KEYS - 1) / TERM_KEYS, /* per tile */
         IS_LEAN = FEATURES == 0,
         IS_STAGED = TERM_BYTES > 0,
         IS_SPLIT = SPLITS,
         MERGES = ONTO,
         HAS_BLOCKS = FEATURES == FATTN_BLOCK_MASK,
-        SKIPS = HAS_BLOCKS || IS_STAGED, /* tiles without a pair, wherever they are */
-        MAY_ORDER = !SPLITS && !SKIPS,   /* sequences, where that pays */
-        /* A warpgroup looks for itself, where its rows may see less than the item does. */
+        SKIPS = HAS_BLOCKS || IS_STAGED, /* it skips hidden tiles of keys anywhere in an item */
+        MAY_ORDER = !SPLITS && !SKIPS,   /* items may follow the list of sequences */
+        /* A warpgroup itself tests its last tiles, which may be hidden from all of its rows. */
         LOOKS = IS_STAGED && (BN < 64 * GROUPS || GROUPS == 1),
-        /* A bias waits in registers for the products, if a thread has so many. */
+        /* The bias is loaded to registers before the products, if there are enough of them. */
         READS_EARLY = FEATURES == FATTN_BIAS && GROUPS < 3,
-        /* What mma_terms.cuh asks of a shape. */
+        /* Fields that mma_terms.cuh needs. */
         TILES = 1,
         WARP_TILES = 1,
         FIRST_WARP = 4,
         OWN = BN / 4,
         IN_ORDER = true,
-        /* Of a thread. A block gets as many as all its threads would have alike, and who asks for
-         * more than are left waits for ever. */
+        /* Registers per thread. A block is given EQUAL_REGISTERS for each of its threads. A
+         * warpgroup that asks for more than are free waits forever. */
         EQUAL_REGISTERS = 65536 / (THREADS * BLOCKS) / 8 * 8,
         OWN_REGISTERS = GROUPS == 3                                           ? 160
                         : BLOCKS == 3                                         ? 128
@@ -76,28 +76,28 @@ struct wgmma_shape {
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-/* Query heads of a key/value head. */
+/* How many query heads share a key/value head. */
 GPU_DEVICE int wgmma_group_of(const fattn_problem &p)
 {
     return (int)(p.heads_q == p.heads_k ? 1 : fattn_quotient(p.heads_q, p.heads_k));
 }
 
-/* Keys, and so tiles of keys, are below 2^30 (wgmma_maps.c). */
+/* The description of an item. Keys, and so tiles of keys, are below 2^30 (wgmma_maps.c). */
 typedef struct wgmma_item {
-    bool exists;               /* false: there are no more */
-    int rows;                  /* that exist, the query heads of a key/value head side by side */
+    bool exists;               /* false: there are no more items */
+    int rows;                  /* rows that exist; heads of the group are adjacent */
     int keys;                  /* of the sequence */
-    int first_key, past_key;   /* what the first query sees, cut to MMA_LEFTMOST .. keys */
-    int block, past;           /* tiles of keys that some row sees */
-    int own_past[3];           /* the last of them that some row of a warpgroup sees, and one */
-    int full[3], full_past[3]; /* those of which a warpgroup's rows see all */
+    int first_key, past_key;   /* keys in the first query's band, clamped to MMA_LEFTMOST .. keys */
+    int block, past;           /* tiles of keys block .. past - 1, to which some row attends */
+    int own_past[3];           /* `past` of each warpgroup, for its own rows */
+    int full[3], full_past[3]; /* tiles that are full for each warpgroup */
     int tail;                  /* keys of tile past - 1 whose values may be read; 0: all */
-    int q_row, k_row;          /* where copies begin */
+    int q_row, k_row;          /* first rows of copies */
     int batch, q_batch, k_batch, q_head, k_head;
     int64_t o, lse; /* element of o, and index in lse, of the first query's first head */
 } wgmma_item;
 
-/* What features need of items, and of rows. */
+/* The terms of items and of rows. */
 template <class S, uint64_t FEATURES = S::KNOWN> struct wgmma_terms {
     mma_item terms[WGMMA_ITEMS];
 };
@@ -113,11 +113,12 @@ template <class S> struct wgmma_terms<S, FATTN_ALIBI> {
     gpu_f2 alibi[S::ROWS];
 };
 
-/* Tiles of keys of an item that are not ruled out by a bias, a mask or a block mask that is alone,
- * and which of them is in each place of the ring, with WGMMA_MIXED where the feature matters. */
+/* In kernels for a bias, mask or block mask alone: the item's bytes from the scan, the number of
+ * tiles of keys that are not hidden, and the tile in each stage of the ring, with WGMMA_MIXED if
+ * the feature changes something in it. */
 #define WGMMA_MIXED INT32_MIN
 template <class S> struct wgmma_kept_tiles {
-    const uint8_t *bytes[WGMMA_ITEMS]; /* NULL where nothing has been looked at */
+    const uint8_t *bytes[WGMMA_ITEMS]; /* NULL if there was no scan */
     int tiles[WGMMA_ITEMS], tile[S::RING];
 };
 template <class S> struct wgmma_staged_terms : wgmma_kept_tiles<S> {
@@ -133,11 +134,11 @@ template <class S> struct wgmma_terms<S, FATTN_BLOCK_MASK> : wgmma_kept_tiles<S>
     mma_item terms[WGMMA_ITEMS];
 };
 
-/* The part of its keys that an item has. */
+/* An item's part of its keys. */
 typedef struct wgmma_part {
     int number; /* of the item */
     int split;
-    bool whole; /* there are no others */
+    bool whole; /* it is the only part */
 } wgmma_part;
 template <class S, bool SPLITS = S::IS_SPLIT> struct wgmma_parts {
 };
@@ -148,40 +149,40 @@ template <class S> struct wgmma_parts<S, true> {
 /* A block's shared memory beside the tiles. */
 template <class S> struct wgmma_control : wgmma_terms<S>, wgmma_parts<S> {
     wgmma_item item[WGMMA_ITEMS];
-    fattn_tiling tiling; /* the planner's, who has few registers */
+    fattn_tiling tiling; /* this and seq are the planner's, which has few registers */
     fattn_sequence seq;
-    bool ordered; /* items are those of a list of sequences */
+    bool ordered; /* items follow the list of sequences */
     uint64_t item_full[WGMMA_ITEMS], item_empty[WGMMA_ITEMS], item_wanted;
     uint64_t q_full, q_empty;
     uint64_t k_full[S::RING], k_empty[S::RING], v_full[S::RING], v_empty[S::RING];
 };
 
-/* What all roles know. */
+/* What all roles share. */
 template <class S> struct wgmma_block {
     wgmma_control<S> *control;
-    uint32_t q, k, v;            /* tiles */
-    uint32_t terms;              /* and those of a bias or mask */
-    uint32_t out;                /* rows of o on their way out, WGMMA_OUT_BYTES for each warp */
+    uint32_t q, k, v;            /* addresses of tiles */
+    uint32_t terms;              /* and of staged panels of a bias or mask */
+    uint32_t out;                /* staged rows of o, WGMMA_OUT_BYTES for each warp */
     int group;                   /* query heads of a key/value head */
     bool turns;                  /* warpgroups take turns */
     const fattn_merge_job *onto; /* a parameter of kernels that merge rows */
 };
 
-/* The rows of the tile that there are places for: all heads of a query, or none. */
+/* How many rows of the tile are used: a tile has all heads of a query, or none. */
 template <class S> GPU_DEVICE int wgmma_places(int group)
 {
     return group == 1 ? S::ROWS : S::ROWS / group * group;
 }
 
-/* Whether a bias or a mask may hide keys, and a kernel before has looked where. */
+/* Whether a bias or a mask may hide keys, and has been scanned. */
 template <class S> GPU_DEVICE bool wgmma_hides(const fattn_gpu_args &g)
 {
     return (mma_has<S>(g, FATTN_BIAS) || mma_has<S>(g, FATTN_MASK)) &&
            wgmma_looks(g.tiling.items, S::ROWS, g.problem.seqlen_k);
 }
 
-/* Whether items are handed out by a counter (wgmma.h). Where keys are cut into parts, these are
- * alike, or each has a block of its own. */
+/* Whether blocks take their items from a counter (wgmma.h). Parts of keys need none: they are of
+ * equal size, or each has a block of its own. */
 template <class S> GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
@@ -189,8 +190,8 @@ template <class S> GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
                             wgmma_hides<S>(g));
 }
 
-/* Taking turns gained where it is said to (docs/notes/hopper-forward.md). A warpgroup that has rows
- * in no item is to stay out of the way. */
+/* Whether warpgroups take turns: in the cases in which that was measured to be faster
+ * (docs/notes/hopper-forward.md), unless only one warpgroup ever has rows. */
 template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p, int group)
 {
     const bool banded = p.window_left >= 0 || p.window_right >= 0;
@@ -199,13 +200,13 @@ template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p, int group
            (S::WIDTH == 64 ? !banded || S::IS_SPLIT : S::WIDTH < 256);
 }
 
-/* The query of row r, counted from the first. */
+/* The query of row r, relative to the item's first. */
 template <class S> GPU_DEVICE int wgmma_query(const wgmma_block<S> &b, int r)
 {
     return b.group == 1 ? r : r / b.group;
 }
 
-/* Of the last tile of keys that an item has. */
+/* Sets w.tail for the last tile of keys of an item. */
 template <class S> GPU_DEVICE void wgmma_item_tail(const fattn_problem &p, wgmma_item &w)
 {
     const bool shared = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K | FATTN_PAGED);
@@ -218,8 +219,8 @@ typedef struct wgmma_tiles {
     int first, past;
 } wgmma_tiles;
 
-/* The keys of an item whose first query is i0, from the first tile that is kept to the last. Lane n
- * finds out what warpgroup n sees. */
+/* Sets the keys of an item whose first query is i0. kept: the tiles that are not hidden. Lane n
+ * sets those of warpgroup n. */
 template <class S>
 GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b,
                                 const fattn_sequence &seq, int64_t i0, wgmma_tiles kept,
@@ -249,8 +250,8 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
     wgmma_item_tail<S>(p, w);
 }
 
-/* Cuts an item to its part of what its rows see, whose first query is i0. Returns whether it
- * exists. A warpgroup may see nothing of it. */
+/* Limits an item to its part of the keys, and returns whether the part exists. i0: the item's first
+ * query. A warpgroup's rows may attend to nothing in it. */
 template <class S>
 GPU_DEVICE bool wgmma_item_part(const fattn_gpu_args &g, const wgmma_block<S> &b,
                                 const fattn_sequence &seq, int64_t i0, wgmma_part &part,
@@ -262,7 +263,7 @@ GPU_DEVICE bool wgmma_item_part(const fattn_gpu_args &g, const wgmma_block<S> &b
     int64_t first, past;
     const bool exists = fattn_schedule_keys(&parts, part.split, &first, &past);
     part.whole = fattn_parts_are_one(&parts);
-    __syncwarp(); /* all lanes have read what changes now */
+    __syncwarp(); /* all lanes have read the fields that change now */
     w.block = (int)first;
     w.past = (int)past;
     const int n = mma_lane();
@@ -273,14 +274,14 @@ GPU_DEVICE bool wgmma_item_part(const fattn_gpu_args &g, const wgmma_block<S> &b
     return exists;
 }
 
-/* What the features of an item's pairs are, as mma_item_rows() has it. */
+/* Sets the terms of an item, as mma_item_rows() does. */
 template <class S>
 GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, int64_t b,
                                  int64_t i0, int group, const fattn_sequence &seq, mma_item &t)
 {
     const fattn_problem &p = g.problem;
     t.pairs.b = b;
-    if (!S::SKIPS) { /* kernels that do have no feature that asks for these */
+    if (!S::SKIPS) { /* no feature of kernels that skip tiles needs these */
         t.pairs.seq = seq;
         t.pairs.band = fattn_band_of(&p, &seq);
     }
@@ -315,8 +316,8 @@ GPU_DEVICE wgmma_listed *wgmma_sequences(const fattn_gpu_args &g)
     return (wgmma_listed *)((char *)g.workspace + WGMMA_WORKSPACE);
 }
 
-/* What item `number` of the list is. The warp looks for the first sequence whose items end past it,
- * among the last of each 32, then among these. */
+/* Item `number` of the list of sequences. The warp searches for the first sequence whose items end
+ * after it: first among every 32nd entry, and then among the 32 before the one found. */
 GPU_DEVICE fattn_work wgmma_ordered_work(const fattn_gpu_args &g, fattn_tiling tiling,
                                          uint32_t number)
 {
@@ -338,8 +339,8 @@ GPU_DEVICE fattn_work wgmma_ordered_work(const fattn_gpu_args &g, fattn_tiling t
     return work;
 }
 
-/* What item `number` is. Where sequences share a bias or mask, and heads do not, the items of all
- * sequences of a head follow one another, so that it is read from memory once. */
+/* The work of item `number`. If sequences share a bias or mask, and heads do not, the items of all
+ * sequences of a head are consecutive, so that it is read from memory once. */
 template <class S>
 GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const wgmma_control<S> &control,
                                       int64_t number)
@@ -361,7 +362,7 @@ GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const wgmma_contr
     return work;
 }
 
-/* The bytes about tiles of keys (seen.h): where those of all items begin, and those of an item. */
+/* The bytes from the scan (seen.h): the first of all items, and the first of one item. */
 GPU_DEVICE uint8_t *wgmma_bytes(const fattn_gpu_args &g)
 {
     return (uint8_t *)g.workspace + WGMMA_WORKSPACE;
@@ -375,14 +376,14 @@ GPU_DEVICE uint8_t *wgmma_bytes_of(const fattn_gpu_args &g, const fattn_tiling &
     return wgmma_bytes(g) + seen_at(tiling, g.problem.heads_k, stride, work);
 }
 
-/* A tile of keys, or -1; mixed: the feature matters in it, for it drops some pair, or is a bias
- * that is not 0. */
+/* A tile of keys, or -1. mixed: the feature changes something in it, because it drops some pair or
+ * is a bias other than 0. */
 typedef struct wgmma_key_tile {
     int tile;
     bool mixed;
 } wgmma_key_tile;
 
-/* The last tile below `past` that something is kept of. */
+/* The last tile below `past` of which something is kept. */
 GPU_DEVICE wgmma_key_tile wgmma_tile_below(const uint8_t *bytes, int past)
 {
     wgmma_key_tile last = {past - 1, true};
@@ -403,7 +404,8 @@ GPU_DEVICE wgmma_key_tile wgmma_tile_below(const uint8_t *bytes, int past)
     return last;
 }
 
-/* The first and the last tile that something is kept of, for the kernel of all features. */
+/* The range of tiles from the first to the last of which something is kept, for the kernel with all
+ * features. */
 GPU_DEVICE wgmma_tiles wgmma_kept_ends(const uint8_t *bytes, int tiles)
 {
     wgmma_tiles kept = {0, wgmma_tile_below(bytes, tiles).tile + 1};
@@ -414,7 +416,7 @@ GPU_DEVICE wgmma_tiles wgmma_kept_ends(const uint8_t *bytes, int tiles)
     return kept;
 }
 
-/* Counts the tiles that are kept of an item, which is empty where there are none. */
+/* Sets how many tiles of an item are not hidden. If there are none, the item becomes empty. */
 template <class S>
 GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint8_t *bytes, int place,
                                  wgmma_item &w)
@@ -427,7 +429,7 @@ GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint8_t *bytes, 
     }
     b.control->bytes[place] = bytes;
     b.control->tiles[place] = tiles;
-    __syncwarp(); /* all lanes have read what changes now */
+    __syncwarp(); /* all lanes have read the fields that change now */
     if (tiles == 0) {
         w.past = w.block;
         if (mma_lane() < S::WARPGROUPS) {
@@ -436,8 +438,8 @@ GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint8_t *bytes, 
     }
 }
 
-/* Item `number`; returns whether it has rows, and keys of its own. Lanes write the same, each of
- * them. */
+/* Sets the description of item `number`. Returns whether it has rows, and whether its part exists.
+ * All lanes write the same values. */
 template <class S>
 GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
                                int place)
@@ -454,7 +456,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     fattn_sequence &seq = b.control->seq;
     if (gpu_sequences_differ(p)) {
         seq = gpu_sequence(g, work.batch);
-    } else { /* the others are the same */
+    } else { /* its other fields are the same for all sequences */
         seq.q_batch = seq.k_batch = work.batch;
     }
     wgmma_forget();
@@ -495,7 +497,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
 
 /* --- The planner ------------------------------------------------------------------------------ */
 
-/* What all items share. */
+/* Sets what all items share. */
 template <class S>
 GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &b)
 {
@@ -519,8 +521,8 @@ GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &
     wgmma_forget();
 }
 
-/* The number of an item after the first is asked for late, when the copies of the last one are
- * about to end: who asks early holds on to items that others could begin. */
+/* The loop of the planner. It takes the number of an item late, when the copies of the item before
+ * are about to end. If it took it earlier, it would hold items that other blocks could begin. */
 template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgmma_block<S> &b)
 {
     wgmma_control<S> &control = *b.control;

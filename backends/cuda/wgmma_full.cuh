@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Entries of the images "wgmma_full_64", "_128", "_256": wgmma_<run>_<type>_<width> for each shape
- * of wgmma.h, what clears their counter, and what looks for keys that a bias, a mask or a
- * block mask hides. */
+ * of wgmma.h, the kernel that clears their counter, and those that scan a bias, a mask or a block
+ * mask for hidden keys. */
 #ifndef FATTN_CUDA_WGMMA_FULL_CUH
 #define FATTN_CUDA_WGMMA_FULL_CUH
 
@@ -12,7 +12,7 @@
 #include "backends/cuda/wgmma_forward_before.cuh"
 
 typedef struct wgmma_full_maps {
-    wgmma_map map[4]; /* q, k, v, and a bias or mask that is alone */
+    wgmma_map map[4]; /* q, k, v, and a bias or mask if that is the only feature of pairs */
 } wgmma_full_maps;
 
 #define WGMMA_FULL_ENTRY(name, type, features, width, warpgroups, keys, stages, term_stages)  \
@@ -27,12 +27,12 @@ typedef struct wgmma_full_maps {
     WGMMA_FULL_ENTRY(wgmma_##run##_f16_##width, mma_f16, features, width, __VA_ARGS__) \
     WGMMA_FULL_ENTRY(wgmma_##run##_bf16_##width, mma_bf16, features, width, __VA_ARGS__)
 
-/* Of a run with a bias or a mask, in the place of clear. */
+/* The scan of a bias or a mask, which runs instead of `clear`. */
 #define WGMMA_SEEN_ENTRY(width, keys) \
     GPU_KERNEL(SEEN_THREADS, 1)       \
     wgmma_seen_##width##_##keys(const GPU_PARAM fattn_gpu_args g) { wgmma_seen_all<keys>(g); }
 
-/* Of a run with a block mask. */
+/* The scan of a block mask. */
 #define WGMMA_BLOCKS_ENTRY(width, keys, stages)                                                   \
     GPU_KERNEL(WGMMA_BLOCK_THREADS, 1) wgmma_blocks_##width(const GPU_PARAM fattn_gpu_args g)     \
     {                                                                                             \

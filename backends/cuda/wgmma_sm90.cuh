@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Hopper's own instructions, sm_90a: barriers in shared memory (mbarrier), the copy engine (TMA)
- * and the products of a warpgroup, 128 threads (wgmma). The only header that holds them,
- * but for griddepcontrol (vendor.h) and additions of several floats (mma_sm80.cuh).
+ * and the products of a warpgroup, that is, of 128 threads (wgmma). All of them are in this header,
+ * except griddepcontrol (vendor.h) and additions of several floats (mma_sm80.cuh).
  *
- * Copies and products run beside the threads that begin them. A barrier counts arrivals and bytes:
- * its phase ends when as many threads have arrived as it was made for and all bytes that they have
- * announced are there. Phases take turns between 0 and 1; waiting for the one that was before the
- * first does not wait.
+ * Copies and products are asynchronous. An mbarrier counts arrivals and bytes: its phase completes
+ * when the number of threads that it was made for have arrived, and all bytes that they have
+ * announced have landed. The parity of phases alternates between 0 and 1. A wait for the phase
+ * before the first returns at once.
  *
- * Products of a warpgroup run in the order in which they were begun, in groups. Until its group has
- * ended nothing may touch a product's registers, and the compiler knows of neither: it must see
- * wgmma_fence() before a product, and wgmma_settle() of its sums after waiting.
+ * Products of a warpgroup complete in the order in which they were issued, in groups. Until its
+ * group is complete, nothing may touch a product's registers. The compiler does not know this: it
+ * must see wgmma_fence() before a product, and wgmma_settle() of its accumulators after the wait.
  */
 #ifndef FATTN_CUDA_WGMMA_SM90_CUH
 #define FATTN_CUDA_WGMMA_SM90_CUH
@@ -19,13 +19,14 @@
 #include "backends/cuda/mma_sm80.cuh"
 #include "backends/cuda/wgmma.h"
 
-/* --- A block's parts -------------------------------------------------------------------------- */
+/* --- Warpgroups ------------------------------------------------------------------------------- */
 
-/* The number of the warpgroup, which the compiler then knows to be the same for all its threads:
- * without it registers could not be handed over. */
+/* The number of the warpgroup. The shuffle tells the compiler that it is uniform over the warp;
+ * without that, registers cannot be reallocated. */
 GPU_DEVICE int wgmma_group(void) { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
 
-/* All warpgroups begin with the same number of registers. Each says once how many it wants. */
+/* All warpgroups begin with the same number of registers. Each sets its own number once: producers
+ * give up registers, consumers take more (setmaxnreg). */
 template <int N> GPU_DEVICE void wgmma_give_registers(void)
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -36,7 +37,8 @@ template <int N> GPU_DEVICE void wgmma_take_registers(void)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* Barriers of the block by number, 1 .. 15, of so many threads: some wait, others only arrive. */
+/* Named barriers of the block, 1 .. 15, for so many threads. Some threads wait, others only
+ * arrive. */
 GPU_DEVICE void wgmma_named_sync(int number, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
@@ -47,7 +49,7 @@ GPU_DEVICE void wgmma_named_arrive(int number, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* Whether `own` is true in all of these threads, which wait for one another. */
+/* A named barrier that returns whether `own` is true in all of its threads. */
 GPU_DEVICE bool wgmma_named_all(int number, int threads, bool own)
 {
     int all;
@@ -58,12 +60,12 @@ GPU_DEVICE bool wgmma_named_all(int number, int threads, bool own)
                  : "=r"(all)
                  : "r"(number), "r"(threads), "r"((int)own)
                  : "memory");
-    return __all_sync(0xffffffffu, all); /* the compiler knows: for the whole warp */
+    return __all_sync(0xffffffffu, all); /* tells the compiler that it is uniform over the warp */
 }
 
-/* Blocks of a launch, of which a multiprocessor has one, that are taken to run side by side: three
- * quarters, so that other work may hold the rest. If it holds more for good, a deterministic run
- * whose items are shifted (wgmma_shift.h) waits for as long. */
+/* How many blocks of a resident launch are assumed to run at the same time: three quarters, so that
+ * other work may hold the rest of the multiprocessors. If other work holds more of them, a
+ * deterministic run whose items are shifted (wgmma_shift.h) waits until it ends. */
 GPU_DEVICE int wgmma_side_by_side(void) { return max((int)gpu_blocks() * 3 / 4, 1); }
 
 /* --- Clusters --------------------------------------------------------------------------------- */
@@ -82,10 +84,10 @@ GPU_DEVICE void wgmma_cluster_sync(void)
     asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/* The block's own shared memory, of which a kernel knows one name. */
+/* The block's own shared memory. (An emulator replaces this function.) */
 GPU_DEVICE char *wgmma_own_memory(char *shared) { return shared; }
 
-/* The address in block `rank` of the cluster of what lies at `at` in this one. */
+/* The cluster address of the place in block `rank` that corresponds to `at` in this block. */
 GPU_DEVICE uint32_t wgmma_address_in(int rank, uint32_t at)
 {
     uint32_t there;
@@ -101,7 +103,7 @@ GPU_DEVICE void wgmma_barrier_make(uint64_t *barrier, int arrivals)
                  : "memory");
 }
 
-/* Lets the copy engine see barriers that have been made. */
+/* Makes new barriers visible to TMA and to the cluster. */
 GPU_DEVICE void wgmma_barriers_made(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -112,9 +114,9 @@ GPU_DEVICE void wgmma_arrive(uint64_t *barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mma_shared(barrier)) : "memory");
 }
 
-/* Arrives at the same barrier of another block of the cluster. What it tells is that this thread
- * has read something: a release to the cluster would wait for all that it has written, to global
- * memory too. */
+/* Arrives at the same barrier of another block of the cluster, to tell it that this thread has read
+ * something. It does not release writes to the cluster, since that would wait for all of the
+ * thread's writes, including those to global memory. */
 GPU_DEVICE void wgmma_arrive_in(int rank, uint64_t *barrier)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
@@ -143,9 +145,9 @@ GPU_DEVICE bool wgmma_try(uint32_t barrier, int phase)
     return ended != 0;
 }
 
-/* Of builds with WGMMA_SHAKE, which look for roles that do not wait for one another: now and then a
- * thread is late, by up to four microseconds, and the place of a tile is full of NaN before it is
- * copied to. */
+/* For builds with WGMMA_SHAKE, which search for missing synchronisation between roles: threads are
+ * delayed at random, by up to four microseconds, and a tile's stage is filled with NaN before a
+ * copy to it. */
 GPU_DEVICE void wgmma_shake(void)
 {
 #ifdef WGMMA_SHAKE
@@ -177,23 +179,23 @@ GPU_DEVICE void wgmma_await(uint64_t *barrier, int phase)
 
 /* --- Copies ----------------------------------------------------------------------------------- */
 
-/* A tensor map, a parameter of the kernel: how a tensor lies in memory. */
+/* A tensor map, a kernel parameter that describes a tensor to TMA. */
 typedef struct alignas(64) wgmma_map {
     uint8_t bytes[128];
 } wgmma_map;
 
-/* Brings the map itself. */
+/* Prefetches the map itself. */
 GPU_DEVICE void wgmma_prefetch(const wgmma_map *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* What L2 is to do with what is copied: evict it after other things, or before them. */
+/* L2 policies of copies: evict last, or evict first. */
 #define WGMMA_EVICT_LAST UINT64_C(0x14f0000000000000)
 #define WGMMA_EVICT_FIRST UINT64_C(0x12f0000000000000)
 
-/* Begins to copy a box, and announces its bytes to the barrier when they are there. Elements
- * outside of the tensor are zeros. */
+/* Begins to copy a box, whose bytes are counted by the barrier when they land. Elements outside the
+ * tensor become zeros. */
 GPU_DEVICE void wgmma_copy(uint32_t to, const wgmma_map *map, uint64_t *barrier, int c0, int c1,
                            int c2, int c3, uint64_t policy)
 {
@@ -213,7 +215,7 @@ GPU_DEVICE void wgmma_copy(uint32_t to, const wgmma_map *map, uint64_t *barrier,
                  : "memory");
 }
 
-/* Does so for both blocks of a cluster: to the same place of each, and its barrier. */
+/* Multicasts a box to both blocks of a cluster: to the same place and the same barrier in each. */
 GPU_DEVICE void wgmma_copy_to_both(uint32_t to, const wgmma_map *map, uint64_t *barrier, int c0,
                                    int c1, int c2, int c3, uint64_t policy)
 {
@@ -226,7 +228,7 @@ GPU_DEVICE void wgmma_copy_to_both(uint32_t to, const wgmma_map *map, uint64_t *
         : "memory");
 }
 
-/* The same of bytes that lie one after the other, a multiple of 16 at one. */
+/* The same for contiguous bytes; address and size are multiples of 16. */
 GPU_DEVICE void wgmma_copy_bytes(uint32_t to, const void *from, int bytes, uint64_t *barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -235,8 +237,8 @@ GPU_DEVICE void wgmma_copy_bytes(uint32_t to, const void *from, int bytes, uint6
                  : "memory");
 }
 
-/* Begins to copy bytes of shared memory to block `rank` of the cluster, and announces them to its
- * barrier. */
+/* Begins to copy bytes of shared memory to block `rank` of the cluster, whose barrier counts them
+ * when they land. */
 GPU_DEVICE void wgmma_send(int rank, uint32_t to, uint32_t from, int bytes, uint64_t *barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
@@ -245,7 +247,7 @@ GPU_DEVICE void wgmma_send(int rank, uint32_t to, uint32_t from, int bytes, uint
                  : "memory");
 }
 
-/* The same of a number. */
+/* The same for a number. */
 GPU_DEVICE void wgmma_send_number(int rank, int *to, int x, uint64_t *barrier)
 {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
@@ -254,8 +256,8 @@ GPU_DEVICE void wgmma_send_number(int rank, int *to, int x, uint64_t *barrier)
                  : "memory");
 }
 
-/* Begins to add floats of shared memory to floats of global memory, as a bulk group of this
- * thread. */
+/* Begins to add floats of shared memory to floats of global memory, as a bulk group of this thread
+ * (cp.reduce.async.bulk). */
 GPU_DEVICE void wgmma_add(float *to, uint32_t from, int bytes, uint64_t policy)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 "
@@ -265,7 +267,7 @@ GPU_DEVICE void wgmma_add(float *to, uint32_t from, int bytes, uint64_t policy)
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* The same, but they replace what is there. */
+/* The same, but the floats are stored instead of added. */
 GPU_DEVICE void wgmma_replace(float *to, uint32_t from, int bytes, uint64_t policy)
 {
     asm volatile(
@@ -281,13 +283,14 @@ GPU_DEVICE void wgmma_await_read(void)
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* Waits until they are complete: this thread sees what they wrote. */
+/* Waits until this thread's groups are complete, and their writes visible to it. */
 GPU_DEVICE void wgmma_await_added(void)
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* A word of global memory that other blocks write; what they did before is seen after. */
+/* An acquire load of a word of global memory that other blocks write: what they wrote before it is
+ * visible after this. */
 GPU_DEVICE int32_t wgmma_peek(const int32_t *from)
 {
     int32_t x;
@@ -295,10 +298,10 @@ GPU_DEVICE int32_t wgmma_peek(const int32_t *from)
     return x;
 }
 
-/* Lets copies and products see what this thread has stored in shared memory. */
+/* Makes this thread's stores to shared memory visible to copies and products (the async proxy). */
 GPU_DEVICE void wgmma_publish(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/* 16 bytes of zeros. */
+/* Stores 16 bytes of zeros. */
 GPU_DEVICE void wgmma_zero(uint32_t to)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
@@ -309,7 +312,7 @@ GPU_DEVICE void wgmma_put(uint32_t to, float x)
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
 
-/* Four words, to a multiple of 16. */
+/* Stores four words to an address aligned to 16. */
 GPU_DEVICE void wgmma_put_four(uint32_t to, const uint32_t x[4])
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
@@ -327,7 +330,8 @@ GPU_DEVICE uint32_t wgmma_get_half(uint32_t from)
     return x;
 }
 
-/* Stores four 8 x 8 matrices, each transposed, lanes 8 n .. 8 n + 7 giving the rows of number n. */
+/* Stores four 8 x 8 matrices, each transposed (stmatrix). Lanes 8 n .. 8 n + 7 give the addresses
+ * of the rows of matrix n. */
 GPU_DEVICE void wgmma_put_transposed(uint32_t to, const uint32_t x[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -335,10 +339,11 @@ GPU_DEVICE void wgmma_put_transposed(uint32_t to, const uint32_t x[4])
                  : "memory");
 }
 
-/* What has been stored is read again where it is needed: a thread that copies has few registers. */
+/* A compiler barrier: values are read from memory again where they are needed. For producer
+ * threads, which have few registers. */
 GPU_DEVICE void wgmma_forget(void) { asm volatile("" ::: "memory"); }
 
-/* x, in a register of its own: it is not read anew from where it came. */
+/* x in a register of its own, so that the compiler does not load it again at each use. */
 GPU_DEVICE float wgmma_own(float x)
 {
     asm volatile("" : "+f"(x));
@@ -349,19 +354,19 @@ GPU_DEVICE float wgmma_own(float x)
 
 GPU_DEVICE void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-/* Ends a group of products. */
+/* Ends a group of products (wgmma.commit_group). */
 GPU_DEVICE void wgmma_commit(void)
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Waits until at most N groups have not ended. */
+/* Waits until at most N groups are incomplete. */
 template <int N> GPU_DEVICE void wgmma_wait(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* Keeps the compiler from moving reads of these sums before the wait. */
+/* Keeps the compiler from moving reads of these accumulators before the wait. */
 template <int N> GPU_DEVICE void wgmma_settle(float c[N][4])
 {
     GPU_UNROLL
@@ -370,8 +375,8 @@ template <int N> GPU_DEVICE void wgmma_settle(float c[N][4])
     }
 }
 
-/* Operands of an asm statement: the sums of 16 columns each, those that are set, and their
- * numbers. */
+/* Operand lists of asm statements, in steps of 16 columns: accumulators that are added to
+ * (WGMMA_SUMS), accumulators that are set (WGMMA_NEW), and operand numbers (WGMMA_LIST). */
 #define WGMMA_EIGHT(c, n)                                                            \
     "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3]), "+f"(c[(n) + 1][0]), \
         "+f"(c[(n) + 1][1]), "+f"(c[(n) + 1][2]), "+f"(c[(n) + 1][3])
@@ -430,14 +435,14 @@ template <int N> GPU_DEVICE void wgmma_settle(float c[N][4])
 /* clang-format on */
 
 /*
- * A product of a warpgroup's 64 rows and N columns of 16-bit elements, along a sum of 16, whose
- * results c are added to, or, where not `add`, set.
+ * A product of a warpgroup: 64 rows, N columns, summed over 16 16-bit elements. It is added to the
+ * accumulators c or, if `add` is false, replaces them.
  *
- *     tiles()           a and b are descriptors; the sum runs along channels
- *     transposed_a()    the product's rows are channels of a, and the sum runs along a's rows
- *     transposed_ab()   that, and the sum runs along the rows of b too
- *     pairs()           a is in registers; the sum runs along the rows of b
- *     new_..            sets its results, and what was in their registers is not needed
+ *     tiles()           a and b are descriptors; channels are summed over
+ *     transposed_a()    a is transposed: channels are the product's rows, a's rows are summed over
+ *     transposed_ab()   b is transposed too: its rows are summed over
+ *     pairs()           a is in registers; the rows of b are summed over
+ *     new_..            replaces the accumulators, which need not be initialised
  */
 template <class T, int N> struct wgmma_product;
 #define WGMMA_SET(type, n, groups, o0, o1, transposes)                                          \
@@ -499,10 +504,10 @@ WGMMA_PRODUCTS(128, 8, 64, 65, 66, 67, 68, 69)
 WGMMA_PRODUCTS(192, 12, 96, 97, 98, 99, 100, 101)
 WGMMA_PRODUCTS(256, 16, 128, 129, 130, 131, 132, 133)
 
-/* The largest x of a warp. */
+/* The largest x of the warp. */
 GPU_DEVICE int wgmma_largest(int x) { return __reduce_max_sync(0xffffffffu, x); }
 
-/* Of two pairs of 16-bit numbers without signs, the smaller ones. */
+/* The minimum of unsigned 16-bit numbers in each half. */
 GPU_DEVICE uint32_t wgmma_smaller_halves(uint32_t a, uint32_t b)
 {
     uint32_t c;
@@ -510,7 +515,7 @@ GPU_DEVICE uint32_t wgmma_smaller_halves(uint32_t a, uint32_t b)
     return c;
 }
 
-/* All ones where a bf16 of a is not less than that of b, else 0. */
+/* In each half, all bits set if the bf16 of a is not less than that of b, or else 0. */
 GPU_DEVICE uint32_t wgmma_not_less(uint32_t a, uint32_t b)
 {
     uint32_t c;
@@ -518,8 +523,8 @@ GPU_DEVICE uint32_t wgmma_not_less(uint32_t a, uint32_t b)
     return c;
 }
 
-/* Multiplies each number of a pair of type T by 1 if the upper bit of its half of x is set, and
- * by 0 if not, so that NaN stays NaN. */
+/* Multiplies each number of a pair of type T by 1 if the top bit of its half of x is set, or by 0
+ * if not, so that NaN stays NaN. */
 template <class T> GPU_DEVICE uint32_t wgmma_keep_halves(uint32_t pair, uint32_t x)
 {
     constexpr bool IS_BF16 = (int)T::DTYPE == (int)FATTN_BF16;
@@ -534,15 +539,15 @@ template <class T> GPU_DEVICE uint32_t wgmma_keep_halves(uint32_t pair, uint32_t
     return pair;
 }
 
-/* What is tested of a word is not tested earlier: the compiler would test all its bits at once, for
- * all uses, and keep each answer in a register of its own. */
+/* Returns x, and keeps the compiler from testing its bits before this point. Otherwise it tests all
+ * of them at once, for all uses, and keeps each result in a register of its own. */
 GPU_DEVICE uint32_t wgmma_anew(uint32_t x)
 {
     asm volatile("" : "+r"(x)::"memory");
     return x;
 }
 
-/* The largest of three numbers with signs. */
+/* The largest of three signed numbers. */
 GPU_DEVICE int wgmma_larger(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 
 #endif

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What Hopper's kernels do with a tile: products, masks, operands in registers, rows that become
- * zeros.
+ * Operations of Hopper's kernels on a tile: products, conversion of accumulators to operands,
+ * masks, and zeroing rows.
  */
 #ifndef FATTN_CUDA_WGMMA_TILE_CUH
 #define FATTN_CUDA_WGMMA_TILE_CUH
 
 #include "backends/cuda/wgmma_sm90.cuh"
 
-/* One lane of each warp speaks for it. */
+/* One lane arrives at the barrier for its warp. */
 GPU_DEVICE void wgmma_release(uint64_t *barrier)
 {
     if (mma_lane() == 0) {
@@ -18,8 +18,9 @@ GPU_DEVICE void wgmma_release(uint64_t *barrier)
 
 /* --- Products --------------------------------------------------------------------------------- */
 
-/* x = A B^T along W channels. a, b: descriptors, of 64 rows of a tile of ROWS_A, and of N of a tile
- * of ROWS_B. NEW: registers of x are free until then. */
+/* Begins x = A B^T, summed over W channels. a, b: descriptors of 64 rows of a tile of ROWS_A, and
+ * of N rows of a tile of ROWS_B. NEW: x need not be initialised, so its registers are free
+ * before. */
 template <class T, int W, int ROWS_A, int ROWS_B, int N, bool NEW>
 GPU_DEVICE void wgmma_dots(uint64_t a, uint64_t b, float x[N / 8][4])
 {
@@ -38,7 +39,7 @@ GPU_DEVICE void wgmma_dots(uint64_t a, uint64_t b, float x[N / 8][4])
     wgmma_commit();
 }
 
-/* y += P B, with P in registers and B of 16 * STEPS rows and N channels. */
+/* Begins y += P B, with P in registers, and B with 16 * STEPS rows and N channels. */
 template <class T, int STEPS, int N>
 GPU_DEVICE void wgmma_mix(const uint32_t p[STEPS][4], uint64_t b, float y[N / 8][4])
 {
@@ -50,7 +51,7 @@ GPU_DEVICE void wgmma_mix(const uint32_t p[STEPS][4], uint64_t b, float y[N / 8]
     wgmma_commit();
 }
 
-/* Elements of a product, rounded, as the first operand of another: the thread's stay its own. */
+/* Rounds accumulators to the first operand of another product. No data moves between threads. */
 template <class T, int N> GPU_DEVICE void wgmma_pack(const float x[N / 8][4], uint32_t p[N / 16][4])
 {
     GPU_UNROLL
@@ -62,8 +63,8 @@ template <class T, int N> GPU_DEVICE void wgmma_pack(const float x[N / 8][4], ui
 
 /* --- Masks ------------------------------------------------------------------------------------ */
 
-/* Scores of columns that a row does not see become -inf. first, past: those that it sees, counted
- * from the thread's first column. */
+/* Sets scores to -inf, except in columns first .. past - 1 of each of the thread's two rows,
+ * counted from the thread's first column. */
 template <int N>
 GPU_DEVICE void wgmma_keep(const int first[2], const int past[2], float x[N / 8][4])
 {
@@ -75,7 +76,7 @@ GPU_DEVICE void wgmma_keep(const int first[2], const int past[2], float x[N / 8]
     }
 }
 
-/* The same where none is too early, or none too late: under causal masks these are all. */
+/* The same with only an upper bound, or only a lower bound. Causal masks need no more. */
 template <int N> GPU_DEVICE void wgmma_keep_past(const int past[2], float x[N / 8][4])
 {
     GPU_UNROLL
@@ -100,20 +101,21 @@ template <int N> GPU_DEVICE void wgmma_keep_first(const int first[2], float x[N 
 
 #define WGMMA_SMALL_THRESHOLD 0x7f80 /* the bits of a bf16 of +inf */
 
-/* All ones in those halves of a word of the generator that are not below the threshold, which both
- * halves of `threshold` are. SMALL: as bits of a bf16 it is a positive number, and so is the
- * smaller of it and a half. */
+/* Sets all bits in those halves of a generator's word that are not below the threshold; `threshold`
+ * has it in both halves. SMALL: as a bf16, the threshold is a positive number, and so is the
+ * minimum of it and a half, so that bf16 comparisons can be used. */
 template <bool SMALL> GPU_DEVICE uint32_t wgmma_kept(uint32_t word, uint32_t threshold)
 {
     return SMALL ? wgmma_not_less(wgmma_smaller_halves(word, threshold), threshold)
                  : __vcmpgeu2(word, threshold);
 }
 
-/* --- Rows that are another's ------------------------------------------------------------------ */
+/* --- Rows of other sequences ------------------------------------------------------------------ */
 
-/* Zeroes rows `live` and later of a tile, which hold another sequence's data or none: their weights
- * are 0, and 0 times NaN or infinity is NaN. Each warpgroup does it for itself; where two write the
- * same place, both write 0. barrier: of the warpgroup's threads. */
+/* Zeroes rows `live` and later of a tile, which hold data of another sequence or none. Their
+ * weights are 0, but 0 times NaN or infinity would be NaN. Each warpgroup does this for itself; if
+ * two write to the same place, both write 0. barrier: a named barrier of the warpgroup's
+ * threads. */
 template <int ROWS, int PANELS> GPU_DEVICE void wgmma_clear(uint32_t tile, int live, int barrier)
 {
     const int t = (int)threadIdx.x % 128;

@@ -1,44 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward on Hopper, for 16-bit types, in the manner of FlashAttention-3. Lean kernels know causal
- * masks, windows, lengths and positions, the others what makes dot products scores, every feature
- * or one (wgmma_backward_ahead.cuh). Its equations are those of simt_backward.cuh.
+ * Backward on Hopper, for 16-bit types, in the manner of FlashAttention-3. Lean kernels have causal
+ * masks, windows, lengths and positions. The others have the features of pairs: every one, or a
+ * single one (wgmma_backward_ahead.cuh). The equations are those of simt_backward.cuh.
  *
- * A block stays on its multiprocessor and takes item after item: a tile of keys of a key/value
- * head. It walks along the queries that see some of them, head by head of the group. Its warps have
- * roles, which meet at barriers in shared memory (wgmma_backward_block.cuh). Three do not multiply
- * (wgmma_backward_copies.cuh):
+ * A block is persistent: it processes item after item, each a tile of keys of a key/value head. It
+ * visits the queries that attend to some of these, head by head of the group. Its warps are
+ * specialised, and synchronise by barriers in shared memory (wgmma_backward_block.cuh). Three roles
+ * do not multiply (wgmma_backward_copies.cuh):
  *
- *     the taker       one warp; takes the next item from a counter, and finds out which tiles of
- *                     queries a bias or a mask leaves of it
- *     the copier      one thread; begins the copies of queries and dO, with lse and delta, and of a
- *                     bias or mask that is alone, as soon as the place of an earlier tile is free
- *     two adders      a warp each; add to dQ in the workspace what a warpgroup has left in shared
- *                     memory. Where two blocks share an item (wgmma_backward_pair.cuh) the
- *                     threads that multiply add their sums themselves; these warps send dS, and
- *                     in a deterministic run tell when it is the block's turn
- *     warpgroups      64 keys each, which are the rows of their products:
+ *     the taker       one warp; takes the next item from a counter, and finds the tiles of queries
+ *                     that a bias or a mask does not hide
+ *     the copier      one thread; issues the copies of queries and dO, with lse and delta, and of a
+ *                     bias or mask that is the only feature, as soon as a stage is free
+ *     two adders      a warp each; they add to dQ in the workspace what a warpgroup has written to
+ *                     shared memory. If two blocks share an item (wgmma_backward_pair.cuh), the
+ *                     threads that multiply add their sums themselves; these warps then send dS
+ *                     and, in a deterministic run, wait for the block's turn
+ *     warpgroups      the consumers, with 64 keys each, which are the rows of their products:
  *
  *         S^T = K Q^T             dP^T = V dO^T
  *         P^T = exp(S^T - lse)    dS^T = P^T (dP^T - delta)
  *         dV += P^T dO            dK += dS^T Q                    operands and sums in registers
  *         dQ^T = K^T dS^T         of both warpgroups' keys, through shared memory
  *
- * and each makes half of dQ. That is where they meet, once a tile. Where two blocks share an item,
- * both warpgroups have the block's 64 keys: of S^T and dP^T each makes half of the queries, of dV,
- * dK and dQ half of the channels, and P^T and dS^T pass through shared memory. Products run in the
- * order in which they are begun, and none is waited for before another is on its way:
+ * and each computes half of dQ. For that they synchronise, once a tile. If two blocks share an
+ * item, both warpgroups have the block's 64 keys: each computes half of the queries of S^T and
+ * dP^T, and half of the channels of dV, dK and dQ, and P^T and dS^T pass through shared memory.
+ * Products run in the order in which they are issued, and another is always issued before one is
+ * waited for:
  *
  *     S^T            of the next tile, while dK is made
  *     dP^T           while S^T becomes P^T
  *     dV             while dP^T becomes dS^T
  *     dQ^T, dK       when both warpgroups have dS
  *
- * Where dQ is deferred (DEFERS), dQ^T is that of the tile before. Then a warpgroup does not wait
- * for the other's dS of the same tile, and one multiplies while the other exponentiates.
+ * If dQ is deferred (DEFERS), the dQ^T of this list is that of the tile before. Then a warpgroup
+ * does not wait for the other's dS of the same tile, and one multiplies while the other
+ * exponentiates.
  *
- * Items and the workspace are in wgmma_backward_items.cuh, and what runs before and after in
- * wgmma_backward_rows.cuh.
+ * Items and the workspace are in wgmma_backward_items.cuh, and the kernels that run before and
+ * after in wgmma_backward_rows.cuh.
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_CUH
@@ -48,21 +50,21 @@
 
 /* --- A tile of queries ------------------------------------------------------------------------ */
 
-/* Rows of the sequence's last tile. */
+/* How many rows the sequence has in its last tile. */
 template <class S>
 GPU_DEVICE int wgmma_tail_rows(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk)
 {
     return b.control->item[walk.item].queries % S::QUERIES;
 }
 
-/* Whether some rows of a tile are another sequence's. What tile comes next may have been read just
- * now, and takes long to arrive: it is not looked at where no tile has such rows. */
+/* Whether some rows of a tile belong to another sequence. `tile` may have been read just now, and
+ * then takes long to arrive, so it is not used if no tile has such rows. */
 template <class S> GPU_DEVICE bool wgmma_is_tail(const wgmma_backward_walk<S> &walk, int tile)
 {
     return (!S::SKIPS || walk.tail >= 0) && tile == walk.tail;
 }
 
-/* Begins the warpgroup's part of a product of keys or values, and queries or dO. */
+/* Begins the warpgroup's part of K Q^T, or of V dO^T. */
 template <class S>
 GPU_DEVICE void wgmma_own_dots(int group, uint32_t keys, uint32_t queries,
                                float x[S::OWN_QUERIES / 8][4])
@@ -74,7 +76,7 @@ GPU_DEVICE void wgmma_own_dots(int group, uint32_t keys, uint32_t queries,
         wgmma_descriptor(queries + first_query * 128, 0), x);
 }
 
-/* Waits for the queries of a tile, the next. */
+/* Waits for the queries of the next tile, which is `tile`. */
 template <class S>
 GPU_DEVICE void wgmma_await_queries(const wgmma_backward_block<S> &b,
                                     const wgmma_backward_walk<S> &walk, int tile)
@@ -87,8 +89,8 @@ GPU_DEVICE void wgmma_await_queries(const wgmma_backward_block<S> &b,
     }
 }
 
-/* The tile that comes next: `next`, unless tiles may be left out. Then it is known when its queries
- * are there. */
+/* The next tile: `next`, or, in kernels that may skip tiles, the one that the copier has chosen,
+ * which is known when its queries have landed. */
 template <class S>
 GPU_DEVICE wgmma_visit wgmma_await_visit(const wgmma_backward_block<S> &b,
                                          wgmma_backward_walk<S> &walk, wgmma_visit next)
@@ -102,7 +104,7 @@ GPU_DEVICE wgmma_visit wgmma_await_visit(const wgmma_backward_block<S> &b,
     return next;
 }
 
-/* The same of dO. */
+/* Waits for dO of the next tile, which is `tile`. */
 template <class S>
 GPU_DEVICE void wgmma_await_dout(const wgmma_backward_block<S> &b,
                                  const wgmma_backward_walk<S> &walk, int tile)
@@ -115,9 +117,9 @@ GPU_DEVICE void wgmma_await_dout(const wgmma_backward_block<S> &b,
     }
 }
 
-/* A float of each of the thread's columns: of 8 columns from 8 * FIRST on, up to 8 * PAST. Products
- * that run keep shared memory busy, so that this takes long: what there are registers for is read
- * before something else is waited for. */
+/* Reads a float for each of the thread's columns among columns 8 * FIRST .. 8 * PAST - 1. Running
+ * products keep shared memory busy, so that this takes long. As much as registers allow is read
+ * early, before another wait. */
 template <class S, int FIRST, int PAST>
 GPU_DEVICE void wgmma_read_columns(uint32_t from, float y[S::OWN_QUERIES / 8][2])
 {
@@ -132,7 +134,7 @@ GPU_DEVICE void wgmma_read_columns(uint32_t from, float y[S::OWN_QUERIES / 8][2]
     }
 }
 
-/* Begins S^T of the tile whose queries have been waited for. */
+/* Begins S^T of the tile whose queries have landed. */
 template <class S>
 GPU_DEVICE void wgmma_begin_scores(const wgmma_backward_block<S> &b, wgmma_backward_walk<S> &walk,
                                    float x[S::OWN_QUERIES / 8][4])
@@ -141,7 +143,7 @@ GPU_DEVICE void wgmma_begin_scores(const wgmma_backward_block<S> &b, wgmma_backw
     wgmma_step(walk.q);
 }
 
-/* Begins dP^T of the tile whose dO has been waited for. */
+/* Begins dP^T of the tile whose dO has landed. */
 template <class S>
 GPU_DEVICE void wgmma_begin_dp(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
                                float dp[S::OWN_QUERIES / 8][4])
@@ -149,7 +151,7 @@ GPU_DEVICE void wgmma_begin_dp(const wgmma_backward_block<S> &b, const wgmma_bac
     wgmma_own_dots<S>(walk.group, b.v, b.dout + walk.dout.stage * S::QUERY_BYTES, dp);
 }
 
-/* Scores become P. */
+/* Turns scores in x into P. */
 template <class S>
 GPU_DEVICE void wgmma_exponentiate(float unit, const float lse[S::OWN_QUERIES / 8][2],
                                    float x[S::OWN_QUERIES / 8][4])
@@ -161,7 +163,7 @@ GPU_DEVICE void wgmma_exponentiate(float unit, const float lse[S::OWN_QUERIES / 
     }
 }
 
-/* dP becomes dS. */
+/* Turns dP in dp into dS. */
 template <class S>
 GPU_DEVICE void wgmma_differentiate(const float delta[S::OWN_QUERIES / 8][2],
                                     const float p[S::OWN_QUERIES / 8][4],
@@ -174,7 +176,7 @@ GPU_DEVICE void wgmma_differentiate(const float delta[S::OWN_QUERIES / 8][2],
     }
 }
 
-/* Selects away the scores of pairs outside of the band, and of keys that do not exist. */
+/* Sets scores to -inf for pairs outside the band and for keys that do not exist. */
 template <class S>
 GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
                            float x[S::OWN_QUERIES / 8][4])
@@ -196,7 +198,7 @@ GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backwar
     }
 }
 
-/* dP becomes dS, of which dBias is made. */
+/* Turns dP in dp into dS with any features, and stores dBias. */
 template <class S>
 GPU_DEVICE void wgmma_differentiate_any(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                         const wgmma_backward_walk<S> &walk,
@@ -219,7 +221,7 @@ GPU_DEVICE void wgmma_differentiate_any(const fattn_gpu_args &g, const wgmma_bac
 
 /* --- Products of a tile ----------------------------------------------------------------------- */
 
-/* Begins the warpgroup's half of dQ^T: 64 channels, of PART queries. from: where dS is, 0 or
+/* Begins the warpgroup's half of dQ^T: 64 channels of PART queries. from: the offset of dS, 0 or
  * DS_BYTES. */
 template <class S>
 GPU_DEVICE void wgmma_begin_dq(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
@@ -244,8 +246,8 @@ GPU_DEVICE void wgmma_begin_dq(const wgmma_backward_block<S> &b, const wgmma_bac
     wgmma_commit();
 }
 
-/* Where dQ is deferred: waits until both warpgroups have put dS of this tile, or of the one before,
- * into shared memory. */
+/* If dQ is deferred: wait until both warpgroups have stored dS of this tile, or of the one before,
+ * to shared memory. */
 template <class S>
 GPU_DEVICE void wgmma_await_ds(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk)
 {
@@ -259,7 +261,7 @@ GPU_DEVICE void wgmma_await_ds_before(const wgmma_backward_block<S> &b,
     wgmma_await(&b.control->ds_full[walk.ds == 0], walk.ds_phase ^ (walk.ds == 0));
 }
 
-/* The other warpgroup's turn. */
+/* Gives the turn to the other warpgroup. */
 template <class S> GPU_DEVICE void wgmma_pass_turn(const wgmma_backward_walk<S> &walk)
 {
     if (S::TAKES_TURNS) {
@@ -267,14 +269,14 @@ template <class S> GPU_DEVICE void wgmma_pass_turn(const wgmma_backward_walk<S> 
     }
 }
 
-/* Hands this warpgroup's part of dQ over to its adder, once that has read the one before. */
+/* Hands this warpgroup's part of dQ to its adder, when that has read the one before. */
 template <class S>
 GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[S::PART / 8][4])
 {
     wgmma_named_sync(WGMMA_DQ_ADDED + walk.group, WGMMA_WITH_ADDER);
     GPU_UNROLL
     for (int n = 0; n < S::PART / 2; n++) {
-        /* channels 8 apart are in neighbouring chunks */
+        /* channels 8 apart are in adjacent chunks */
         const uint32_t at = n % 4 < 2 ? walk.dq_put : walk.dq_put ^ 32;
         wgmma_put(at + n / 4 * 8 * 256 + n % 2 * 256, dq[n / 4][n % 4]);
     }
@@ -282,14 +284,14 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
     wgmma_named_arrive(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
 }
 
-/* The place of the next tile's P and dS. */
+/* Advances to the stage of the next tile's P and dS. */
 template <class S> GPU_DEVICE void wgmma_step_ds(wgmma_backward_walk<S> &walk)
 {
     walk.ds_phase ^= walk.ds != 0;
     walk.ds ^= S::DS_BYTES;
 }
 
-/* Goes on to the next tile, if there are MORE. */
+/* Advances to the next tile, if there are MORE. */
 template <class S, bool MORE>
 GPU_DEVICE void wgmma_go_on(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                             wgmma_backward_walk<S> &walk, wgmma_visit next)
@@ -331,7 +333,7 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
     wgmma_release(&b.control->q_empty[walk.q_used.stage]);
     wgmma_step(walk.q_used);
     if constexpr (MORE) {
-        wgmma_wait<0>(); /* the compiler does not follow products from one round to the next */
+        wgmma_wait<0>(); /* the compiler does not track products across loop iterations */
         wgmma_join_ahead<S>(g, b, walk);
     }
     wgmma_step_ds<S>(walk);
@@ -354,7 +356,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     const uint64_t q = wgmma_descriptor(b.q + walk.q_used.stage * S::QUERY_BYTES, S::QUERIES * 128);
     const uint64_t dout =
         wgmma_descriptor(b.dout + walk.dout.stage * S::QUERY_BYTES, S::QUERIES * 128);
-    /* Deferred dQ of the last tile is made beside dK where there are registers for it. */
+    /* The deferred dQ of the last tile is computed beside dK if there are registers for it. */
     constexpr bool LAST_BESIDE = S::DEFERS && !MORE && S::WIDTH == 64;
     float dp[S::QUERIES / 8][4], dq[S::PART / 8][4], last[S::PART / 8][4];
     float lse[S::QUERIES / 8][2], delta[S::QUERIES / 8][2];
@@ -396,7 +398,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
         if (walk.owes) {
             wgmma_await_ds_before<S>(b, walk);
         }
-        wgmma_begin_dq<S>(b, walk, walk.ds ^ S::DS_BYTES, dq); /* not used where none is owed */
+        wgmma_begin_dq<S>(b, walk, walk.ds ^ S::DS_BYTES, dq); /* unused in the first tile */
     } else {
         wgmma_named_sync(WGMMA_DS_MADE, 256);
         wgmma_begin_dq<S>(b, walk, walk.ds, dq);
@@ -407,7 +409,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
         wgmma_drop_early<S>(g, walk, next.head, next.tile);
         wgmma_await_queries<S>(b, walk, next.tile);
         wgmma_await_term<S>(b, walk);
-        if (S::KNOWN == FATTN_MASK) { /* there are no registers for a bias yet */
+        if (S::KNOWN == FATTN_MASK) { /* for a bias there are no registers yet */
             wgmma_read_term<S>(g, b, walk, next.head, next.tile);
         }
     } else {
@@ -444,8 +446,8 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
 
 /* --- A tile of an item that two blocks share -------------------------------------------------- */
 
-/* sums += X^T Y for the warpgroup's channels of Y; x, y: tiles of queries, by keys and by
- * channels. */
+/* Begins sums += X^T Y for the warpgroup's channels of Y. x, y: tiles [query][key] and
+ * [query][channel]. */
 template <class S>
 GPU_DEVICE void wgmma_pair_mix(uint32_t x, uint32_t y, int group,
                                float sums[S::OWN_CHANNELS / 8][4])
@@ -462,7 +464,7 @@ GPU_DEVICE void wgmma_pair_mix(uint32_t x, uint32_t y, int group,
     wgmma_commit();
 }
 
-/* A part of P^T or dS^T, rounded, as a tile of queries by keys. */
+/* Stores a part of P^T or dS^T, rounded, to a tile [query][key]. */
 template <class S>
 GPU_DEVICE void wgmma_pair_put(uint32_t to, const uint32_t pairs[S::OWN_QUERIES / 16][4])
 {
@@ -473,7 +475,7 @@ GPU_DEVICE void wgmma_pair_put(uint32_t to, const uint32_t pairs[S::OWN_QUERIES 
     wgmma_publish();
 }
 
-/* Adds the sums of the tile before; in a deterministic run when it is their turn. */
+/* Adds the sums of the tile before to dQ; in a deterministic run, when their turn has come. */
 template <class S>
 GPU_DEVICE void wgmma_add_owed(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
                                const wgmma_pair_sums<S> &sums)
@@ -484,7 +486,7 @@ GPU_DEVICE void wgmma_add_owed(const wgmma_backward_block<S> &b, const wgmma_bac
     wgmma_add_sums<S>(sums);
 }
 
-/* Tells its adder so. */
+/* In a deterministic run, tells the adder that the sums have been added. */
 template <class S>
 GPU_DEVICE void wgmma_tell_owed_added(const wgmma_backward_block<S> &b,
                                       const wgmma_backward_walk<S> &walk)
@@ -494,9 +496,9 @@ GPU_DEVICE void wgmma_tell_owed_added(const wgmma_backward_block<S> &b,
     }
 }
 
-/* From S^T of a tile, complete, to dS in shared memory, with P and dV on the way. A warpgroup makes
- * S^T and dP^T of half of the queries, and takes the other's half of P for dV of its channels.
- * sums: of the tile before, which are added to dQ while dP is made. */
+/* Goes from a tile's S^T to dS in shared memory, and computes P and dV in between. A warpgroup has
+ * S^T and dP^T of half of the queries; for dV of its channels it also reads the other warpgroup's
+ * half of P. sums: dQ of the tile before, which is added while dP is computed. */
 template <class S>
 GPU_DEVICE void wgmma_pair_ds(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, float unit,
                               wgmma_backward_walk<S> &walk, const wgmma_pair_sums<S> &sums,
@@ -532,10 +534,10 @@ GPU_DEVICE void wgmma_pair_ds(const fattn_gpu_args &g, const wgmma_backward_bloc
     wgmma_pair_put<S>(walk.ds_put + walk.ds, pairs);
 }
 
-/* One tile, as above, of an item that two blocks share. The products that follow dV are in the
- * order dK, S^T of the next tile, dQ: while the first two are made, dS of the other block arrives,
- * and dO of the next tile comes to the place of this one's, as there is only one.
- * sums: of the tile before, and then of this one; dq_to: where those of the head's first tile go.
+/* One tile, as above, of an item that two blocks share. The products after dV are in the order dK,
+ * S^T of the next tile, dQ. While the first two run, dS of the other block arrives, and dO of the
+ * next tile replaces this one's, as it has only one stage. sums: on entry dQ of the tile before, on
+ * return dQ of this tile; dq_to: where dQ of the head's first tile is added.
  */
 template <class S, bool MORE>
 GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
@@ -576,7 +578,7 @@ GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_bl
         wgmma_drop_late<S>(g, b, walk, next.head, next.tile);
         wgmma_await_dout<S>(b, walk, next.tile);
     }
-    wgmma_wait<0>(); /* as at the end of any tile */
+    wgmma_wait<0>(); /* as in wgmma_end_tile() */
     wgmma_settle<S::PART / 8>(sums.dq);
     if constexpr (MORE) {
         wgmma_join_ahead<S>(g, b, walk);
@@ -587,7 +589,7 @@ GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_bl
 
 /* --- A warpgroup ------------------------------------------------------------------------------ */
 
-/* Before the first item, and at the beginning of each. */
+/* Sets the walk to the beginning of an item. */
 template <class S>
 GPU_DEVICE void wgmma_walk_begin(const fattn_problem &p, const wgmma_backward_item &w, int item,
                                  wgmma_backward_walk<S> &walk)
@@ -614,7 +616,7 @@ GPU_DEVICE void wgmma_walk_set(const fattn_gpu_args &g, const wgmma_backward_blo
     walk.visits = 0;
     walk.ds = 0;
     walk.ds_phase = 0;
-    /* Matrices of 8 keys by 8 queries: keys first. */
+    /* The lane's row in the matrices of 8 keys by 8 queries that stmatrix stores, keys first. */
     const int query = lane % 8 + lane / 16 * 8, key = 16 * warp + lane / 8 % 2 * 8;
     const int first_query = S::IS_PAIR ? group * S::OWN_QUERIES : 0;
     const int first_key = S::IS_PAIR ? 0 : 64 * group;
@@ -628,7 +630,7 @@ GPU_DEVICE void wgmma_walk_set(const fattn_gpu_args &g, const wgmma_backward_blo
     }
 }
 
-/* Words x[k] of a quad's lanes q trade places: lane q gets those at place q of lanes k. */
+/* Transposes 4 x 4 words of a quad of lanes: x[k] of lane q becomes x[q] of lane k. */
 GPU_DEVICE void wgmma_transpose_quad(uint32_t x[4])
 {
     const bool odd = gpu_thread() & 1, high = gpu_thread() & 2;
@@ -646,9 +648,9 @@ GPU_DEVICE void wgmma_transpose_quad(uint32_t x[4])
     }
 }
 
-/* A row of 16-bit elements of W channels, of which `dim` are the tensor's: its quad stores 32
- * channels at a time, a lane eight. to: the row, which begins at a multiple of 16 bytes where it
- * has chunks; h: which of the thread's two. */
+/* Stores a row of 16-bit elements with W channels, of which `dim` exist. The row's quad stores 32
+ * channels at a time, eight per lane. to: the row; chunks: it begins at a multiple of 16 bytes; h:
+ * which of the thread's two rows. */
 template <class T, int W>
 GPU_DEVICE void wgmma_store_row(uint16_t *to, int dim, bool chunks, bool exists, float factor,
                                 bool empty, int h, const float sums[W / 8][4])
@@ -669,8 +671,8 @@ GPU_DEVICE void wgmma_store_row(uint16_t *to, int dim, bool chunks, bool exists,
     }
 }
 
-/* Two neighbouring floats of a row, of which the first `live` are the tensor's. pairs: they lie at
- * a multiple of 8 bytes, and both are the tensor's or neither. */
+/* Load and store two adjacent floats of a row, of which the first `live` exist. pairs: they are
+ * aligned to 8 bytes, and either both or none exist. */
 GPU_DEVICE gpu_f2 wgmma_get_floats(const float *from, int live, bool pairs)
 {
     gpu_f2 two = {0, 0};
@@ -695,7 +697,7 @@ GPU_DEVICE void wgmma_put_floats(float *to, int live, bool pairs, gpu_f2 two)
     }
 }
 
-/* wgmma_store_row() in floats, which it may add to: 16 are read before any of them is written. */
+/* wgmma_store_row() in floats, which it may add to. It issues 16 loads before the first store. */
 template <int W>
 GPU_DEVICE void wgmma_store_row_floats(float *to, int dim, bool pairs, float factor, bool empty,
                                        bool adds, int h, const float sums[W / 8][4])
@@ -725,7 +727,7 @@ GPU_DEVICE void wgmma_store_row_floats(float *to, int dim, bool pairs, float fac
     }
 }
 
-/* Rows of a gradient of the tile's keys. at: element of the first. */
+/* Stores rows of a gradient for the tile's keys. at: the element of the first key. */
 template <class S>
 GPU_DEVICE void wgmma_store_keys(const fattn_gpu_args &g, const wgmma_backward_item &w, int group,
                                  void *to, int64_t at, int64_t stride, int dim, bool chunks,
@@ -749,10 +751,10 @@ GPU_DEVICE void wgmma_store_keys(const fattn_gpu_args &g, const wgmma_backward_i
     }
 }
 
-/* Where own sums of dQ are added. */
+/* Where a thread adds its own sums of dQ. */
 typedef struct wgmma_own_dq {
-    float *to;    /* the thread's first, of the head's first tile */
-    int64_t next; /* from a head to the next */
+    float *to;    /* its first element in the head's first tile */
+    int64_t next; /* distance from a head to the next */
 } wgmma_own_dq;
 
 template <class S>
@@ -767,7 +769,7 @@ GPU_DEVICE wgmma_own_dq wgmma_own_dq_of(const fattn_gpu_args &g, const wgmma_bac
     return own;
 }
 
-/* The tiles of an item, one after the other; n: of items with tiles. */
+/* Visits the tiles of an item. n counts items with tiles. */
 template <class S>
 GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                      const wgmma_backward_item &w, int n,
@@ -784,7 +786,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
         own = wgmma_own_dq_of<S>(g, w, b.rank, walk.group);
     }
     wgmma_pair_sums<S>
-        sums; /* of no tile: a test for the first would cost more than to add zeros */
+        sums; /* zeros for the first tile: adding them costs less than a test for it */
     if (S::IS_PAIR) {
         sums.to = own.to + (int64_t)w.start * (S::QUERIES * S::WIDTH);
         GPU_UNROLL
@@ -838,7 +840,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     wgmma_settle<S::OWN_CHANNELS / 8>(dv);
 }
 
-/* Warpgroup `group` of those that multiply. */
+/* The loop of consumer warpgroup `group`. */
 template <class S>
 GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                     int group)
@@ -850,7 +852,7 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
     int used = 0; /* items that had tiles */
     wgmma_walk_set<S>(g, b, group, walk);
     if (group == 1) {
-        wgmma_pass_turn<S>(walk); /* the first */
+        wgmma_pass_turn<S>(walk); /* warpgroup 0 has the first turn */
     }
     for (int n = 0;; n++) {
         float dk[N / 8][4], dv[N / 8][4];
@@ -870,7 +872,7 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
             wgmma_backward_tiles<S>(g, b, w, used++, walk, dk, dv);
         }
         if (p.outputs & FATTN_OUT_DV) {
-            float z_kept = 1; /* Z comes last: times it, weights might overflow */
+            float z_kept = 1; /* applied at the end: weights times Z might overflow */
             if constexpr (!S::IS_LEAN) {
                 z_kept = mma_has<S>(g, FATTN_DROPOUT) ? control.dropout.multiplier : 1;
             }
@@ -885,13 +887,13 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
         wgmma_release(&control.item_empty[n % 2]);
     }
     if (!S::IS_PAIR) {
-        wgmma_named_sync(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER); /* whom the last adder passed */
+        wgmma_named_sync(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER); /* matches the last arrival */
     }
 }
 
 /* --- A block ---------------------------------------------------------------------------------- */
 
-/* Where the tiles lie. */
+/* Sets the addresses of the tiles. */
 template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(char *shared)
 {
     wgmma_backward_block<S> b;
@@ -1001,7 +1003,7 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
         wgmma_backward_work<S>(g, b, group - 1);
     }
     if (S::IS_PAIR) {
-        wgmma_sync_blocks<S>(); /* the other one may still arrive here */
+        wgmma_sync_blocks<S>(); /* the other block may still access this one's barriers */
     }
 }
 

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where a warpgroup of backward on Hopper is (wgmma_backward.cuh), and what it finds out about the
- * pairs of its next tile while products of this one run: a bias, a mask, and which pairs dropout
- * keeps. Of each tile the loop calls
+ * The position of a consumer warpgroup in backward on Hopper (wgmma_backward.cuh), and the terms of
+ * its next tile, which it prepares while products of the current tile run: a bias, a mask, and
+ * which pairs dropout keeps. For each tile the main loop calls
  *
- *     wgmma_drop_early, wgmma_drop_late    dropout's generator, in two stretches of products
- *     wgmma_await_term, wgmma_read_term    a bias or mask goes to registers
- *     wgmma_look_ahead                     what it says of the pairs
- *     wgmma_join_ahead                     what other lanes know of them; no product runs
- *     wgmma_weigh_fully                    the tile's scores become weights
+ *     wgmma_drop_early, wgmma_drop_late    call dropout's generator, beside two groups of products
+ *     wgmma_await_term, wgmma_read_term    load a bias or mask to registers
+ *     wgmma_look_ahead                     evaluates it
+ *     wgmma_join_ahead                     combines bits from other lanes; no product runs
+ *     wgmma_weigh_fully                    turns the tile's scores into weights
  *
- * and decides when: registers are short, and some of these live longer than others.
+ * at places that depend on the kernel, since registers are short, and some of these values live
+ * longer than others.
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_AHEAD_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_AHEAD_CUH
@@ -18,26 +19,27 @@
 #include "backends/cuda/wgmma_backward_block.cuh"
 #include "backends/cuda/wgmma_backward_terms.cuh"
 
-/* Where a warpgroup is. Registers are short: what few tiles need is read from the item there. */
+/* The position of a warpgroup. Registers are short: values that few tiles need are not here, but
+ * are read from the item. */
 template <class S> struct wgmma_backward_walk {
     int group, tile;
-    int head;            /* of the group's */
-    int item;            /* number of its place */
-    int full, full_past; /* tiles that need no mask */
-    int tail;            /* the tile of which some rows are another's, or -1 */
+    int head;            /* of the group */
+    int item;            /* index in control.item */
+    int full, full_past; /* tiles that need no band mask */
+    int tail;            /* the tile with rows of another sequence, or -1 */
     wgmma_place<S::STAGES> q, q_used;
     wgmma_place<S::DOUT_STAGES> dout;
     wgmma_place<S::TERM_PLACES> term;
-    float slope;          /* of ALiBi, of the head */
+    float slope;          /* of ALiBi, for the head */
     wgmma_ahead<S> ahead; /* of the tile */
     wgmma_dropout drop;
-    uint32_t term_offset; /* where the lane reads a staged tile */
-    uint32_t ds;          /* of dS: 0, or DS_BYTES */
+    uint32_t term_offset; /* of the lane's reads in a staged tile */
+    uint32_t ds;          /* offset of the stage of dS: 0 or DS_BYTES */
     int ds_phase;         /* of its barriers */
-    bool owes;            /* dQ of the tile before is still to be made */
-    uint32_t visits;      /* of tiles; wgmma_visit_at() */
-    uint32_t ds_put;      /* where the lane's first matrix of dS goes, with ds 0 */
-    uint32_t dq_put;      /* where the lane's first sum of dQ goes */
+    bool owes;            /* dQ of the tile before is not computed, or not added, yet */
+    uint32_t visits;      /* tiles visited so far; wgmma_visit_at() */
+    uint32_t ds_put;      /* address for the lane's first matrix of dS, in stage 0 */
+    uint32_t dq_put;      /* address for the lane's first sum of dQ */
 };
 
 /* The first query of a warpgroup's part of S^T. */
@@ -46,7 +48,7 @@ template <class S> GPU_DEVICE int wgmma_own_query(int group)
     return S::IS_PAIR ? group * S::OWN_QUERIES : 0;
 }
 
-/* Where the thread's pairs are, of tile `tile` of the group's head `head`. */
+/* The thread's pairs in tile `tile` of the group's head `head`. */
 template <class S>
 GPU_DEVICE wgmma_patch wgmma_patch_of(const wgmma_backward_block<S> &b,
                                       const wgmma_backward_walk<S> &walk, int head, int tile)
@@ -64,7 +66,7 @@ GPU_DEVICE wgmma_patch wgmma_patch_of(const wgmma_backward_block<S> &b,
     return at;
 }
 
-/* What a head is to know: its slope. */
+/* Begins a head: reads its slope. */
 template <class S>
 GPU_DEVICE void wgmma_head_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                  wgmma_backward_walk<S> &walk, int head)
@@ -79,7 +81,7 @@ GPU_DEVICE void wgmma_head_begin(const fattn_gpu_args &g, const wgmma_backward_b
     }
 }
 
-/* Where the lane reads a bias or mask in a staged tile: its first 8 queries. */
+/* Offset of the lane's reads of a bias or mask in a staged tile, for the first 8 queries. */
 template <class S> GPU_DEVICE uint32_t wgmma_term_offset(const fattn_gpu_args &g, int group)
 {
     const bool rows = wgmma_term_stride<S>(g.problem)[2] != 0; /* or all queries share one */
@@ -104,8 +106,8 @@ GPU_DEVICE void wgmma_await_term(const wgmma_backward_block<S> &b,
     }
 }
 
-/* Where a warp has 32 queries and 16 keys: a lane begins to read a query's part of a bias or mask.
- */
+/* For warps with 32 queries and 16 keys: each lane begins to read one query's part of a bias or
+ * mask. */
 template <class S>
 GPU_DEVICE void wgmma_read_row(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                wgmma_backward_walk<S> &walk, int head, int tile)
@@ -126,8 +128,8 @@ GPU_DEVICE void wgmma_read_row(const fattn_gpu_args &g, const wgmma_backward_blo
     }
 }
 
-/* Such rows of a bias become what the thread's own pairs have, by way of the warp's part of the
- * tile's P, which is not made yet. */
+/* Turns such rows of a bias into the biases of the thread's own pairs. It goes through the room of
+ * the warp's part of P, which is not computed yet. */
 template <class S>
 GPU_DEVICE void wgmma_transpose_bias(const wgmma_backward_block<S> &b,
                                      const wgmma_backward_walk<S> &walk,
@@ -148,7 +150,8 @@ GPU_DEVICE void wgmma_transpose_bias(const wgmma_backward_block<S> &b,
     }
 }
 
-/* Begins to read it, or a bias that is not staged: of tile `tile` of the group's head `head`. */
+/* Begins to read a bias or mask, except a mask that is not staged, for tile `tile` of the group's
+ * head `head`. */
 template <class S>
 GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                 wgmma_backward_walk<S> &walk, int head, int tile)
@@ -180,7 +183,7 @@ GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_bl
     }
 }
 
-/* Looks at what has been read, or reads a mask that is not staged. */
+/* Evaluates the bias or mask that has been read, or reads a mask that is not staged. */
 template <class S>
 GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                  wgmma_backward_walk<S> &walk, int head, int tile)
@@ -228,7 +231,7 @@ template <class S> GPU_DEVICE bool wgmma_drops(const fattn_gpu_args &g)
     return MAY && mma_has<S>(g, FATTN_DROPOUT);
 }
 
-/* Once an item. */
+/* Sets up dropout for an item. */
 template <class S>
 GPU_DEVICE void wgmma_drop_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                  wgmma_backward_walk<S> &walk)
@@ -246,8 +249,8 @@ GPU_DEVICE void wgmma_drop_begin(const fattn_gpu_args &g, const wgmma_backward_b
     }
 }
 
-/* Which pairs of a tile dropout keeps. Its generator is called while products run: EARLY_CALLS
- * times in one stretch of them, and the rest in the next. */
+/* Find which pairs of a tile dropout keeps. The generator is called while products run: EARLY_CALLS
+ * times beside one group of them, and the other times beside the next group. */
 template <class S>
 GPU_DEVICE void wgmma_drop_early(const fattn_gpu_args &g, wgmma_backward_walk<S> &walk, int head,
                                  int tile)
@@ -274,7 +277,7 @@ GPU_DEVICE void wgmma_drop_late(const fattn_gpu_args &g, const wgmma_backward_bl
     }
 }
 
-/* When the products of the tile before have ended. */
+/* Combines bits from other lanes, when the products of the tile before are complete. */
 template <class S>
 GPU_DEVICE void wgmma_join_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                  wgmma_backward_walk<S> &walk)
@@ -288,7 +291,7 @@ GPU_DEVICE void wgmma_join_ahead(const fattn_gpu_args &g, const wgmma_backward_b
     }
 }
 
-/* Scores of a tile in x become P, in p, and what dP - delta is to be multiplied by, in x. */
+/* Computes P of a tile from scores in x: rounded, in p; and in x, the factor of dP - delta. */
 template <class S>
 GPU_DEVICE void
 wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Roles of a block of backward on Hopper that do not multiply (wgmma_backward.cuh): the warp that
- * takes items, the thread that copies tiles to shared memory, and the warps that add dQ to the
- * workspace, or await the turns of threads that add their own and send dS to the block that shares
- * the item (wgmma_backward_pair.cuh).
+ * The roles of a block of backward on Hopper that do not multiply (wgmma_backward.cuh): the warp
+ * that takes items, the thread that copies tiles to shared memory, and the warps that add dQ to the
+ * workspace. If two blocks share an item, the latter send dS to the other block and wait for turns
+ * (wgmma_backward_pair.cuh).
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_COPIES_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_COPIES_CUH
@@ -12,8 +12,8 @@
 
 /* --- The taker -------------------------------------------------------------------------------- */
 
-/* Finds out which tiles of queries an item visits, and with which it begins. A warp asks, a lane
- * for each of 32 tiles. */
+/* Finds which tiles of queries an item visits, and with which it begins. Called by a warp; each
+ * lane has one of 32 tiles. */
 template <class S>
 GPU_DEVICE void wgmma_find_visits(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                   wgmma_backward_item &w)
@@ -40,14 +40,14 @@ GPU_DEVICE void wgmma_find_visits(const fattn_gpu_args &g, const wgmma_backward_
             visits[words + n] = mixed;
         }
     }
-    __syncwarp(); /* all have read the item */
+    __syncwarp(); /* all lanes have read the item */
     if (mma_lane() == 0) {
         w.start = start;
         w.tiles = tiles * (int)g.group;
     }
 }
 
-/* blocks: that share an item. */
+/* The item that is taken as number `taken`. blocks: how many share an item. */
 GPU_DEVICE wgmma_shift wgmma_shift_taken(const fattn_gpu_args &g, int blocks, int taken)
 {
     wgmma_shift_run run;
@@ -67,9 +67,9 @@ GPU_DEVICE int wgmma_take(const fattn_gpu_args &g, unsigned *taken)
            (wgmma_is_ordered(g.problem) ? 0 : (int)gpu_blocks());
 }
 
-/* The number of an item after the first is asked for late, when the copies of the one before are
- * about to end: who asks early holds on to items that others could begin. An item for which the one
- * before would wait is not taken until that is through. */
+/* The loop of the taker. It takes an item late, when the copies of the one before are about to end.
+ * If it took it earlier, it would hold items that other blocks could begin. An item for which the
+ * block's current item may have to wait is not taken before that is finished. */
 template <class S>
 GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_block<S> &b)
 {
@@ -79,7 +79,7 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const fattn_problem &p = g.problem;
     const int items = wgmma_items_of(g, saved);
-    const bool ordered = b.ordered; /* all by the counter: earlier items have begun */
+    const bool ordered = b.ordered; /* then first items come from the counter too */
     int number = (int)gpu_block() / S::BLOCKS;
     int part = -1;
     if constexpr (!S::IS_LEAN) {
@@ -136,7 +136,7 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
 
 /* --- The copier ------------------------------------------------------------------------------- */
 
-/* A tile of rows: all channels. */
+/* Begins to copy all channels of a tile of rows. */
 template <int PANELS, int ROWS>
 GPU_DEVICE void wgmma_copy_panels(uint32_t to, const wgmma_map *map, uint64_t *full, int row,
                                   int head, int batch)
@@ -147,7 +147,7 @@ GPU_DEVICE void wgmma_copy_panels(uint32_t to, const wgmma_map *map, uint64_t *f
     }
 }
 
-/* Keys, or values. */
+/* Begins to copy keys or values. */
 template <class S>
 GPU_DEVICE void wgmma_copy_keys(uint32_t to, const wgmma_map *map, uint64_t *full,
                                 const wgmma_backward_item &w, const fattn_strides &stride)
@@ -158,8 +158,8 @@ GPU_DEVICE void wgmma_copy_keys(uint32_t to, const wgmma_map *map, uint64_t *ful
                                           stride.batch ? w.k_batch : 0);
 }
 
-/* A tile of queries, or of dO, of query head `head`, and a float of each row. Where two blocks
- * share an item, what comes from the other one is announced here too. */
+/* Begins to copy a tile of queries or of dO of query head `head`, and a float for each row. If two
+ * blocks share an item, the announced bytes include those that the other block multicasts. */
 template <class S>
 GPU_DEVICE void wgmma_copy_rows(uint32_t to, const wgmma_map *map, uint32_t floats,
                                 const float *from, uint64_t *full, const wgmma_backward_item &w,
@@ -181,7 +181,8 @@ GPU_DEVICE void wgmma_copy_rows(uint32_t to, const wgmma_map *map, uint32_t floa
     wgmma_copy_bytes(floats, from, FLOATS, full);
 }
 
-/* Whether tensor maps take it: of strides the host has seen to that. */
+/* Whether the bias or mask is staged by TMA. The host has checked its strides; this checks the
+ * alignment of its address. */
 template <class S> GPU_DEVICE bool wgmma_is_staged(const fattn_gpu_args &g)
 {
     const void *const data =
@@ -195,7 +196,7 @@ template <class S> GPU_DEVICE bool wgmma_has_chunks(const fattn_gpu_args &g)
     return S::READS_ROWS && wgmma_are_rows<S>(g);
 }
 
-/* A tile of it, in rows of 128 bytes: one row where queries share theirs. */
+/* Begins to copy a tile of it, in rows of 128 bytes; only one row if queries share it. */
 template <class S>
 GPU_DEVICE void wgmma_copy_term(const fattn_gpu_args &g, uint32_t to, const wgmma_map *map,
                                 uint64_t *full, const wgmma_backward_item &w, int head, int tile)
@@ -213,16 +214,16 @@ GPU_DEVICE void wgmma_copy_term(const fattn_gpu_args &g, uint32_t to, const wgmm
     }
 }
 
-/* Where copies are. */
+/* The copier's position. */
 template <class S> struct wgmma_copies {
     wgmma_place<S::STAGES> q;
     wgmma_place<S::DOUT_STAGES> dout;
     wgmma_place<S::TERM_PLACES> term;
-    int keys;        /* tiles of these */
-    uint32_t visits; /* and of queries */
+    int keys;        /* tiles of keys so far */
+    uint32_t visits; /* tiles of queries so far */
 };
 
-/* maps: q, k, v, dO, and a bias or mask that is alone. */
+/* Copies the tiles of an item. maps: q, k, v, dO, and a bias or mask if that is staged. */
 template <class S>
 GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
                                 const wgmma_backward_block<S> &b, const wgmma_backward_item &w,
@@ -296,12 +297,13 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
 
 /* --- The adders ------------------------------------------------------------------------------- */
 
-/* Ordered blocks add to a tile of dQ from the last tile of keys that it sees to the first, each
- * when the one before has. Whom a block waits for took its item earlier, so it runs or is through,
- * and waits for nobody later. It is the turn of the block as many blocks have added as there are
- * tiles of keys behind its own that see the tile, whose last query, there or not, is what items go
- * by.
- * Shifted items, which have all tiles, add part by part, in the order of their round. */
+/* The turn of an item at a tile of dQ: how many blocks add to the tile before it. In a
+ * deterministic run, blocks add from the last tile of keys that the queries attend to to the first,
+ * each after the one before. There is no deadlock: a block only waits for blocks that took their
+ * items earlier, which are running or have finished and never wait for a later one. The number of
+ * blocks before is that of the tiles of keys after its own to which the tile attends, computed for
+ * the tile's last query even if that does not exist. Shifted items visit all tiles; they add part
+ * by part, in the order of wgmma_shift.h. */
 template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &w, int tile)
 {
     if (w.peers) {
@@ -313,13 +315,13 @@ template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &
     return (past - 1) / S::ITEM_KEYS - w.block / S::BLOCKS;
 }
 
-/* What an adder adds, or stores, of a tile: halves of warpgroups `group` to `past` - 1. */
+/* What an adder adds or stores of a tile: the halves of warpgroups `group` to `past` - 1. */
 typedef struct wgmma_adder {
     int group, past;
-    bool stores; /* nobody else adds to it */
+    bool stores; /* no other block adds to it */
 } wgmma_adder;
 
-/* The place of what it adds is free once that has been read. */
+/* Releases the adder's part of dQ in shared memory, when it has been read. */
 GPU_DEVICE void wgmma_free_dq(wgmma_adder adder)
 {
     if (mma_lane() == 0) {
@@ -332,7 +334,7 @@ GPU_DEVICE void wgmma_free_dq(wgmma_adder adder)
     }
 }
 
-/* Adds a tile of dQ when it is made; place() is asked for where it goes only then. */
+/* Adds a tile of dQ when it has been computed. Only then is place() called, for its address. */
 template <class S, class Place>
 GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder adder,
                                const Place &place)
@@ -353,7 +355,7 @@ GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder add
     }
 }
 
-/* Waits, a warp, until so many blocks have added to the tile of dQ as come before this one. */
+/* Waits until `own` blocks have added to the tile of dQ. Called by a warp. */
 GPU_DEVICE void wgmma_await_turn(const int32_t *turn, int32_t own)
 {
     if (mma_lane() == 0) {
@@ -362,8 +364,8 @@ GPU_DEVICE void wgmma_await_turn(const int32_t *turn, int32_t own)
     __syncwarp();
 }
 
-/* The same in turn, by the adder of even or of odd tiles. It awaits the turn before the tile is
- * made, which costs nothing when others are ahead. */
+/* The same in turn, for the adder of even or of odd tiles. It waits for the turn before the tile
+ * has been computed, which costs nothing if the blocks before are ahead. */
 template <class S>
 GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder adder, int odd,
                                   float *to, int32_t *turn, int32_t own)
@@ -381,9 +383,10 @@ GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder 
     __syncwarp();
 }
 
-/* Adder 0 or 1. Each adds what a warpgroup makes, or, in turn, every other tile: to add a tile in
- * turn, and to say so, takes longer than to make it. What is free or due at first is waited for at
- * last. */
+/* The loop of adder 0 or 1. Each adds the part of one warpgroup. In a deterministic run each adds
+ * every other tile, because adding a tile in turn and passing on the turn takes longer than
+ * computing it. The first and last operations on named barriers pair up: the adder arrives once
+ * before the first tile, and that is waited for after the last. */
 template <class S>
 GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int number)
 {
@@ -392,8 +395,8 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
     const wgmma_adder adder = {ordered ? 0 : number, ordered ? (int)S::WARPGROUPS : number + 1,
                                wgmma_stores<S>(g)};
     const wgmma_backward_item *w;
-    int odd = 0;         /* of the next tile */
-    uint32_t visits = 0; /* of tiles */
+    int odd = 0;         /* parity of the next tile */
+    uint32_t visits = 0; /* tiles so far */
     if (!ordered || number == 0) {
         wgmma_free_dq(adder);
     } else {
@@ -432,10 +435,10 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
     }
 }
 
-/* Where two blocks share an item: adder 0 sends dS of each even tile, and adder 1 of each odd one.
- * The threads that multiply add to dQ themselves. In a deterministic run the adder then waits for
- * the block's turn, lets the threads add to the tile, and when all have, it gives the turn to the
- * next block. */
+/* The loop of adder 0 or 1 if two blocks share an item. Adder 0 sends dS of even tiles, adder 1 of
+ * odd ones. The threads that multiply add to dQ themselves. In a deterministic run the adder then
+ * waits for the block's turn, lets the threads add to the tile and, when all have, passes the turn
+ * to the next block. */
 template <class S>
 GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                   int number)

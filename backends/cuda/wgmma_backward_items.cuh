@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The items of backward on Hopper, and the workspace in which they lie beside the rows: these are
- * in tiles of queries, those of a sequence beginning with one of its own, so that whole tiles of
- * lse, delta and dQ are copied and added to.
+ * The items of backward on Hopper, and the workspace, which has their descriptions and the lse,
+ * delta and dQ of all rows. The rows are in tiles of queries, and each sequence begins with a new
+ * tile, so that whole tiles are copied and added to.
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_ITEMS_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_ITEMS_CUH
@@ -14,21 +14,22 @@
 
 /* --- The workspace ---------------------------------------------------------------------------- */
 
-/* An item: a tile of keys of a key/value head, and the queries that see some of it. */
+/* The description of an item: a tile of keys of a key/value head, and the queries that attend to
+ * some of it. */
 typedef struct wgmma_backward_item {
-    int first, past;             /* tiles of queries */
-    int start, peers;            /* the tile it begins with; of shifted items, or 0 */
-    int full, full_past;         /* those whose pairs are all kept */
-    int keys, owned;             /* of the tile: that exist, and that have gradients */
-    int first_query, past_query; /* what the first key is seen by, cut to +-WGMMA_UNBOUNDED */
-    int sequence_keys;           /* of the whole sequence */
-    int reach;                   /* query i sees no key from i + this on */
+    int first, past;             /* tiles of queries first .. past - 1 */
+    int start, peers;            /* the tile it begins with; items of its part, 0 if not shifted */
+    int full, full_past;         /* tiles whose pairs are all kept */
+    int keys, owned;             /* keys of the tile that exist, and that have gradients */
+    int first_query, past_query; /* queries in the first key's band, to +-WGMMA_UNBOUNDED */
+    int sequence_keys;           /* keys of the whole sequence */
+    int reach;                   /* query i attends to no key from i + reach on */
     int queries;                 /* of the sequence */
-    int q_row, q_batch, k_row, k_batch, head; /* where copies begin; head: of keys */
-    int saved;      /* tile of lse, delta and dQ of the first query's first head */
-    int block;      /* of keys */
-    int tiles;      /* that are visited, of all heads of the group */
-    int batch;      /* and what features need besides: */
+    int q_row, q_batch, k_row, k_batch, head; /* where copies begin; head: key/value head */
+    int saved;      /* tile of lse, delta and dQ of the group's first head */
+    int block;      /* tile of keys */
+    int tiles;      /* how many are visited, over all heads of the group */
+    int batch;      /* sequence */
     int64_t dk, dv; /* elements of the first key's gradients */
     int64_t diagonal, q_position, k_position;
 } wgmma_backward_item;
@@ -43,18 +44,18 @@ template <class S> GPU_DEVICE int wgmma_apart(const wgmma_backward_item &w)
 
 typedef struct wgmma_saved {
     float *dq;       /* not yet multiplied by scale */
-    float *lse;      /* in log2 units; +inf for a row without probabilities */
-    float *delta;    /* of such a row 0 */
-    int32_t *turns;  /* of ordered runs: one of each tile of dQ */
-    unsigned *taken; /* items beyond the first of each block */
+    float *lse;      /* in log2 units; +inf for an empty row, whose probabilities are 0 */
+    float *delta;    /* 0 for an empty row */
+    int32_t *turns;  /* in deterministic runs: how many blocks have added to each tile of dQ */
+    unsigned *taken; /* the counter of items */
     wgmma_backward_item *items;
-    uint32_t *visits;   /* of each tile of keys, by heads and sequences: wgmma_visits_of() */
-    uint8_t *seen;      /* what a bias or a mask leaves: seen.h, by tiles of queries */
-    wgmma_listed *list; /* of sequences, in the place of these two */
-    int tiles;          /* of a head */
+    uint32_t *visits;   /* bits for each tile of keys, head and sequence: wgmma_visits_of() */
+    uint8_t *seen;      /* bytes from the scan (seen.h), by tiles of queries */
+    wgmma_listed *list; /* the list of sequences, in place of these two */
+    int tiles;          /* per head */
 } wgmma_saved;
 
-/* Items, if all sequences have as many as the longest. */
+/* How many items there are if all sequences have as many as the longest. */
 GPU_DEVICE int64_t wgmma_items_alike(const fattn_gpu_args &g)
 {
     return g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
@@ -82,8 +83,8 @@ template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g
     return saved;
 }
 
-/* The first tile of a sequence's query head. That of a packed sequence begins no earlier than the
- * one before ends. */
+/* The first tile of a sequence's query head. A packed sequence's tiles do not overlap those of the
+ * sequence before. */
 template <class S>
 GPU_DEVICE int wgmma_saved_tile(const fattn_gpu_args &g, const wgmma_saved &saved,
                                 const fattn_sequence &seq, int64_t b, int64_t head)
@@ -97,19 +98,20 @@ GPU_DEVICE int wgmma_saved_tile(const fattn_gpu_args &g, const wgmma_saved &save
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-/* Whether a kernel before has listed the sequences (wgmma_order.cuh). */
+/* Whether there is a list of sequences (wgmma_order.cuh). */
 GPU_DEVICE bool wgmma_has_list(const fattn_gpu_args &g)
 {
     return wgmma_orders(&g.problem, wgmma_items_alike(g));
 }
 
-/* How many items there are: the list of sequences tells, if there is one. */
+/* How many items there are; from the list of sequences, if there is one. */
 GPU_DEVICE int wgmma_items_of(const fattn_gpu_args &g, const wgmma_saved &saved)
 {
     return (int)(wgmma_has_list(g) ? saved.list[g.problem.batch - 1].past : wgmma_items_alike(g));
 }
 
-/* Whether dQ is stored where it is else added to, for nothing else is: keys are one tile. */
+/* Whether dQ is stored instead of added to. It is if the keys are one tile, so that only one block
+ * writes to it. */
 template <class S> GPU_DEVICE bool wgmma_stores(const fattn_gpu_args &g)
 {
     return !S::IS_PAIR && wgmma_has_one_tile(&g.problem, g.tiling.k_blocks);
@@ -121,8 +123,8 @@ GPU_DEVICE bool wgmma_is_ordered(const fattn_problem &p)
     return p.features & FATTN_DETERMINISTIC;
 }
 
-/* Whether they begin with unlike tiles: in runs without a mask all blocks of a head would begin
- * with the same one. */
+/* Whether items are shifted, so that they begin with different tiles: without a mask, all items of
+ * a head would begin with the same tile (wgmma_shift.h). */
 GPU_DEVICE bool wgmma_is_shifted(const fattn_problem &p)
 {
     return wgmma_is_ordered(p) && !gpu_sequences_differ(p) && p.window_left < 0 &&
@@ -136,11 +138,12 @@ GPU_DEVICE bool wgmma_shares_terms(const fattn_problem &p)
     return p.features & (FATTN_BIAS | FATTN_MASK) && stride[0] == 0 && stride[1] != 0;
 }
 
-/* Item `number`, with the keys of block `rank` of those that share it; all of these visit the same
- * queries. Heads take turns as in forward, first tiles first: under a causal mask these are heavy.
- * Ordered ones come head by head, last tiles first: in the order of their turns.
- * Where sequences share a bias, those of a head follow one another: then they read it, and add to
- * its gradient, while it is in L2. */
+/* Sets the description of item `number`, with the keys of block `rank` of those that share it. All
+ * of these visit the same queries. The items of heads are interleaved as in forward, first tiles
+ * first, since they have the most work under a causal mask. In deterministic runs they are head by
+ * head, last tiles first, in the order of their turns. If sequences share a bias, the items of all
+ * sequences of a head are consecutive, so that they read it, and add to its gradient, while it is
+ * in L2. */
 template <class S>
 GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved, int64_t number,
                                int rank, wgmma_backward_item &w)
@@ -177,7 +180,7 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.keys = (int)gpu_clamp(seq.sk - j0, 0, S::KEYS);
     w.owned = p.features & FATTN_ACCUMULATE ? w.keys : (int)gpu_clamp(seq.slot_k - j0, 0, S::KEYS);
     w.queries = (int)seq.sq;
-    /* Query i sees key j when j - right <= i + diagonal <= j + left. */
+    /* Query i attends to key j if j - right <= i + diagonal <= j + left. */
     const int64_t aligned = j0 - band.diagonal;
     const int64_t most = WGMMA_UNBOUNDED;
     w.first_query =
@@ -214,16 +217,17 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.dv = gpu_key_at(g, seq, p.dv, work.batch, work.head, j0);
 }
 
-/* Strides of what may hide tiles: of a block mask, which comes alone, a bias, or else a mask. */
+/* Strides of what may hide tiles: a block mask, which has no other feature beside it, a bias, or
+ * else a mask. */
 GPU_DEVICE const int64_t *wgmma_hiding_stride(const fattn_problem &p)
 {
     return p.features & FATTN_BLOCK_MASK ? p.block_mask_stride : seen_stride(p);
 }
 
-/* What is known of the tiles that may be left out: where, and elements from one sequence, head of
- * keys and tile of queries to the next. */
+/* The results of the scan: their first byte, and the distances in bytes of successive sequences,
+ * key/value heads and tiles of queries. */
 typedef struct wgmma_sight {
-    const uint8_t *seen; /* the bytes of seen.h, or NULL: nothing has been looked at */
+    const uint8_t *seen; /* NULL if there was no scan */
     int64_t batch, head;
     uint32_t *visits; /* wgmma_visits_of() the first item */
     int tile;
@@ -247,9 +251,10 @@ template <class S> GPU_DEVICE wgmma_sight wgmma_sight_of(const fattn_gpu_args &g
     return sight;
 }
 
-/* A bit for each of an item's tiles of queries, which all heads of the group share: whether it
- * visits the tile. As many words follow of whether that is mixed: some pair is hidden, or has a
- * bias; or whether a block mask leaves something of this block's keys. */
+/* Words with a bit for each tile of queries: whether the item visits it, which all heads of the
+ * group share. Behind them are as many words with a bit for each mixed tile, in which some pair is
+ * hidden or has a bias; or, with a block mask, for each tile in which some of this block's keys are
+ * kept. */
 template <class S>
 GPU_DEVICE uint32_t *wgmma_visits_of(const fattn_gpu_args &g, const wgmma_sight &sight,
                                      const wgmma_backward_item &w)
@@ -259,7 +264,8 @@ GPU_DEVICE uint32_t *wgmma_visits_of(const fattn_gpu_args &g, const wgmma_sight 
     return sight.visits + block * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
 }
 
-/* Each by a thread, of as few blocks as can do it. */
+/* Writes the descriptions of all items, one per thread, in the first blocks of the grid, and clears
+ * the counter. */
 template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
 {
     static_assert(sizeof(wgmma_backward_item) == WGMMA_BACKWARD_ITEM_BYTES, "what is set aside");

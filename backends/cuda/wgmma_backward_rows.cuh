@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What runs before and after backward on Hopper, and meets it in the workspace
+ * The kernels that run before and after backward on Hopper, and share the workspace with it
  * (wgmma_backward_items.cuh).
  *
- *     wgmma_seen_<name>      what a bias or a mask hides
- *     wgmma_order_<name>     the list of sequences, where lengths are unlike
- *     wgmma_rows_<name>      lse and delta of every row, zeros for its dQ, and what the items are
+ *     wgmma_seen_<name>      scans a bias or a mask for hidden tiles
+ *     wgmma_order_<name>     the list of sequences, if lengths differ
+ *     wgmma_rows_<name>      lse and delta of every row, zeros for its dQ, and the descriptions of
+ *                            items
  *     (wgmma_backward.cuh)
  *     wgmma_dq_<name>        dQ in its own type
  *     wgmma_sink_<name>      dSink
@@ -16,11 +17,11 @@
 #include "backends/cuda/wgmma_backward_items.cuh"
 #include "backends/gpu/backward_rows.cuh"
 
-/* --- What a bias or a mask hides -------------------------------------------------------------- */
+/* --- The scan --------------------------------------------------------------------------------- */
 
-/* What a block mask leaves of a tile of an item, in a byte that all heads of a group share: whether
- * anything, and, SEEN_MIXED << n, whether something of the keys of the item's block n. Blocks of
- * the mask are as large as these, or larger. */
+/* The byte of a tile for a block mask, which all heads of a group share: SEEN_KEPT if anything is
+ * kept, and SEEN_MIXED << n if keys of the item's block n are. Blocks of the mask are multiples of
+ * these tiles. */
 template <class S>
 GPU_DEVICE int wgmma_left_of_block(const fattn_gpu_args &g, const fattn_work &work, int64_t k_block)
 {
@@ -39,7 +40,8 @@ GPU_DEVICE int wgmma_left_of_block(const fattn_gpu_args &g, const fattn_work &wo
     return left;
 }
 
-/* What a block mask, a bias, or else a mask does in each tile, in the workspace. */
+/* Scans a block mask, a bias, or else a mask, and writes the bytes of all tiles to the
+ * workspace. */
 template <class S> GPU_DEVICE void wgmma_backward_seen_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
@@ -73,8 +75,8 @@ template <class S> GPU_DEVICE void wgmma_backward_seen_all(const fattn_gpu_args 
 
 /* --- The list of sequences -------------------------------------------------------------------- */
 
-/* Lists the sequences. An item also stores zeros for keys that a sequence has room for, but does
- * not use. */
+/* Lists the sequences. A sequence also has items for keys beyond its used length, whose gradients
+ * are set to zero. */
 template <class S> GPU_DEVICE void wgmma_order_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
@@ -126,12 +128,12 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
     }
 }
 
-/* The last packed sequence that begins with tile `tile` of a head, or before it: sequence b begins
- * with tile q_row / QUERIES + b. A warp asks. */
+/* The last packed sequence that begins at tile `tile` of a head or before it. Sequence b begins
+ * with tile q_row / QUERIES + b. Called by a warp. */
 template <class S> GPU_DEVICE int wgmma_sequence_of(const fattn_gpu_args &g, int tile)
 {
     const fattn_problem &p = g.problem;
-    int first = 0, count = (int)p.batch; /* it is one of these */
+    int first = 0, count = (int)p.batch; /* it is one of `count` sequences from `first` on */
     while (count > 1) {
         const int step = (count + GPU_WAVE - 1) / GPU_WAVE, own = mma_lane() * step;
         const int64_t row =
@@ -144,8 +146,8 @@ template <class S> GPU_DEVICE int wgmma_sequence_of(const fattn_gpu_args &g, int
     return first;
 }
 
-/* Calls visit(row) for `rows` rows of all heads, or, if these are fewer, for all that the workspace
- * has of packed ones. Rows of a warp are of one tile. */
+/* Calls visit(row) for `rows` rows of each head of each sequence or, in packed batches, for the
+ * rows of the workspace if these are fewer. The rows of a warp are in one tile. */
 template <class S, class Visit>
 GPU_DEVICE void wgmma_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
 {
@@ -183,19 +185,20 @@ template <class S> GPU_DEVICE void wgmma_rows_all(const fattn_gpu_args &g)
 
 /* --- Rows after ------------------------------------------------------------------------------- */
 
-/* Channels c .. c + 3 of row r of a tile of dQ. */
+/* The sums of channels c .. c + 3 of row r of a tile of dQ. */
 template <class S> GPU_DEVICE gpu_f4 wgmma_sums_of(const float *sums, int r, int c)
 {
     if (!S::IS_PAIR) {
         return *(const gpu_f4 *)(sums + wgmma_sum_offset(S::QUERIES, (uint32_t)r, (uint32_t)c));
     }
     const float *const first = sums + wgmma_own_sum_offset(S::QUERIES, (uint32_t)r, (uint32_t)c);
-    gpu_f4 four; /* neighbours are four threads apart */
+    gpu_f4 four; /* adjacent channels belong to threads four apart */
     four.x = first[0], four.y = first[16], four.z = first[32], four.w = first[48];
     return four;
 }
 
-/* dQ of a row: its sums times the scale, added to dQ with FATTN_ACCUMULATE, in dQ's own type. */
+/* Writes dQ of a row in its own type: the sums times the scale, added to dQ with
+ * FATTN_ACCUMULATE. */
 template <class S>
 GPU_DEVICE void wgmma_finish_row(const fattn_gpu_args &g, const gpu_global_row &row)
 {

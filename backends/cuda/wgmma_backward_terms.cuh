@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What makes scores of a tile's dot products in backward on Hopper, with every feature (a block
- * mask hides whole tiles, which are not visited), and which of its pairs dropout keeps.
+ * Features of pairs in backward on Hopper: how a tile's dot products become scores, and which pairs
+ * dropout keeps. (A block mask hides whole tiles, which are not visited.)
  *
- * A thread has keys j and j + 8, and of the queries two neighbours in each eight: element 2 h + e
- * of x[n] is of key j + 8 h and query i + 8 n + e. So pairs of neighbouring queries lie in a word
- * where a bias or mask is read by ldmatrix, transposed, from a tile in shared memory that the
- * copier has brought. Without such a tile threads read elements one by one.
+ * A thread has keys j and j + 8, and two adjacent ones of every eight queries: element 2 h + e of
+ * x[n] belongs to key j + 8 h and query i + 8 n + e. A bias or mask is read by a transposing
+ * ldmatrix from a tile that the copier has staged in shared memory; a word then has two adjacent
+ * queries. Without such a tile, threads read elements one by one.
  *
- * Scores become weights 16 queries at a time, a step, since registers are short: what is read for
- * a step, and the derivative of a cap, live no longer.
+ * Scores become weights in steps of 16 queries, since registers are short: values read for a step,
+ * and the derivatives of a cap, live no longer than the step.
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_TERMS_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_TERMS_CUH
@@ -19,50 +19,50 @@
 #include "backends/cuda/wgmma_backward_items.cuh"
 #include "backends/cuda/wgmma_tile.cuh"
 
-/* Where the thread's pairs of a tile are. */
+/* The thread's pairs in a tile. */
 typedef struct wgmma_patch {
     int b, h;          /* sequence, and query head */
     int i, j;          /* the first query, and the first key */
-    int queries, keys; /* that exist from there on; may be 0 and less */
+    int queries, keys; /* how many exist from there on; may be 0 or negative */
 } wgmma_patch;
 
-/* What is found out about a tile's pairs while products of the tile before run. These keep shared
- * memory busy, so that whatever goes through it takes long, what lanes exchange too: nothing is
- * waited for before something else is under way. */
+/* The terms of a tile's pairs, which are prepared while products of the tile before run. These keep
+ * shared memory busy, so that loads from it and exchanges between lanes take long. So other work is
+ * always issued before a result is waited for. */
 template <class S> struct wgmma_ahead {
-    uint32_t dropout_keeps;             /* wgmma_dropout_bit(): it keeps the pair */
-    uint32_t mask_keeps;                /* bit 8 (2 h + e) + n: the same of the mask */
-    uint32_t others;                    /* until these are joined: another lane's part */
-    uint32_t mask[S::MASK_WORDS];       /* of a staged tile, as it is read */
-    uint32_t bias[S::BIAS_STEPS][2][2]; /* of q's type: of step, n, and key h two queries */
-    bool large;                         /* some of them ask for care */
-    bool mixed;                         /* the mask is there to be read */
+    uint32_t dropout_keeps;             /* bit wgmma_dropout_bit(): dropout keeps the pair */
+    uint32_t mask_keeps;                /* bit 8 (2 h + e) + n: the mask keeps the pair */
+    uint32_t others;                    /* another lane's bits, until they are joined */
+    uint32_t mask[S::MASK_WORDS];       /* words of a staged mask */
+    uint32_t bias[S::BIAS_STEPS][2][2]; /* in q's type, [step][n][h]: two queries of key h */
+    bool large;                         /* some bias is large or infinite */
+    bool mixed;                         /* the mask has to be read */
 };
 
-/* Whether there is something to read of a mask. */
+/* Whether a bias or mask has to be read for the tile. */
 template <class S> GPU_DEVICE bool wgmma_is_mixed(const wgmma_ahead<S> &ahead)
 {
     return !S::KNOWS_PLAIN || ahead.mixed;
 }
 
-/* What is known of them when scores are looked at. */
+/* The terms that are computed when scores are processed. */
 typedef struct wgmma_pairs {
     wgmma_patch at;
-    float slope, distance; /* of ALiBi, in log2 units; of the first pair */
-    int first[2], past[2]; /* of key h: queries that see it, counted from the thread's first */
+    float slope, distance; /* of ALiBi: the slope in log2 units, the first pair's distance */
+    int first[2], past[2]; /* queries that attend to key h, relative to the thread's first */
 } wgmma_pairs;
 
-/* What an item's threads know of dropout. */
+/* A thread's state of dropout for an item. */
 typedef struct wgmma_dropout {
-    fattn_dropout dropout;   /* threshold 0: the item does not lie on the generator's patches */
-    fattn_dropout_rows rows; /* the thread's first of tile 0 of the group's first head */
-    uint32_t column;         /* of patches, of its keys */
+    fattn_dropout dropout;   /* threshold 0: the item is not aligned to the generator's patches */
+    fattn_dropout_rows rows; /* the thread's first rows, in tile 0 of the group's first head */
+    uint32_t column;         /* the patch column of its keys */
 } wgmma_dropout;
 
 /* --- Bias and mask ---------------------------------------------------------------------------- */
 
-/* Calls visit(n, k, bits) for the thread's elements of SIZE bytes, of queries 8 * FIRST .. 8 * PAST
- * of the tile; 0 where there is no pair. */
+/* Reads the thread's elements of SIZE bytes for its queries from 8 * FIRST to 8 * PAST, and calls
+ * visit(n, k, bits) for each; bits are 0 if the pair does not exist. */
 template <int SIZE, int FIRST, int PAST, class Visit>
 GPU_DEVICE void wgmma_read_elements(const void *data, const int64_t stride[4],
                                     const wgmma_patch &at, const Visit &visit)
@@ -86,7 +86,7 @@ GPU_DEVICE void wgmma_read_elements(const void *data, const int64_t stride[4],
     }
 }
 
-/* Biases of the type of q: word[step][n][h] has two queries of key h. */
+/* Reads biases of the type of q: word[step][n][h] has two queries of key h. */
 template <class S>
 GPU_DEVICE void wgmma_bias_words(const fattn_gpu_args &g, const wgmma_patch &at,
                                  uint32_t word[S::BIAS_STEPS][2][2])
@@ -100,7 +100,8 @@ GPU_DEVICE void wgmma_bias_words(const fattn_gpu_args &g, const wgmma_patch &at,
         [&](int n, int k, uint32_t bits) { word[n / 2][n % 2][k / 2] |= bits << k % 2 * 16; });
 }
 
-/* Whether a bias is 2^126 or more, or infinite; of f16, infinite: a carry out of its exponent. */
+/* Whether a bias has an absolute value of 2^126 or more, or is infinite; for f16, whether it is
+ * infinite. An addition to its exponent then carries into the sign bit. */
 template <class S> GPU_DEVICE bool wgmma_bias_large(const uint32_t word[S::BIAS_STEPS][2][2])
 {
     uint32_t largest = 0;
@@ -112,7 +113,7 @@ template <class S> GPU_DEVICE bool wgmma_bias_large(const uint32_t word[S::BIAS_
            0x80008000u;
 }
 
-/* x becomes scale x + bias, in log2 units, less lse. CAREFUL: a bias may be large. */
+/* x = scale x + bias - lse, in log2 units. CAREFUL: a bias may be large. */
 template <class S, bool CAREFUL>
 GPU_DEVICE void wgmma_add_bias(const fattn_score_rule &rule, const uint32_t word[2][2],
                                const float lse[2][2], float x[2][4])
@@ -128,7 +129,7 @@ GPU_DEVICE void wgmma_add_bias(const fattn_score_rule &rule, const uint32_t word
     }
 }
 
-/* x = factor x + a bias of any type, of a step. */
+/* x = factor x + a bias of any type, for a step. */
 template <int SIZE, int STEP>
 GPU_DEVICE void wgmma_add_any_bias(const fattn_gpu_args &g, const wgmma_patch &at, float factor,
                                    float x[2][4])
@@ -141,7 +142,7 @@ GPU_DEVICE void wgmma_add_any_bias(const fattn_gpu_args &g, const wgmma_patch &a
         });
 }
 
-/* The mask of all of the thread's pairs, byte by byte. */
+/* Reads the mask of all of the thread's pairs, byte by byte. */
 template <class S>
 GPU_DEVICE uint32_t wgmma_mask_bits(const fattn_gpu_args &g, const wgmma_patch &at)
 {
@@ -152,15 +153,15 @@ GPU_DEVICE uint32_t wgmma_mask_bits(const fattn_gpu_args &g, const wgmma_patch &
     return bits;
 }
 
-/* Bit 7 of each byte that is not 0. */
+/* Sets bit 7 of each byte that is not 0, and clears all other bits. */
 GPU_DEVICE uint32_t wgmma_set_bytes(uint32_t word)
 {
     const uint32_t carried = (word & 0x7f7f7f7fu) + 0x7f7f7f7fu;
     return (carried | word) & 0x80808080u;
 }
 
-/* Of a staged tile: a word that ldmatrix brings has keys 2 c and 2 c + 1, c = lane / 4, of two
- * queries. Bit n of each byte. */
+/* Compresses the words of a staged mask. A word that ldmatrix loads has keys 2 c and 2 c + 1,
+ * c = lane / 4, of two queries. Word n becomes bit n of each byte. */
 template <class S> GPU_DEVICE uint32_t wgmma_mask_pairs(const uint32_t words[S::MASK_WORDS])
 {
     uint32_t pairs = 0;
@@ -171,7 +172,7 @@ template <class S> GPU_DEVICE uint32_t wgmma_mask_pairs(const uint32_t words[S::
     return pairs;
 }
 
-/* The bits of the thread's keys, of the pairs of the two lanes that have them. */
+/* The bits of the thread's own keys, from the words of the two lanes that have them. */
 GPU_DEVICE uint32_t wgmma_join_pairs(uint32_t lower, uint32_t upper)
 {
     const int odd = mma_lane() / 4 % 2 * 8;
@@ -179,9 +180,8 @@ GPU_DEVICE uint32_t wgmma_join_pairs(uint32_t lower, uint32_t upper)
     return (low & 0xff) | (low >> 16 & 0xff) << 8 | (high & 0xff) << 16 | (high >> 16 & 0xff) << 24;
 }
 
-/* Elements of SIZE bytes of a bias or mask, of 16 neighbouring keys of one query; 0 for keys from
- * `keys` on, and where the query does not exist. Callers know whether 16 bytes may be read at once:
- * chunks. */
+/* Reads elements of SIZE bytes of a bias or mask for 16 adjacent keys of one query. They are 0 for
+ * keys from `keys` on, and if the query does not exist. chunks: 16 bytes may be read at once. */
 template <int SIZE>
 GPU_DEVICE void wgmma_read_sixteen(const char *from, int64_t stride, bool chunks, bool exists,
                                    int keys, uint32_t words[4 * SIZE])
@@ -214,7 +214,7 @@ GPU_DEVICE void wgmma_read_sixteen(const char *from, int64_t stride, bool chunks
     }
 }
 
-/* Which of 16 bytes are not 0: bit c of byte c, and bit c + 8 of bytes from 8 on. */
+/* A bit for each of 16 bytes that is not 0: bit c for byte c < 8, and bit c + 8 for the others. */
 GPU_DEVICE uint32_t wgmma_bits_of_bytes(const uint32_t words[4])
 {
     uint32_t bits = 0;
@@ -226,8 +226,8 @@ GPU_DEVICE uint32_t wgmma_bits_of_bytes(const uint32_t words[4])
     return bits;
 }
 
-/* Lanes have such bits of a query each, for the warp's keys. Those of the thread's own pairs, in
- * the order of wgmma_ahead.mask_keeps. */
+/* Each lane has such bits of one query for the warp's keys. Returns the bits of the thread's own
+ * pairs, in the order of wgmma_ahead.mask_keeps. */
 GPU_DEVICE uint32_t wgmma_transpose_bits(uint32_t row)
 {
     uint32_t own = 0;
@@ -245,8 +245,8 @@ GPU_DEVICE uint32_t wgmma_transpose_bits(uint32_t row)
 
 /* --- Dropout ---------------------------------------------------------------------------------- */
 
-/* Where a word says whether dropout keeps element k of x[n]: queries e are in halves e, so that a
- * shift brings the pair of a packed word to the upper bits of its halves. */
+/* The bit that tells whether dropout keeps element k of x[n]. Queries e are in half e of the word,
+ * so that one shift brings the two bits of a packed pair to the top bits of the halves. */
 GPU_DEVICE constexpr int wgmma_dropout_bit(int n, int k) { return 16 * (k % 2) + 2 * n + k / 2; }
 
 GPU_DEVICE bool wgmma_dropout_keeps(uint32_t bits, int n, int k)
@@ -254,11 +254,11 @@ GPU_DEVICE bool wgmma_dropout_keeps(uint32_t bits, int n, int k)
     return bits >> wgmma_dropout_bit(n, k) & 1;
 }
 
-/* Bits of the generator's calls FIRST .. PAST - 1 of a tile, where that lies on its patches. A
- * call serves rows i and i + 8 and keys c, c + 1, c + 8, c + 9, of which a thread has two keys,
- * and the thread whose keys are their neighbours the others. So each calls it for one of two
- * neighbouring queries: bit 2 n + h of the lower half is of the even key, that of the upper half
- * of the odd one. */
+/* Bits of the generator's calls FIRST .. PAST - 1 for a tile that is aligned to its patches. A call
+ * serves rows i and i + 8 and keys c, c + 1, c + 8 and c + 9. A thread has two of these keys, and
+ * the thread with the adjacent keys has the others. So each of them makes the calls for one of two
+ * adjacent queries. Bit 2 n + h of the lower half is that of the even key, and of the upper half
+ * that of the odd key. */
 template <class S, bool SMALL, int FIRST, int PAST>
 GPU_DEVICE uint32_t wgmma_own_calls(const wgmma_dropout &drop, int head, int tile)
 {
@@ -288,14 +288,15 @@ GPU_DEVICE uint32_t wgmma_calls(const wgmma_dropout &drop, int head, int tile)
                : wgmma_own_calls<S, false, FIRST, PAST>(drop, head, tile);
 }
 
-/* The bits of the thread's pairs: half of its calls', and half of its neighbour's. */
+/* The bits of the thread's own pairs: half of those from its calls, and half of those from the
+ * other thread's. */
 GPU_DEVICE uint32_t wgmma_join_calls(uint32_t own, uint32_t other)
 {
     const bool odd = mma_lane() / 4 % 2;
     return odd ? other >> 16 | (own & 0xffff0000u) : (own & 0xffff) | other << 16;
 }
 
-/* Wherever they lie. */
+/* The bits of the thread's pairs in a tile at any position: one call for each pair. */
 template <class S>
 GPU_DEVICE uint32_t wgmma_keep_singly(const fattn_gpu_args &g, const fattn_dropout &dropout,
                                       const wgmma_backward_item &w, const wgmma_patch &at)
@@ -315,7 +316,7 @@ GPU_DEVICE uint32_t wgmma_keep_singly(const fattn_gpu_args &g, const fattn_dropo
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
-/* Whether no score is far from 0 beside the cap. */
+/* Whether all scores are small compared with the cap. */
 template <class S>
 GPU_DEVICE bool wgmma_cap_near(const fattn_score_rule &rule, const float x[S::OWN_QUERIES / 8][4])
 {
@@ -327,7 +328,8 @@ GPU_DEVICE bool wgmma_cap_near(const fattn_score_rule &rule, const float x[S::OW
     return largest * fabsf(rule.scale * rule.reciprocal) < mma_cap_near::BELOW;
 }
 
-/* Dot products become capped scores; derivative: of the cap. NEAR: wgmma_cap_near(). */
+/* Turns dot products in x into capped scores, and computes the derivatives of the cap. NEAR:
+ * wgmma_cap_near() is true. */
 template <bool NEAR>
 GPU_DEVICE void wgmma_cap(const fattn_score_rule &rule, float x[2][4], float derivative[2][4])
 {
@@ -348,8 +350,8 @@ GPU_DEVICE void wgmma_cap(const fattn_score_rule &rule, float x[2][4], float der
     }
 }
 
-/* x = factor x - slope distance, as arguments of 2^, less base. The distance comes last and fused:
- * the -inf of a pair that a bias hides stays, even where its product with the slope overflows. */
+/* x = factor x - base - slope distance, the exponents of 2. The distance comes last and is fused,
+ * so that the -inf of a pair that a bias hides stays, even if slope * distance overflows. */
 template <int STEP>
 GPU_DEVICE void wgmma_add_alibi(const wgmma_pairs &t, float factor, const float base[2][2],
                                 float x[2][4])
@@ -362,7 +364,7 @@ GPU_DEVICE void wgmma_add_alibi(const wgmma_pairs &t, float factor, const float 
     }
 }
 
-/* Dot products of a step become the arguments of 2^ that P is. CAREFUL: wgmma_is_careful(). */
+/* Turns dot products of a step into the exponents of 2 of P. CAREFUL: wgmma_is_careful(). */
 template <class S, int STEP, bool CAREFUL>
 GPU_DEVICE void wgmma_step_terms(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead,
                                  const wgmma_pairs &t, const float lse[2][2], float x[2][4],
@@ -403,9 +405,9 @@ GPU_DEVICE void wgmma_step_terms(const fattn_gpu_args &g, const wgmma_ahead<S> &
     }
 }
 
-/* P of a step of dot products in x, and in p without what dropout drops, rounded. x becomes P times
- * the derivative of a cap: what dP - delta is to be multiplied by. PARTIAL: not all pairs are.
- * MIXED: wgmma_is_mixed(). */
+/* Computes P of a step from dot products in x. p: P with dropout, rounded. x becomes P times the
+ * derivative of a cap, the factor of dP - delta. PARTIAL: some pairs are outside the band or do not
+ * exist. MIXED: wgmma_is_mixed(). */
 template <class S, int STEP, bool PARTIAL, bool MIXED, bool CAREFUL>
 GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead,
                                    const wgmma_pairs &t, const float lse[2][2], float x[2][4],
@@ -443,7 +445,7 @@ GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_ahead<S>
     }
 }
 
-/* The same of all steps. */
+/* The same for all steps. */
 template <class S, bool PARTIAL, bool MIXED, bool CAREFUL, int STEP = 0>
 GPU_DEVICE void wgmma_weigh_steps(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead,
                                   const wgmma_pairs &t, const float lse[S::OWN_QUERIES / 8][2],
@@ -456,8 +458,8 @@ GPU_DEVICE void wgmma_weigh_steps(const fattn_gpu_args &g, const wgmma_ahead<S> 
     }
 }
 
-/* Whether some pairs of the warp ask for what takes longer. The kernel for everything always does
- * it, so that its code is no longer than it has to be. */
+/* Whether some pairs of the warp need the slower path. The kernel for every feature always takes
+ * it, to keep its code short. */
 template <class S>
 GPU_DEVICE bool wgmma_is_careful(const fattn_score_rule &rule, const wgmma_ahead<S> &ahead,
                                  const float x[S::OWN_QUERIES / 8][4])
@@ -471,7 +473,8 @@ GPU_DEVICE bool wgmma_is_careful(const fattn_score_rule &rule, const wgmma_ahead
     return S::KNOWN == MMA_ANY;
 }
 
-/* Scores of a tile in x become P, in p, and what dP - delta is to be multiplied by, in x. */
+/* Computes P of a tile from dot products in x: rounded, in p; and in x, the factor of dP -
+ * delta. */
 template <class S, bool PARTIAL>
 GPU_DEVICE void wgmma_weigh(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead,
                             const wgmma_pairs &t, const float lse[S::OWN_QUERIES / 8][2],
@@ -490,8 +493,8 @@ GPU_DEVICE void wgmma_weigh(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead
     }
 }
 
-/* dP becomes dS; keeps: wgmma_ahead.dropout_keeps; factor: Z of a pair that it keeps. Others are
- * multiplied by 0, not set to it, so that NaN stays NaN. */
+/* Turns dP in dp into dS. keeps: wgmma_ahead.dropout_keeps. factor: Z of a pair that dropout keeps.
+ * Other pairs are multiplied by 0, not set to 0, so that NaN stays NaN. */
 template <class S>
 GPU_DEVICE void wgmma_differentiate_fully(const fattn_gpu_args &g, uint32_t keeps, float factor,
                                           const float delta[S::OWN_QUERIES / 8][2],
@@ -516,8 +519,8 @@ GPU_DEVICE void wgmma_differentiate_fully(const fattn_gpu_args &g, uint32_t keep
 
 /* --- dBias ------------------------------------------------------------------------------------ */
 
-/* dS of the thread's pairs, all of which exist, with keys side by side: ADDED to by others, or
- * stored. A warp reaches 32 bytes of a row at once. */
+/* Writes dS of the thread's pairs, all of which exist, to a dBias that is contiguous along keys.
+ * ADDED: by atomic additions. A warp writes 32 bytes of a row at once. */
 template <class S, bool ADDED>
 GPU_DEVICE void wgmma_store_dbias_rows(float *to, int64_t stride,
                                        const float ds[S::OWN_QUERIES / 8][4])
@@ -537,8 +540,8 @@ GPU_DEVICE void wgmma_store_dbias_rows(float *to, int64_t stride,
     }
 }
 
-/* dS of the thread's pairs. Entries are 0 before, or what they are to be added to. (Atomic
- * additions lose what is below the normal numbers.) */
+/* Writes or adds dS of the thread's pairs. Before the run, entries are 0 or the values to
+ * accumulate to. (Atomic additions flush subnormal numbers to 0.) */
 template <class S>
 GPU_DEVICE void wgmma_store_dbias(const fattn_gpu_args &g, const wgmma_patch &at,
                                   const float ds[S::OWN_QUERIES / 8][4])
@@ -551,7 +554,7 @@ GPU_DEVICE void wgmma_store_dbias(const fattn_gpu_args &g, const wgmma_patch &at
     GPU_UNROLL
     for (int e = 0; e < S::OWN_QUERIES / 4 && stride[3] == 0; e++) {
         const int n = e / 2, r = 8 * n + e % 2;
-        float sum = ds[n][e % 2] + ds[n][2 + e % 2]; /* of the warp's keys */
+        float sum = ds[n][e % 2] + ds[n][2 + e % 2]; /* to be summed over the warp's keys */
         GPU_UNROLL
         for (int lane = 4; lane < GPU_WAVE; lane *= 2) {
             sum += gpu_shfl_xor(sum, lane);

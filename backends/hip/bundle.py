@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles code objects, one for each processor, into an image from which the runtime picks.
+"""Bundles code objects, one for each processor, into an image from which the runtime picks one.
 
-The format is that of clang-offload-bundler, which not every clang comes with: a magic word, the number of
-entries, and for each its offset, size, length of name and name; then the entries. A runtime expects the
-first to be the host's, which is empty.
+The format is that of clang-offload-bundler, which not every installation of clang has: a magic word and
+the number of entries; the offset, size, length of name and name of each; and then the code objects. A
+runtime expects the first entry to be the host's, which is empty.
 
 usage: bundle.py OUTPUT PROCESSOR... -- CODE_OBJECT...
 """

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backend "hip": AMD's runtime, opened when it is first asked for. The library links nothing of
- * ROCm's, so it starts on machines that have none, and there has no devices.
+ * Backend "hip": AMD's runtime, opened at its first use. The library links nothing of ROCm, so it
+ * also starts on machines without it, and finds no devices there.
  *
- * HIP has a current device for each thread where CUDA's driver has a current context. Here a
- * context is a device's number plus 1, so that device 0 is not NULL; entering it makes the device
- * current.
+ * Each thread has a current device in HIP, and a current context in CUDA's driver interface. Here a
+ * context is a device's number plus 1, so that device 0 is not NULL. To enter a context is to make
+ * its device current.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -15,13 +15,14 @@
 
 #include "backends/hip/hip.h"
 
-/* Newest first. What is called here has the same signature and numbers in all of them. */
+/* Newest first. The functions used here have the same signatures, and the same numbers, in all of
+ * them. */
 static const char *const libraries[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"};
 
-#define COPY_DEFAULT 4 /* hipMemcpyDefault: where the pointers are says which way */
+#define COPY_DEFAULT 4 /* hipMemcpyDefault: the direction follows from the pointers */
 #define NOT_SUPPORTED 801
 
-/* What the table of gpu_api.h has no room for, because HIP's way of saying it is another. */
+/* The table of gpu_api.h, and HIP functions whose signatures differ from those in it. */
 typedef struct hip_api {
     fattn_gpu_api gpu;
     const char *(*error_name)(int result);
@@ -40,7 +41,7 @@ typedef struct hip_api {
 
 static hip_api hip;
 
-/* --- CUDA's words ----------------------------------------------------------------------------- */
+/* --- Functions of gpu_api.h over HIP ---------------------------------------------------------- */
 
 static int error_name(int result, const char **name)
 {
@@ -70,14 +71,14 @@ static int primary_release(int device)
     return 0;
 }
 
-/* There is none but the device's own. */
+/* There are no contexts but those of devices, so the caller has none to take over. */
 static int context_current(gpu_context *context)
 {
     *context = NULL;
     return 0;
 }
 
-/* Devices that were current in this thread before each one that was entered. */
+/* A stack for each thread: the device that was current before each context_push(). */
 enum { DEPTH_MAX = 8 };
 static _Thread_local int before[DEPTH_MAX];
 static _Thread_local int depth;
@@ -103,7 +104,8 @@ static int context_pop(gpu_context *context)
     return result ? result : back;
 }
 
-/* A failure that is an answer is not for the caller's hipGetLastError. */
+/* Returns a result that may be a failure by which HIP answers a question. Such a failure is
+ * cleared, so that the caller's next hipGetLastError() does not return it. */
 static int answer(int result)
 {
     if (result && hip.last_error) {
@@ -112,25 +114,25 @@ static int answer(int result)
     return result;
 }
 
-/* Devices may reach each other already. */
+/* It fails if the devices reach each other already. */
 static int context_reach(gpu_context other, unsigned flags)
 {
     return answer(hip.device_reach(device_of(other), flags));
 }
 
-/* Memory of the host that the runtime has not seen has no attributes. */
+/* It fails for host memory that the runtime does not know. */
 static int pointer_attribute(void *value, int attribute, const void *pointer)
 {
     return answer(hip.pointer_attribute(value, attribute, pointer));
 }
 
-/* An image may lack code for the processor. */
+/* It fails if an image has no code for the processor. */
 static int module_load(gpu_module *module, const void *image)
 {
     return answer(hip.module_load(module, image));
 }
 
-/* A launch may ask for all of LDS, AMD's shared memory, without leave. */
+/* Not needed: a launch may use all of LDS, AMD's shared memory, without opting in. */
 static int function_set(gpu_function function, int attribute, int value)
 {
     (void)function, (void)attribute, (void)value;
@@ -142,7 +144,7 @@ static int memory_copy(void *dst, const void *src, size_t bytes, gpu_stream stre
     return hip.copy(dst, src, bytes, COPY_DEFAULT, stream);
 }
 
-/* ROCm 5 has the older of two ways to ask. */
+/* ROCm 5 has only the older of the two functions. */
 static int stream_context(gpu_stream stream, gpu_context *context)
 {
     int device = -1;
@@ -171,17 +173,17 @@ static hip_api hip = {
             .no_device = 100,
             .no_image = 209,
             .no_function = 500,
-            .bad_image = 200, /* hipErrorInvalidImage, in ROCm 7 */
+            .bad_image = 200, /* hipErrorInvalidImage; ROCm 7 returns it */
             .units = 63,
             .major = 23,
             .minor = 61,
-            .shared_memory = 74, /* of a block */
+            .shared_memory = 74, /* per block */
             .shared_cache = 19,  /* L2 */
             .registers = 4,
             .dynamic_shared = 8,
             .device_pointer = 3,
             .blocks_max = INT32_MAX,
-            .threads_max = UINT32_MAX, /* a dispatch counts them in 32 bits, as gpu_blocks() does */
+            .threads_max = UINT32_MAX, /* a dispatch counts them in 32 bits; so does gpu_blocks() */
         },
 };
 
@@ -232,9 +234,9 @@ static const struct {
 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static char absent[256]; /* why there is no runtime; empty when there is */
+static char absent[256]; /* why there is no runtime; empty if there is one */
 
-/* Finds the runtime's functions in a library, or says in `absent` which one it lacks. */
+/* Finds the runtime's functions in a library, or writes to `absent` which one it lacks. */
 static bool resolve(void *library, const char *name)
 {
     for (size_t n = 0; n < sizeof symbols / sizeof symbols[0]; n++) {
@@ -252,8 +254,8 @@ static bool resolve(void *library, const char *name)
     return true;
 }
 
-/* Opens the first library that fits. Where none does, `absent` says what the last one that is there
- * lacks, or why the newest is not there. */
+/* Opens the first library that has all functions. If none has, `absent` says what the last library
+ * found lacks or, if none was found, why the newest could not be opened. */
 static bool open_library(void)
 {
     for (size_t n = 0; n < sizeof libraries / sizeof libraries[0]; n++) {
@@ -271,7 +273,7 @@ static bool open_library(void)
     return false;
 }
 
-/* The runtime stays open: its threads outlive what we hold. */
+/* The runtime is never closed, because its threads may still run. */
 static void load(void)
 {
     if (!open_library()) {

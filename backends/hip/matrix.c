@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Kernel rows on AMD's matrix units (matrix_forward.cuh), for f16 and bf16: MFMA on gfx90a, gfx942
- * and gfx950, WMMA on gfx11 and gfx12. One row a padded width, since tiles go with it; lean rows
- * for what most runs are made of, and rows for everything.
+ * and gfx950, WMMA on gfx11 and gfx12. There is a row for each padded width, since the tiles depend
+ * on it: lean rows for the features that most runs have, and full rows for all.
  */
 #include <stdio.h>
 
@@ -19,7 +19,7 @@ static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
     shape->threads = 2 * (int)t->br; /* LDS is static */
 }
 
-/* What all rows have in common. */
+/* Fields that all rows have. */
 #define MATRIX_ROW(unit, variant, channels, rows, keys, held)                                 \
     .row.name = unit "_" variant "_" #channels, .row.ops = FATTN_OP_BIT(FATTN_FORWARD),       \
     .row.dtypes = FATTN_GPU_HALVES, .row.dim_max = channels,                                  \

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * AMD's matrix instructions, one at a time, for forward, which picks operands and rows for each of
- * them; patch.cuh makes of them what is alike on all GPUs. They are MFMA on gfx90a, gfx942 and
- * gfx950, in waves of 64 lanes, and WMMA on gfx11 and gfx12, in waves of 32. A wave multiplies A,
- * SIDE rows of it, by B, SIDE columns, and adds to SIDE x SIDE floats; SIDE is 16, or 32 on MFMA.
+ * AMD's matrix instructions, as forward uses them: it adapts to the layout of each. (patch.cuh, for
+ * backward, hides the differences.) They are MFMA on gfx90a, gfx942 and gfx950, in waves of 64
+ * lanes, and WMMA on gfx11 and gfx12, in waves of 32. A wave multiplies SIDE rows of A by SIDE
+ * columns of B, and accumulates in SIDE x SIDE floats. SIDE is 16, or 32 on MFMA.
  *
- * Operands. Lane l holds OWN neighbours in the direction of the sum, k, of row (A) or column (B)
- * l % SIDE. The lanes of a row, GROUPS of them, hold DEPTH together: group l / SIDE those from OWN
- * (l / SIDE) on; so an operand whose k lie side by side in memory is loaded 16 bytes at a time. On
- * gfx11 one lane holds all, and the two halves of a wave hold the same. Where hardware has another
- * order, or half the depth, it is permuted on both sides, which no sum notices.
+ * Operands. k is the summed index. Lane l holds OWN consecutive k of row (A) or column (B) l %
+ * SIDE. The GROUPS lanes of a row hold DEPTH k together, group l / SIDE those from OWN (l / SIDE)
+ * on. So an operand whose k are contiguous in memory is loaded 16 bytes at a time. On gfx11 one
+ * lane holds all k, and the two halves of a wave hold the same. If hardware has another order of k,
+ * or half the depth, k is permuted in both operands, which does not change the sum.
  *
- * Sums. Lane l holds column l % SIDE, and of its rows SUMS: row r at matrix_row<SIDE>(r).
+ * Sums (accumulators). Lane l holds SUMS rows of column l % SIDE: sum r is row matrix_row<SIDE>(r).
  *
  * Sums as operands. A lane's sums of one column, rounded, are k of column l % SIDE of an operand B
- * (or of row l % SIDE of an A): 8 sums at a time, matrix_as_operand() makes an operand of DEPTH
- * rows. Its k are those rows in another order: row i is found at place matrix_place<SIDE>(i), and
- * the other operand must have it there too. Four rows from a multiple of 4 on stay together.
+ * (or of row l % SIDE of an operand A). From 8 sums, matrix_as_operand() makes an operand of DEPTH
+ * k. These k are rows in another order: row i is at k = matrix_place<SIDE>(i), and the other
+ * operand must have the same order. Four rows from a multiple of 4 on stay together.
  *
  *              SIDE  GROUPS  OWN  DEPTH  SUMS  row of sum r              place of row i of DEPTH
  *     MFMA     32    2       8    16     16    8 (r / 4) + 4 g + r % 4   8 (i / 4 % 2) + 4 (i / 8)
@@ -24,7 +24,7 @@
  *     gfx12    16    2       8    16     8     8 g + r                   i
  *     gfx11    16    1       16   16     8     2 r + l / 16              i
  *
- * with g = l / SIDE, and i % 4 to be added to a place of MFMA's. DEPTH rows are half a tile of
+ * with g = l / SIDE; i % 4 is to be added to the places of MFMA. DEPTH rows are half a tile of
  * sums, two tiles, or one.
  */
 #ifndef FATTN_HIP_MATRIX_CUH
@@ -36,7 +36,7 @@
 #error "a processor without matrix units that are known"
 #endif
 
-/* Instructions of a product. */
+/* Instructions per product. */
 #if MATRIX_MFMA && !defined(__gfx950__)
 #define MATRIX_STEPS 2
 #else
@@ -54,7 +54,7 @@ template <int side> struct matrix {
     typedef float sums __attribute__((ext_vector_type(SUMS)));
 };
 
-/* Two elements a word, the first in its lower half. */
+/* Two elements per word, the first in its lower half. */
 typedef uint32_t matrix_operand __attribute__((ext_vector_type(matrix<16>::OWN / 2)));
 
 typedef uint32_t matrix_four __attribute__((ext_vector_type(4)));
@@ -62,13 +62,13 @@ typedef uint32_t matrix_two __attribute__((ext_vector_type(2)));
 typedef float matrix_pair __attribute__((ext_vector_type(2)));
 typedef float matrix_floats __attribute__((ext_vector_type(4)));
 
-/* Read anew at each use: what follows from it would be kept in registers that are not there. */
+/* Read again at each use, so that values computed from it do not occupy registers in between. */
 GPU_DEVICE uint32_t matrix_thread(void) { return (uint32_t)gpu_thread_anew(); }
 GPU_DEVICE int matrix_lane(void) { return matrix_thread() % GPU_WAVE; }
 
-/* --- Where elements lie ----------------------------------------------------------------------- */
+/* --- Layout of elements ----------------------------------------------------------------------- */
 
-/* Row of the lane's first sum, how far below it that of sum r is, and row of sum r. */
+/* The row of the lane's first sum; the distance of sum r's row from that; and the row of sum r. */
 template <int SIDE> GPU_DEVICE int matrix_row_first(void)
 {
     const int group = matrix_thread() % GPU_WAVE / SIDE;
@@ -94,8 +94,8 @@ template <int SIDE> GPU_DEVICE int matrix_own(void)
     return matrix<SIDE>::GROUPS == 1 ? 0 : matrix_thread() % GPU_WAVE / SIDE * matrix<SIDE>::OWN;
 }
 
-/* Where row i of sums is found among the k of operands that they become, and the row that is
- * found at place k. Both count on beyond DEPTH. */
+/* The k at which row i of sums is found in the operands that they become; and the inverse. Both
+ * also work beyond DEPTH. */
 template <int SIDE> GPU_DEVICE int matrix_place(int i)
 {
     enum { GROUPS = matrix<SIDE>::GROUPS, DEPTH = matrix<SIDE>::DEPTH };
@@ -112,7 +112,7 @@ template <int SIDE> GPU_DEVICE int matrix_placed(int k)
 
 /* --- Types ------------------------------------------------------------------------------------ */
 
-/* Bytes of two words: of x by 4 .. 7, of y by 0 .. 3. */
+/* Selects four bytes of two words: numbers 4 .. 7 are those of x, 0 .. 3 those of y. */
 GPU_DEVICE uint32_t matrix_bytes(uint32_t x, uint32_t y, uint32_t which)
 {
     return __builtin_amdgcn_perm(x, y, which);
@@ -130,9 +130,10 @@ GPU_DEVICE uint32_t matrix_upper(uint32_t first, uint32_t second)
 }
 
 /*
- * A 16-bit type: two floats to a pair, to nearest; the same for weights, which are not negative and
- * whose NaN may be lost, since their sum keeps it; and one instruction, of 4, 8 or 16 elements a
- * lane. Weights are 2^LIFT times what they are, so that small ones stay normal numbers.
+ * A 16-bit type. pack(): rounds two floats to a pair, to nearest. pack_weights(): the same for
+ * weights, which are not negative, and whose NaN may be lost, since their sum keeps it. step(): one
+ * instruction, with 4, 8 or 16 elements per lane. Weights are scaled by 2^LIFT, so that small ones
+ * stay normal numbers.
  */
 struct matrix_f16 {
     enum { LIFT = 7 };
@@ -203,7 +204,7 @@ struct matrix_bf16 {
     {
         return gpu_bf16_from_f32(lo) | (uint32_t)gpu_bf16_from_f32(hi) << 16;
     }
-    /* Ties away from zero. */
+    /* Rounds ties away from zero. */
     GPU_DEVICE uint32_t pack_weights(float lo, float hi)
     {
         return matrix_upper(fattn_f32_bits(lo) + 0x8000u, fattn_f32_bits(hi) + 0x8000u);
@@ -243,7 +244,7 @@ struct matrix_bf16 {
 
 /* --- Products --------------------------------------------------------------------------------- */
 
-/* c += A B, over DEPTH k. */
+/* c += A B, summed over DEPTH k. */
 template <class T, int SIDE>
 GPU_DEVICE void matrix_multiply(matrix_operand a, matrix_operand b, typename matrix<SIDE>::sums &c)
 {
@@ -261,9 +262,10 @@ GPU_DEVICE void matrix_multiply(matrix_operand a, matrix_operand b, typename mat
 #endif
 }
 
-/* Says how loads and products take turns in what was just written: N products, each of EACH
- * operands from LDS, which are asked for AHEAD products before. Left alone, the compiler asks for
- * all of them, and has no registers, or for each when it is due, and waits. */
+/* Tells the compiler how to interleave loads and products of the code before it: N products, each
+ * with EACH operands from LDS, which are loaded AHEAD products before. By itself, the compiler
+ * either loads all operands first and runs out of registers, or loads each when it is needed and
+ * stalls. */
 template <int N, int AHEAD, int EACH = 1> GPU_DEVICE void matrix_pace(void)
 {
     enum {
@@ -281,7 +283,7 @@ template <int N, int AHEAD, int EACH = 1> GPU_DEVICE void matrix_pace(void)
     __builtin_amdgcn_sched_group_barrier(IS_PRODUCT, AHEAD * PRODUCTS, 0);
 }
 
-/* What lane l ^ n holds; n is 16 or 32. */
+/* x of lane l ^ n; n is 16 or 32. */
 GPU_DEVICE uint32_t matrix_across(uint32_t x, int n)
 {
     if (GPU_WAVE == 32) {
@@ -298,7 +300,7 @@ GPU_DEVICE float matrix_across(float x, int n)
     return fattn_f32_from_bits(matrix_across(fattn_f32_bits(x), n));
 }
 
-/* What lane n of the wave holds. */
+/* x of lane n of the wave. */
 GPU_DEVICE int64_t matrix_from(int64_t x, int n)
 {
     const uint32_t low = (uint32_t)__builtin_amdgcn_ds_bpermute(4 * n, (int)x);
@@ -306,7 +308,7 @@ GPU_DEVICE int64_t matrix_from(int64_t x, int n)
     return (int64_t)((uint64_t)high << 32 | low);
 }
 
-/* Whether it is so in any lane of the wave. */
+/* Whether x is true in any lane of the wave. */
 GPU_DEVICE bool matrix_any(bool x)
 {
 #if GPU_WAVE == 64
@@ -316,7 +318,7 @@ GPU_DEVICE bool matrix_any(bool x)
 #endif
 }
 
-/* The largest, and the sum, of what the lanes of a column hold; each of those lanes gets it. */
+/* The maximum, and the sum, over the lanes of a column. All of these lanes get it. */
 template <int SIDE> GPU_DEVICE float matrix_column_max(float x)
 {
     GPU_UNROLL
@@ -335,8 +337,8 @@ template <int SIDE> GPU_DEVICE float matrix_column_sum(float x)
     return x;
 }
 
-/* An operand of a column's pairs of sums, rounded: the lane's sums 2 n and 2 n + 1 of DEPTH rows
- * in ascending order are pair[n]. On gfx11 each half of the wave has every other row. */
+/* Makes an operand of DEPTH rows of sums. pair[n] has the lane's sums 2 n and 2 n + 1, rounded, in
+ * ascending order of rows. On gfx11 each half of the wave has every other row. */
 GPU_DEVICE matrix_operand matrix_as_operand(const uint32_t pair[4])
 {
     matrix_operand x;
@@ -360,9 +362,9 @@ GPU_DEVICE matrix_operand matrix_as_operand(const uint32_t pair[4])
 /* --- Tiles in LDS ----------------------------------------------------------------------------- */
 
 /*
- * Elements lie in chunks of 8, 16 bytes, and a line of chunks takes all banks. Lanes are served a
- * line's worth at a time, and without delay where they ask for other places of a line; so chunks of
- * a line change places with what neighbouring lanes ask for at a time.
+ * A tile consists of chunks of 8 elements (16 bytes), and a line of MATRIX_LINE chunks covers all
+ * banks. LDS serves as many lanes at a time as a line has chunks, without conflicts if they access
+ * different places of a line. So the chunks of a line are swizzled by the row.
  */
 #if defined(__gfx950__)
 #define MATRIX_LINE 16
@@ -379,9 +381,9 @@ template <int WIDTH> GPU_DEVICE int matrix_row_at(int row, int chunk)
     return ((row * CHUNKS + chunk) ^ row / ROWS % (MATRIX_LINE / ROWS)) * 8;
 }
 
-/* The same of a tile of rows that were columns, of N k each, 16 or more. It is filled by 8 bytes a
- * thread, where 8 neighbours have every eighth row, the next 8 the other halves of their chunks,
- * and the next 16 rows 64 on, or the next chunk. */
+/* The same for a transposed tile, whose rows have N elements of k, 16 or more. Threads fill it with
+ * 8 bytes each: 8 adjacent threads have every eighth row, the next 8 the other halves of their
+ * chunks, and the next 16 the rows 64 further, or the next chunk. */
 template <int N> GPU_DEVICE int matrix_column_at(int row, int chunk)
 {
     enum { CHUNKS = N / 8, ROWS = CHUNKS < MATRIX_LINE ? MATRIX_LINE / CHUNKS : 1 };
@@ -390,15 +392,16 @@ template <int N> GPU_DEVICE int matrix_column_at(int row, int chunk)
     return ((row * CHUNKS + chunk) ^ read ^ filled) * 8;
 }
 
-/* 16 bytes, at a multiple of 16. */
+/* Load and store 16 bytes, at multiples of 16. */
 GPU_DEVICE matrix_four matrix_get(const uint16_t *from) { return *(const matrix_four *)from; }
 GPU_DEVICE void matrix_put(uint16_t *to, matrix_four x) { *(matrix_four *)to = x; }
 
 /*
- * Places are exclusive-ors: AT(row, chunk), of either kind of tile, is that of the bits of row and
- * of chunk one by one. What a lane reads or writes lies at what is the lane's own and what is the
- * same for all, whose bits below a line are exclusive-ored, and the rest added: as a constant, it
- * costs no register. The bits of the two parts of a row, or of a chunk, must be apart.
+ * AT(row, chunk), for either kind of tile, is linear over xor in the bits of row and chunk. So the
+ * address of a lane's access can be split into a part that depends on the lane (lane_at), and a
+ * part that is the same for all lanes, which is a constant and needs no register. The bits of the
+ * latter below the size of a line are xored, and the rest is added. The two parts of a row, or of a
+ * chunk, must have no bits in common.
  */
 template <int (*AT)(int, int), class Element>
 GPU_DEVICE Element *matrix_at(Element *tile, int lane_at, int row, int chunk)
@@ -407,7 +410,7 @@ GPU_DEVICE Element *matrix_at(Element *tile, int lane_at, int row, int chunk)
     return (Element *)((char *)tile + (2 * lane_at ^ low) + (all - low));
 }
 
-/* What is a lane's own of where it reads operands. */
+/* The lane's part (lane_at) of the address of its operands. */
 template <int SIDE, int (*AT)(int, int)> GPU_DEVICE int matrix_reads(void)
 {
     return AT(matrix_column<SIDE>(), matrix_own<SIDE>() / 8);
@@ -435,8 +438,9 @@ GPU_DEVICE matrix_operand matrix_load(const uint16_t *tile, int row, int step)
     return matrix_load<SIDE, AT>(tile, matrix_reads<SIDE, AT>(), row, step);
 }
 
-/* Leaves an operand of sums of column c (matrix_as_operand) as k of row c of a tile of SIDE rows,
- * its DEPTH k from step * DEPTH on, each at its place; and reads eight in their own order. */
+/* matrix_put_sums() stores an operand of sums of column c (matrix_as_operand) to row c of a tile of
+ * SIDE rows, as its k from step * DEPTH on. matrix_get_sums() reads eight of these in the order of
+ * the original rows. */
 template <int SIDE, int (*AT)(int, int)>
 GPU_DEVICE void matrix_put_sums(uint16_t *tile, int step, matrix_operand x)
 {
@@ -489,15 +493,16 @@ template <int SIDE, int WIDTH, int N, int THREADS> struct matrix_transposed_fill
     static_assert(WIDTH * N % (32 * THREADS) == 0, "every thread has as much");
     matrix_four x[COUNT][4];
 
-    /* Eight neighbours have neighbouring channels, the next eight the other half of their chunk. */
+    /* Eight adjacent threads have adjacent channels; the next eight have the other half of a chunk
+     * of k. */
     GPU_DEVICE int chunk(int n) { return matrix_thread() % 8 + number(n) % LINES * 8; }
     GPU_DEVICE int place(int n) { return number(n) / LINES * 8 + matrix_thread() / 8 % 2 * 4; }
     GPU_DEVICE int row(int n) { return matrix_placed<SIDE>(place(n)); }
     GPU_DEVICE int number(int n) { return (n * THREADS + matrix_thread()) / 16; }
 };
 
-/* Channels 8 chunk .. 8 chunk + 7 of four rows become eight rows of four neighbours, at place k of
- * a transposed tile; and the same where it is known what is the thread's own of their places. */
+/* Stores channels 8 chunk .. 8 chunk + 7 of four rows to a transposed tile, as eight rows with four
+ * adjacent k from k on. The first version takes the thread's part of the address (lane_at). */
 template <int N>
 GPU_DEVICE void matrix_put_transposed(uint16_t *tile, int lane_at, const matrix_four x[4])
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernel rows of backward on matrix units (matrix_backward.cuh), for f16 and bf16. One row a padded
- * width and kind of unit, since tiles go with them; lean rows for what most runs are made of, and
- * rows for everything.
+ * Kernel rows of backward on matrix units (matrix_backward.cuh), for f16 and bf16. There is a row
+ * for each padded width and kind of unit, since the tiles depend on them: lean rows for the
+ * features that most runs have, and full rows for all.
  */
 #include "backends/hip/matrix_backward.h"
 
@@ -29,7 +29,7 @@ static int64_t dbias_sums(const fattn_problem *p)
     return fattn_gpu_sums(p, stride);
 }
 
-/* Clears dbias, or the sums in the workspace where it is summed over axes. */
+/* Clears dbias or, if dbias is summed over axes, its sums in the workspace. */
 static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                         const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -51,14 +51,14 @@ static void sums_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->threads = 256;
 }
 
-/* dbias, where it is summed over axes, is at the end of the workspace. */
+/* If dbias is summed over axes, its sums are at the end of the workspace. */
 static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
     const int64_t bytes = fattn_gpu_backward_workspace(row, p, t), sums = gpu_floats(dbias_sums(p));
     return bytes < 0 || sums < 0 || bytes > INT64_MAX - sums ? -1 : bytes + sums;
 }
 
-/* What all rows have in common. */
+/* Fields that all rows have. */
 #define MATRIX_ROW(unit, lanes, variant, channels, queries, keys, waves)                          \
     .row.name = unit "_backward_" variant "_" #channels, .row.ops = FATTN_OP_BIT(FATTN_BACKWARD), \
     .row.dim_max = channels, .row.own_dtype_o = true, .row.dropout_max = FATTN_GPU_DROPOUT_MAX,   \
@@ -89,8 +89,8 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
 #define WMMA_LEAN(...) {MATRIX_ROW("wmma", 32, "lean", __VA_ARGS__), LEAN, WMMA},
 #define WMMA_FULL(...) {MATRIX_ROW("wmma", 32, "full", __VA_ARGS__), FULL, WMMA},
 
-/* gfx90a takes subnormal halves for zeros, and dS, unlike P, cannot be made larger, since it has no
- * bound: f16 is left to the SIMT kernels there. */
+/* On gfx90a there are no rows for f16, which is left to the SIMT kernels: its matrix units flush
+ * subnormal f16 inputs to 0, and dS, unlike P, has no bound and so cannot be scaled up. */
 const fattn_gpu_kernel fattn_hip_matrix_backward[] = {
     MATRIX_BACKWARD_MFMA(MFMA_LEAN) MATRIX_BACKWARD_MFMA(MFMA_FULL)
         MATRIX_BACKWARD_MFMA(MFMA_BF16_LEAN) MATRIX_BACKWARD_MFMA(MFMA_BF16_FULL)

@@ -3,22 +3,23 @@
  * Backward on matrix units, for 16-bit types: FlashAttention-2's loop (Dao 2023, algorithm 2). Its
  * equations are those of simt_backward.cuh.
  *
- * A block of some waves owns a tile of keys, with dK and dV in registers, and walks along the
- * queries that see them, head by head of the group:
+ * A block owns a tile of keys, with dK and dV in registers. It visits the queries that attend to
+ * them, head by head of the group:
  *
  *     S = Q K^T        P = exp(S - lse)          dV^T += dO^T P
  *     dP = dO V^T      dS = P (dP - delta)       dK^T += Q^T dS        dQ += dS K
  *
- * Every product is of rows in LDS by columns in registers, in patches (patch.cuh). A wave has some
- * of the keys for columns in S and dP, and what it makes of them, P and dS, are columns of dV^T and
- * dK^T as they are. Only dQ is a sum over all keys: dS passes through LDS, and each wave makes some
- * channels of dQ. Q and dO are put down twice, as they are and transposed.
+ * Every product multiplies rows in LDS by columns in registers, in patches (patch.cuh). A wave has
+ * some of the keys as columns of S and dP. P and dS, which it computes from them, are columns of
+ * dV^T and dK^T without any exchange. Only dQ is a sum over all keys: dS passes through LDS, and
+ * each wave computes some channels of dQ. Q and dO are stored to LDS twice, as they are and
+ * transposed.
  *
- * Waves of 64 hold K, V and the transposed K in registers, which are many; those of 32 leave them
- * in LDS.
+ * Waves of 64 lanes, which have many registers, hold K, V and the transposed K in them; waves of 32
+ * leave these in LDS.
  *
  * dQ is a sum over blocks, which add to it in floats of the workspace in any order, so that two
- * runs may differ in their last bits. A run is
+ * runs may differ in their last bits. A run launches
  *
  *     clear                                zeros for dBias
  *     rows_W                               lse and delta of every row, and zeros for its dQ
@@ -36,8 +37,8 @@
 
 /* --- Shapes ----------------------------------------------------------------------------------- */
 
-/* T: matrix_f16 or matrix_bf16. W: channels, padded. R: queries of a tile, N: keys, C: waves. LEAN
- * kernels know causal masks, windows and lengths, the others every feature. */
+/* T: matrix_f16 or matrix_bf16. W: channels, padded. R, N: queries and keys of a tile. C: waves.
+ * LEAN kernels have causal masks, windows and lengths, the others every feature. */
 template <class T, int W, int R, int N, int C, bool LEAN> struct matrix_backward_shape {
     typedef T type;
     enum {
@@ -47,16 +48,16 @@ template <class T, int W, int R, int N, int C, bool LEAN> struct matrix_backward
         KEYS = N,
         WAVES = C,
         THREADS = WAVES * GPU_WAVE,
-        TILES = N / (16 * WAVES),       /* of 16 keys, a wave */
-        STEPS = W / PATCH_DEPTH,        /* of dot products; patches of channels */
-        KEY_STEPS = KEYS / PATCH_DEPTH, /* of dQ */
-        DQ_TILES = W / 16 / WAVES,      /* of 16 channels, a wave */
+        TILES = N / (16 * WAVES),       /* tiles of 16 keys per wave */
+        STEPS = W / PATCH_DEPTH,        /* steps of dot products; patches of channels */
+        KEY_STEPS = KEYS / PATCH_DEPTH, /* steps of dQ */
+        DQ_TILES = W / 16 / WAVES,      /* tiles of 16 channels of dQ per wave */
         IS_HELD = GPU_WAVE == 64,       /* K and V are in registers */
         IS_APART = IS_HELD && W <= 128, /* the transposed Q and dO have room of their own */
-        IS_PACED = IS_APART,            /* there are registers for operands that are read early */
+        IS_PACED = IS_APART,            /* there are registers to load operands early */
         ROOM = (IS_APART ? 4 : 2) * QUERIES * W,
-        IS_HALVED = THREADS >= 2 * QUERIES / 4 * W / 4, /* half of the waves bring Q, half dO */
-        BROUGHT = IS_HALVED ? 1 : 2                     /* of Q and dO, by a thread */
+        IS_HALVED = THREADS >= 2 * QUERIES / 4 * W / 4, /* half of the waves load Q, half dO */
+        BROUGHT = IS_HALVED ? 1 : 2                     /* tiles, Q or dO, that a thread loads */
     };
     typedef patch_squares<QUERIES, W, IS_HALVED ? THREADS / 2 : THREADS> queries;
     typedef patch_squares<KEYS, W, THREADS> keys;
@@ -67,9 +68,9 @@ template <class T, int W, int R, int N, int C, bool LEAN> struct matrix_backward
 template <class S> struct matrix_backward_scratch {
     alignas(128) uint16_t room[S::ROOM];                         /* q, dO; transposed q and dO */
     uint16_t key_room[S::IS_HELD ? 64 : 3 * S::KEYS * S::WIDTH]; /* k, transposed k, v */
-    uint16_t ds[S::QUERIES * S::KEYS];                           /* queries by keys */
+    uint16_t ds[S::QUERIES * S::KEYS];                           /* [query][key] */
     alignas(16) float of_rows[2 * S::QUERIES];                   /* lse, then delta */
-    gpu_pairs pairs;                                             /* of kernels that are not lean */
+    gpu_pairs pairs;                                             /* unused in lean kernels */
 
     GPU_MEMBER uint16_t *keys(int n)
     {
@@ -87,31 +88,31 @@ template <class S> struct matrix_held {
     matrix_operand k[S::TILES][STEPS], v[S::TILES][STEPS], transposed[S::DQ_TILES][KEY_STEPS];
 };
 
-/* dK^T and dV^T of the wave's keys: those of a tile of keys follow one another. */
+/* dK^T and dV^T of the wave's keys. The patches of a tile of keys are consecutive. */
 template <class S> struct matrix_key_sums {
     patch dk[S::TILES * S::STEPS], dv[S::TILES * S::STEPS];
 };
 
-/* What a block works on: keys j0 .. of a key/value head, and the queries that see them. */
+/* The description of an item: keys j0 .. of a key/value head, and the queries that attend to
+ * them. */
 typedef struct matrix_job {
     fattn_band band;
     int64_t b, hk, j0, sq;
-    int group, keys;     /* keys: that exist from j0 on; may be more than a tile, or none */
-    int first, past;     /* tiles of queries */
-    int full, full_past; /* those that see all keys, of lean kernels */
+    int group, keys;     /* keys: how many exist from j0 on; may be more than a tile, or none */
+    int first, past;     /* tiles of queries first .. past - 1 */
+    int full, full_past; /* tiles that attend to all keys; for lean kernels */
     float unit;          /* of scores */
     unsigned terms;
     int64_t at, q, dout; /* query 0 of the group's first head in lse, q and dO */
 } matrix_job;
 
-/* A tile of the walk along the queries of every head of a group. */
+/* A visited tile of queries, of one head of the group. */
 typedef struct matrix_visit {
     int head, tile;
     fattn_tile_kind kind;
 } matrix_visit;
 
-/* What is the same for all threads, and where the compiler would not see it: comparisons of 64 bits
- * are not scalar. */
+/* The wave's number. The compiler does not know by itself that it is uniform over the wave. */
 GPU_DEVICE int matrix_wave(void) { return gpu_uniform(gpu_thread() / GPU_WAVE); }
 
 /* The wave's first key, and its first channel of dQ. */
@@ -123,7 +124,8 @@ template <class S> GPU_DEVICE int matrix_wave_channel(void)
 
 /* --- Keys ------------------------------------------------------------------------------------- */
 
-/* Columns of 16 keys or channels from `row` on, all of their depth. */
+/* Loads the operands of 16 * N keys or channels from `row` on to registers, over their full
+ * depth. */
 template <int CHUNKS, int N, int STEPS>
 GPU_DEVICE void matrix_hold(const uint16_t *tile, int row, matrix_operand x[N][STEPS])
 {
@@ -135,8 +137,8 @@ GPU_DEVICE void matrix_hold(const uint16_t *tile, int row, matrix_operand x[N][S
     }
 }
 
-/* Puts the job's keys, or values, into a tile, as they are or transposed. by_quads: `squares` has
- * fetched them; otherwise they are read from memory here, an element at a time. */
+/* Stores the job's keys or values to a tile, as they are or transposed. by_quads: `squares` has
+ * loaded them; otherwise they are read from memory here, an element at a time. */
 template <class S, bool TRANSPOSED>
 GPU_DEVICE void matrix_bring(const patch_source &t, bool by_quads, typename S::keys &squares,
                              uint16_t *tile)
@@ -195,7 +197,7 @@ GPU_DEVICE void matrix_bring_keys(const fattn_gpu_args &args, const matrix_job &
 
 /* --- Queries ---------------------------------------------------------------------------------- */
 
-/* The next tile on its way: what the thread brings of q and dO, and its lse or delta. */
+/* The next tile, between load and store: the thread's part of q and dO, and its lse or delta. */
 template <class S> struct matrix_moving {
     typename S::queries part[S::BROUGHT];
     float row;
@@ -203,7 +205,7 @@ template <class S> struct matrix_moving {
     bool by_quads, unpadded; /* unpadded: all its rows and channels exist */
 };
 
-/* Whether part n of what a thread brings is of dO. */
+/* Whether part n of what a thread loads belongs to dO. */
 template <class S> GPU_DEVICE bool matrix_is_dout(int n)
 {
     return S::IS_HALVED ? matrix_wave() >= S::WAVES / 2 : n != 0;
@@ -247,7 +249,7 @@ GPU_DEVICE void matrix_backward_fetch(const fattn_gpu_args &args, const matrix_j
     for (int n = 0; n < S::BROUGHT; n++) {
         moving.part[n].fetch(matrix_is_dout<S>(n) ? t.dout : t.q, t.by_quads);
     }
-    /* Rows that do not exist have no probabilities. */
+    /* Rows that do not exist get an lse of +inf, which makes their probabilities 0. */
     const gpu_workspace saved = gpu_workspace_of<S::WIDTH>(g);
     const int r = (int)(patch_thread() % S::QUERIES);
     const bool of_delta = gpu_thread_anew() >= S::QUERIES;
@@ -295,12 +297,12 @@ GPU_DEVICE void matrix_put(const fattn_gpu_args &args, const matrix_job &job,
     }
 }
 
-/* The instruction itself, which gives 0 below the normal numbers. */
+/* 2^x by the instruction alone, which returns 0 for subnormal results. */
 GPU_DEVICE float matrix_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 
 /* --- Pairs ------------------------------------------------------------------------------------ */
 
-/* x += rows in LDS by keys, which are held or in LDS. */
+/* x += products of rows in LDS and keys, which are held in registers or are in LDS. */
 template <class S>
 GPU_DEVICE void matrix_backward_dots(const uint16_t *rows, const uint16_t *keys,
                                      const matrix_operand held[S::TILES][matrix_held<S>::STEPS],
@@ -327,14 +329,14 @@ GPU_DEVICE void matrix_backward_dots(const uint16_t *rows, const uint16_t *keys,
     }
 }
 
-/* Scores of pairs outside the band are selected away. */
+/* Sets scores of pairs outside the band to -inf. */
 template <class S>
 GPU_DEVICE void matrix_keep_band(const matrix_job &job, int64_t i0, patch x[S::TILES])
 {
     enum { FAR = 1 << 20 }; /* more than a tile */
     const fattn_band &band = job.band;
     const int64_t limit = INT64_C(1) << 62;
-    /* query i sees key j when j - right <= i + diagonal <= j + left */
+    /* query i attends to key j if j - right <= i + diagonal <= j + left */
     const int64_t aligned = job.j0 - band.diagonal - i0;
     const int64_t low = aligned - fattn_min64(band.right, limit);
     const int64_t high = aligned + fattn_min64(band.left, limit);
@@ -353,14 +355,14 @@ GPU_DEVICE void matrix_keep_band(const matrix_job &job, int64_t i0, patch x[S::T
     }
 }
 
-/* Scores in x become P, and dP in dp becomes dS. */
+/* Turns scores in x into P, and dP in dp into dS. */
 template <class S>
 GPU_DEVICE void matrix_differentiate(const fattn_gpu_args &args, const matrix_job &job,
                                      const matrix_visit &visit, matrix_backward_scratch<S> &s,
                                      patch x[S::TILES], patch dp[S::TILES])
 {
     const fattn_gpu_args &g = gpu_anew(args);
-    if (job.terms) { /* a scale that cannot be part of the unit */
+    if (job.terms) { /* a scale that cannot be folded into the unit */
         GPU_UNROLL
         for (int n = 0; n < 8 * S::TILES; n++) {
             patch_set(x[n / 8], n % 8, patch_get(x[n / 8], n % 8) * g.rule.scale);
@@ -389,9 +391,9 @@ GPU_DEVICE void matrix_differentiate(const fattn_gpu_args &args, const matrix_jo
 
 /* --- Every feature ---------------------------------------------------------------------------- */
 
-/* Entries of dBias that are a pair's own are 0 before, or what they are to be added to. Others are
- * summed in the workspace: gpu_add() is lost in memory that host and device keep coherent, and the
- * caller's may be such. */
+/* Writes or adds ds of a pair to dBias. Before the run, entries are 0 or the values to accumulate
+ * to. If dBias is summed over axes, the sums are in the workspace: gpu_add() has no effect on
+ * fine-grained (coherent) memory, which the caller's may be. */
 GPU_DEVICE void matrix_store_dbias(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q,
                                    int64_t j, float ds)
 {
@@ -404,7 +406,7 @@ GPU_DEVICE void matrix_store_dbias(const fattn_gpu_args &g, const gpu_pairs &t, 
     }
 }
 
-/* How many entries are summed. */
+/* How many entries dBias has. Axes that it is summed over count once. */
 GPU_DEVICE int64_t matrix_sums(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
@@ -413,7 +415,7 @@ GPU_DEVICE int64_t matrix_sums(const fattn_gpu_args &g)
            (stride[3] ? p.seqlen_k : 1);
 }
 
-/* They become 0. */
+/* Clears the sums. */
 GPU_DEVICE void matrix_sums_clear(const fattn_gpu_args &g)
 {
     float *const sums = (float *)(g.workspace + g.sums);
@@ -423,7 +425,7 @@ GPU_DEVICE void matrix_sums_clear(const fattn_gpu_args &g)
     }
 }
 
-/* Row n of the sums goes to dbias. */
+/* Writes or adds row n of the sums to dBias. */
 GPU_DEVICE void matrix_store_dbias_row(const fattn_gpu_args &g, int64_t n)
 {
     const fattn_problem &p = g.problem;
@@ -440,7 +442,8 @@ GPU_DEVICE void matrix_store_dbias_row(const fattn_gpu_args &g, int64_t n)
     }
 }
 
-/* A pair of query q, in place r of its tile, and key j. */
+/* Computes P and dS of query q, which is row r of its tile, and key j, with every feature. x: the
+ * dot product, and then P; dp: dP, and then dS. */
 template <class S>
 GPU_DEVICE void matrix_differentiate_pair(const fattn_gpu_args &args, unsigned terms,
                                           matrix_backward_scratch<S> &s, int r, gpu_query q,
@@ -460,14 +463,14 @@ GPU_DEVICE void matrix_differentiate_pair(const fattn_gpu_args &args, unsigned t
     if (g.problem.outputs & FATTN_OUT_DBIAS && exists) {
         matrix_store_dbias(g, t, q, j, ds);
     }
-    /* dV waits for the size of Z, so that P Z stays a number that f16 has. A NaN stays one where
-     * the pair is dropped, as in P Z. */
+    /* P is multiplied by 1 or 0, and dV by Z at the end, so that P stays in the range of f16. A NaN
+     * stays a NaN in a dropped pair, as in P Z. */
     *x = p * (z != 0 ? 1 : 0);
     *dp = ds * dscore;
 }
 
-/* matrix_differentiate() with every feature. That takes much code, which is there once: a loop in
- * which the thread's elements pass by its first register. */
+/* matrix_differentiate() with every feature. The features take much code. So that it exists only
+ * once, it is in a loop that rotates the thread's elements through its first register. */
 template <class S>
 GPU_DEVICE void matrix_differentiate_fully(const fattn_gpu_args &g, const matrix_job &job,
                                            const matrix_visit &visit, matrix_backward_scratch<S> &s,
@@ -497,7 +500,7 @@ GPU_DEVICE void matrix_differentiate_fully(const fattn_gpu_args &g, const matrix
 
 /* --- Sums ------------------------------------------------------------------------------------- */
 
-/* sums += transposed rows in LDS, channels, by what the wave has of its keys. */
+/* sums += products of transposed rows in LDS, whose rows are channels, and the wave's P or dS. */
 template <class S>
 GPU_DEVICE void matrix_add_products(const uint16_t *columns, const patch_packed x[S::TILES],
                                     patch sums[S::TILES * S::STEPS])
@@ -522,7 +525,7 @@ GPU_DEVICE void matrix_add_products(const uint16_t *columns, const patch_packed 
     }
 }
 
-/* The wave's channels of dQ, added to what is in the workspace. */
+/* Computes the wave's channels of dQ, and adds them to the workspace. */
 template <class S>
 GPU_DEVICE void matrix_add_dq(const fattn_gpu_args &args, const matrix_job &job,
                               const matrix_visit &visit, matrix_backward_scratch<S> &s,
@@ -536,7 +539,7 @@ GPU_DEVICE void matrix_add_dq(const fattn_gpu_args &args, const matrix_job &job,
     for (int t = 0; t < S::DQ_TILES; t++) {
         patch_clear(dq[t]);
     }
-    patch_rows rows[S::IS_PACED ? S::KEY_STEPS : 1]; /* all of them are asked for first */
+    patch_rows rows[S::IS_PACED ? S::KEY_STEPS : 1]; /* all of them are loaded first */
     GPU_UNROLL
     for (int n = 0; n < S::KEY_STEPS && S::IS_PACED; n++) {
         rows[n] = patch_load_rows<CHUNKS>(s.ds, row, 0, n * PATCH_DEPTH / 8);
@@ -582,9 +585,9 @@ GPU_DEVICE void matrix_add_dq(const fattn_gpu_args &args, const matrix_job &job,
     }
 }
 
-/* --- The walk --------------------------------------------------------------------------------- */
+/* --- The main loop ---------------------------------------------------------------------------- */
 
-/* What a tile is; all threads ask. */
+/* Whether a tile is empty, partial or full. All threads must call it. */
 template <class S>
 GPU_DEVICE fattn_tile_kind matrix_kind(const fattn_gpu_args &args, const matrix_job &job,
                                        const gpu_pairs &t, int head, int tile)
@@ -600,7 +603,7 @@ GPU_DEVICE fattn_tile_kind matrix_kind(const fattn_gpu_args &args, const matrix_
     return (fattn_tile_kind)gpu_uniform(kind);
 }
 
-/* The next tile that is not empty from this one on, or a head past the last. */
+/* The first tile from this one on that is not empty, or one with a head past the last. */
 template <class S>
 GPU_DEVICE matrix_visit matrix_seek(const fattn_gpu_args &g, const matrix_job &job,
                                     const gpu_pairs &t, int head, int tile)
@@ -621,7 +624,7 @@ GPU_DEVICE matrix_visit matrix_seek(const fattn_gpu_args &g, const matrix_job &j
     }
 }
 
-/* P and dS of the wave's keys, rounded; dS goes to LDS too. */
+/* Computes P and dS of the wave's keys, rounded, and stores dS to LDS. */
 template <class S>
 GPU_DEVICE void matrix_backward_weights(const fattn_gpu_args &g, const matrix_job &job,
                                         const matrix_visit &visit, matrix_backward_scratch<S> &s,
@@ -659,7 +662,7 @@ GPU_DEVICE void matrix_backward_weights(const fattn_gpu_args &g, const matrix_jo
     }
 }
 
-/* Walks along the queries of every head of the group. */
+/* Visits the queries of every head of the group. */
 template <class S>
 GPU_DEVICE void matrix_backward_walk(const fattn_gpu_args &g, const matrix_job &job,
                                      matrix_backward_scratch<S> &s, const matrix_held<S> &held,
@@ -684,15 +687,15 @@ GPU_DEVICE void matrix_backward_walk(const fattn_gpu_args &g, const matrix_job &
         }
         matrix_backward_weights<S>(g, job, now, s, held, p, ds);
         if (!S::IS_APART) {
-            gpu_sync(); /* the rows are needed no more */
+            gpu_sync(); /* all threads have read the rows */
             matrix_put<S, true>(g, job, now, moving, s);
             if (ahead) {
                 matrix_backward_fetch<S>(g, job, next, moving);
             }
         }
         gpu_sync();
-        /* (dQ first: products that come after branches would be made after them, and their operands
-         * wait in registers.) */
+        /* dQ comes first. Its additions branch, and the compiler would move products before a
+         * branch behind it, while their operands occupy registers. */
         matrix_add_dq<S>(g, job, now, s, held);
         matrix_add_products<S>(s.columns(1), p, sums.dv);
         matrix_add_products<S>(s.columns(0), ds, sums.dk);
@@ -706,8 +709,8 @@ GPU_DEVICE void matrix_backward_walk(const fattn_gpu_args &g, const matrix_job &
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-/* The wave's part of dk or dv, times `factor`; 0 for keys that are owned and not used. The patches
- * pass by the first. */
+/* Stores the wave's part of dk or dv, times `factor`. Keys that belong to the sequence but are
+ * beyond its used length get 0. The loop moves the patches through the first one. */
 template <class S>
 GPU_DEVICE void matrix_store_keys(const fattn_gpu_args &args, const matrix_job &job,
                                   const fattn_sequence &seq, const gpu_tensor &t,
@@ -743,7 +746,7 @@ GPU_DEVICE void matrix_store_keys(const fattn_gpu_args &args, const matrix_job &
     }
 }
 
-/* Stores dK and dV of a job, whose sums are used up. */
+/* Stores dK and dV of a job. It overwrites the sums. */
 template <class S>
 GPU_DEVICE void matrix_store_sums(const fattn_gpu_args &args, const matrix_job &job,
                                   const matrix_backward_scratch<S> &s, matrix_key_sums<S> &sums)
@@ -765,12 +768,12 @@ GPU_DEVICE void matrix_store_sums(const fattn_gpu_args &args, const matrix_job &
     }
 }
 
-/* The tiles of queries that see every key of the job's, which a tile is full of. */
+/* Finds the tiles of queries that attend to every key of the job; none, if keys are missing. */
 template <class S> GPU_DEVICE void matrix_find_full(matrix_job &job)
 {
     const int64_t limit = INT64_C(1) << 62, beyond = (int64_t)job.past * S::QUERIES;
     const fattn_band &band = job.band;
-    /* query i sees key j when j - right <= i + diagonal <= j + left */
+    /* query i attends to key j if j - right <= i + diagonal <= j + left */
     const int64_t low = job.j0 + S::KEYS - 1 - band.diagonal - fattn_min64(band.right, limit);
     const int64_t high = job.j0 - band.diagonal + fattn_min64(band.left, limit);
     const int64_t first = band.right < 0 ? 0 : gpu_clamp(low, 0, beyond);
@@ -809,7 +812,7 @@ GPU_DEVICE matrix_job matrix_job_of(const fattn_gpu_args &g, const gpu_pairs &t,
     return job;
 }
 
-/* Tiles of queries that a bias hides from all keys of the job are left out, from the first on. */
+/* Skips the first tiles of queries that a bias hides from all keys of the job. */
 template <class S>
 GPU_DEVICE void matrix_skip_hidden(const fattn_gpu_args &args, const gpu_pairs &t, matrix_job &job)
 {
@@ -872,7 +875,7 @@ template <class S> GPU_DEVICE void matrix_backward_all(const fattn_gpu_args &g)
         const int64_t blocks = gpu_anew(g).tiling.k_blocks;
         const int64_t head = gpu_uniform(fattn_quotient(n, blocks));
         matrix_backward_item<S>(g, s, head, n - head * blocks);
-        gpu_sync(); /* what is in LDS is needed no more */
+        gpu_sync(); /* all threads have read what is in LDS */
     }
 }
 

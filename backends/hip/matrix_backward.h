@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What matrix_backward.c, which plans them, and the backward kernels on matrix units must agree
+/* What the backward kernels on matrix units and matrix_backward.c, which plans them, must agree
  * on. */
 #ifndef FATTN_HIP_MATRIX_BACKWARD_H
 #define FATTN_HIP_MATRIX_BACKWARD_H
 
 /*
- * The shapes that are compiled: X(width, queries, keys, waves), with width the padded channels. The
- * waves share the keys. Registers of waves of 64 lanes hold K, V and gradients of 16 keys of 128
- * channels so that two waves fit a SIMD; those of 32 lanes 16 keys' gradients, and of 256 channels
- * none.
+ * The shapes that are compiled: X(width, queries, keys, waves). width: the padded channels. The
+ * keys are divided among the waves. The registers of a wave of 64 lanes hold K, V and the gradients
+ * of 16 keys of 128 channels, and two such waves fit a SIMD. Those of a wave of 32 lanes hold only
+ * the gradients of 16 keys, and not those of 256 channels.
  */
 #define MATRIX_BACKWARD_MFMA(X) \
     X(64, 32, 128, 4)           \
@@ -18,11 +18,11 @@
     X(64, 16, 64, 4)            \
     X(128, 16, 64, 4)
 
-/* Of a block's LDS, at most: what is no tile, which is lse and delta of rows and the item. */
+/* Bytes of a block's LDS that are not tiles, at most: lse and delta of rows, and the item. */
 #define MATRIX_BACKWARD_REST 1024
 
-/* Bytes of LDS of a block. MFMA, whose tiles have 32 queries: 4 tiles of queries, with
- * 256 channels 2, and dS. WMMA: 2 of queries, 3 of keys, and dS. */
+/* Bytes of LDS of a block. MFMA, whose tiles have 32 queries: 4 tiles of queries (2 with 256
+ * channels), and dS. WMMA: 2 tiles of queries, 3 of keys, and dS. */
 #define MATRIX_BACKWARD_SHARED(width, queries, keys)                      \
     (((queries) == 32 ? 2 * ((width) > 128 ? 2 : 4) * (queries) * (width) \
                       : 2 * (2 * (queries) + 3 * (keys)) * (width)) +     \

@@ -2,23 +2,25 @@
 /*
  * Forward on AMD's matrix units, for 16-bit types: FlashAttention-2 (Dao 2023), transposed.
  *
- * A block takes a tile of rows of one key/value head (an item of the schedule) along a part of its
- * keys; a wave owns SIDE of the rows, a lane one of them, and only keys and values are shared:
+ * A block takes an item of the schedule, that is, a tile of rows of one key/value head and a part
+ * of its keys. A wave owns SIDE of the rows, and a lane one of them. Waves share only keys and
+ * values:
  *
- *     x = K Q^T             a row's scores lie in the lanes of a column of x
- *     p                     online softmax, in a lane but for one exchange a tile
+ *     x = K Q^T             a row's scores are in the lanes of a column of x
+ *     p                     online softmax, within a lane except for one exchange per tile
  *     o = o alpha + V^T p   p rounded to the type of v, without leaving its registers
  *
- * Keys of the next tile are on their way to registers while values are worked on, and values while
- * their keys are; values are transposed on their way to LDS. alpha is 1 until a row's maximum rises
- * by more than MATRIX_MARGIN since it was last taken as a reference: weights may reach
- * 2^MATRIX_MARGIN, which costs nothing in floating point, and most tiles leave o alone.
+ * Keys of the next tile are loaded to registers while values are used, and values while keys are
+ * used. Values are transposed when they are stored to LDS. Sums are relative to a reference, which
+ * is raised only when a score exceeds it by more than MATRIX_MARGIN; otherwise alpha is 1, and most
+ * tiles do not rescale o. Weights may then reach 2^MATRIX_MARGIN, which costs no precision in
+ * floating point.
  *
- * A tile's keys past the last of the sequence read that last one again; their scores are selected
- * away. Channels past the last are zeros.
+ * For keys past the last of the sequence, the last key is loaded again, and their scores are set to
+ * -inf. Channels past the last are zeros.
  *
- * LEAN kernels know causal masks, windows, lengths and pages; the others every feature
- * (matrix_terms.cuh, which has the layout of a tile too).
+ * Lean kernels have causal masks, windows, lengths and pages. The others have every feature
+ * (matrix_terms.cuh, which also has the layout of a tile).
  */
 #ifndef FATTN_HIP_MATRIX_FORWARD_CUH
 #define FATTN_HIP_MATRIX_FORWARD_CUH
@@ -29,21 +31,21 @@
 
 /* --- Copies ----------------------------------------------------------------------------------- */
 
-/* Keys or values, as a wave keeps them while it walks along. */
+/* The keys or values of an item, as a wave reads them. */
 typedef struct matrix_tensor {
-    const char *first; /* key 0, of page 0 where keys are in pages */
-    int64_t step;      /* bytes from a key to the next */
-    bool misaligned;   /* channels are not in chunks */
-    bool padded;       /* there are fewer of them than the kernel has */
-    bool some;         /* the thread's exists */
+    const char *first; /* key 0; with pages, of page 0 */
+    int64_t step;      /* distance of successive keys in bytes */
+    bool misaligned;   /* rows cannot be read 16 bytes at a time */
+    bool padded;       /* it has fewer channels than the kernel */
+    bool some;         /* the thread's chunk exists */
 } matrix_tensor;
 
-/* What is kept of an item while a wave walks along its keys. */
+/* What a wave keeps of an item while it visits its keys. */
 typedef struct matrix_walker {
     matrix_tensor k, v;
     const int32_t *table;            /* of pages, or NULL */
     int keys, past, full, full_past; /* as in matrix_item */
-    int whole_tiles;                 /* all there, not in pages, and in 2 GiB */
+    int whole_tiles;                 /* how many have all keys; 0 with pages or beyond 2 GiB */
 } matrix_walker;
 
 /* How threads fill tiles of keys and of values: four times 16 bytes each. */
@@ -97,8 +99,8 @@ GPU_DEVICE matrix_walker matrix_walker_of(const fattn_gpu_args &g, const matrix_
     return at;
 }
 
-/* Element of a tensor, from its `first`, where key j begins, or the last key: what gpu_key_at() is,
- * less what is the same for all keys. */
+/* Index of the element, from t.first on, at which key j or, if that does not exist, the last key
+ * begins. The same as gpu_key_at(), without the part that all keys share. */
 GPU_DEVICE int64_t matrix_key(const fattn_gpu_args &g, const matrix_walker &at,
                               const fattn_strides &stride, int j)
 {
@@ -111,8 +113,8 @@ GPU_DEVICE int64_t matrix_key(const fattn_gpu_args &g, const matrix_walker &at,
     return key * stride.seq;
 }
 
-/* 16 bytes at a place that is the same for all threads and so many bytes on: in scalar registers
- * and a vector register. */
+/* Loads 16 bytes from a uniform address, in scalar registers, plus an offset, in a vector
+ * register. */
 GPU_DEVICE matrix_four matrix_get_at(const char *base, uint32_t bytes)
 {
     typedef __attribute__((address_space(1))) const char *global;
@@ -121,15 +123,15 @@ GPU_DEVICE matrix_four matrix_get_at(const char *base, uint32_t bytes)
     return *(__attribute__((address_space(1))) const matrix_four *)(from + bytes);
 }
 
-/* Asks for the thread's chunk, zeros where it does not exist, of rows row, row + STEP, .. of the
- * tile of key j0. */
+/* Loads the thread's chunk of rows row, row + STEP, .. of the tile that begins with key j0; zeros
+ * if the chunk does not exist. */
 template <int STEP>
 GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_walker &at,
                              const matrix_tensor &t, const fattn_strides &stride,
                              bool tile_is_whole, int j0, int row, int chunk, matrix_four x[4])
 {
     if (t.padded) {
-        asm volatile(""); /* a branch: selecting would cost all */
+        asm volatile(""); /* forces a branch, as a select would cost time in all runs */
         GPU_UNROLL
         for (int n = 0; n < 4; n++) {
             x[n] = 0;
@@ -160,7 +162,7 @@ GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_walker &at
     }
 }
 
-/* Asks for keys, or values, of tile `block`, but for what matrix_copy_misaligned() copies. */
+/* Load keys, or values, of tile `block`, unless matrix_copy_misaligned() has to copy them. */
 template <class S>
 GPU_DEVICE void matrix_fetch_keys(const fattn_gpu_args &g, const matrix_walker &at, int block,
                                   matrix_four x[4])
@@ -181,8 +183,8 @@ GPU_DEVICE void matrix_fetch_values(const fattn_gpu_args &g, const matrix_walker
                     x);
 }
 
-/* Rows of any alignment and number of channels, an element at a time. N rows of WIDTH elements;
- * row(r): where row r begins, put(r, c): where its element c goes. */
+/* Copies N rows of any alignment and number of channels to a tile of WIDTH channels, an element at
+ * a time. row(r): the address of row r; put(r, c): the destination of its element c. */
 template <int N, int WIDTH, int THREADS, class Row, class Put>
 GPU_DEVICE void matrix_copy_misaligned(int dim, Row row, Put put)
 {
@@ -193,7 +195,7 @@ GPU_DEVICE void matrix_copy_misaligned(int dim, Row row, Put put)
     }
 }
 
-/* What is a thread's own of where it reads and writes in LDS. */
+/* The thread's parts (lane_at) of the addresses that it reads and writes in LDS. */
 typedef struct matrix_places {
     int read_k, read_v, put_k, put_v;
 } matrix_places;
@@ -216,7 +218,7 @@ GPU_DEVICE void matrix_places_anew(matrix_places &at)
     at.put_k = gpu_anew(at.put_k), at.put_v = gpu_anew(at.put_v);
 }
 
-/* What was asked for, of tile `block`, goes to LDS. */
+/* Store keys, or values, of tile `block` to LDS. */
 template <class S>
 GPU_DEVICE void matrix_put_keys(const fattn_gpu_args &args, const matrix_walker &at, int block,
                                 int lane_at, const matrix_four x[4], uint16_t *tile)
@@ -262,14 +264,14 @@ GPU_DEVICE void matrix_put_values(const fattn_gpu_args &args, const matrix_walke
 
 /* --- Queries ---------------------------------------------------------------------------------- */
 
-/* Row r of the item's queries; of rows that do not exist, the last. */
+/* Row r of the item's queries, or the last row if r does not exist. */
 GPU_DEVICE const uint16_t *matrix_query_row(const fattn_gpu_args &g, const matrix_item &w, int r)
 {
     const gpu_query q = matrix_query_of(w, r < w.rows ? r : w.rows - 1);
     return (const uint16_t *)g.buffers.q + gpu_query_at(w.pairs.seq, g.problem.q, q.i, q.h);
 }
 
-/* All queries of the item, channels from c0 on, go to a tile in LDS. */
+/* Copies all queries of the item, channels from c0 on, to a tile in LDS. */
 template <class S, int WIDTH>
 GPU_DEVICE void matrix_put_queries(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
                                    int c0)
@@ -291,7 +293,7 @@ GPU_DEVICE void matrix_put_queries(const fattn_gpu_args &g, const matrix_item &w
     }
 }
 
-/* The wave's queries as operands, through the place of keys and values. */
+/* Loads the wave's queries to registers as operands, through the room of keys and values. */
 template <class S>
 GPU_DEVICE void matrix_hold_queries(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
                                     matrix_rows<S> &rows)
@@ -353,8 +355,8 @@ template <class S> GPU_DEVICE float matrix_largest(const typename S::sums x[S::T
     return matrix_column_max<S::SIDE>(largest);
 }
 
-/* Takes note of the largest score of the row in a tile, raises the references that scores exceed by
- * more than the margin, and rescales the sums. */
+/* Updates rows.top with the largest score of the row in a tile, raises the references that scores
+ * exceed by more than the margin, and rescales the sums. */
 template <class S> GPU_DEVICE void matrix_rise(float unit, float largest, matrix_rows<S> &rows)
 {
     rows.top = gpu_max(rows.top, largest);
@@ -369,7 +371,7 @@ template <class S> GPU_DEVICE void matrix_rise(float unit, float largest, matrix
     }
 }
 
-/* Scores in x become weights relative to the row's reference. */
+/* Turns scores in x into weights relative to the row's reference, and adds them to l. */
 template <class S>
 GPU_DEVICE void matrix_weigh(float unit, matrix_rows<S> &rows, typename S::sums x[S::TILES])
 {
@@ -391,7 +393,7 @@ GPU_DEVICE void matrix_weigh(float unit, matrix_rows<S> &rows, typename S::sums 
     fattn_softmax_add(&rows.state, matrix_total<S::SUMS>(sum));
 }
 
-/* o += V^T p, p being what x becomes in the type of v. */
+/* o += V^T p, where p is x rounded to the type of v. */
 template <class S>
 GPU_DEVICE void matrix_add_pv(const uint16_t *tile, int lane_at, const typename S::sums x[S::TILES],
                               typename S::sums o[S::HEIGHT])
@@ -418,7 +420,7 @@ GPU_DEVICE void matrix_add_pv(const uint16_t *tile, int lane_at, const typename 
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* Which row the lane has, before its first key. */
+/* Sets the lane's row to its state before the first key, and loads the queries. */
 template <class S>
 GPU_DEVICE void matrix_begin(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
                              matrix_rows<S> &rows)
@@ -445,8 +447,8 @@ GPU_DEVICE void matrix_begin(const fattn_gpu_args &g, const matrix_item &w, uint
     }
 }
 
-/* x becomes the weights of the tile of key j0. lane_at: matrix_reads() of keys; partial: the band
- * cuts the tile. */
+/* Computes the weights of the tile that begins with key j0, in x. lane_at: matrix_reads() of keys;
+ * partial: part of the tile is outside the band. */
 template <class S>
 GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_item &w, const uint16_t *keys,
                                int lane_at, bool partial, int j0, float unit, matrix_rows<S> &rows,
@@ -470,17 +472,17 @@ GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_item &w, co
     }
 }
 
-/* Walks along the keys of the item's part. */
+/* Visits the keys of the item's part. */
 template <class S>
 GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
                             matrix_rows<S> &rows)
 {
     const float unit = gpu_anew(g.rule.unit);
     matrix_walker at = matrix_walker_of<S>(g, w);
-    /* Waves without rows, as of most blocks when decoding, only help to fetch. */
+    /* Waves without rows, which most blocks have when decoding, only load. */
     const bool busy = gpu_uniform(matrix_top<S>()) < w.rows;
     matrix_places places = matrix_places_of<S>();
-    matrix_four k[4]; /* on their way */
+    matrix_four k[4]; /* keys of the next tile, being loaded */
     int block = matrix_next<S>(g, w, w.block);
     if (block < at.past) {
         matrix_fetch_keys<S>(g, at, block, k);
@@ -497,7 +499,7 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
         const int j0 = block * S::KEYS;
         matrix_places_anew(places);
         matrix_put_keys<S>(g, at, block, places.put_k, k, tile);
-        gpu_sync(); /* and everyone is through with the values before */
+        gpu_sync(); /* the keys are stored, and all threads have read the values of the last tile */
         matrix_four v[4];
         matrix_fetch_values<S>(g, at, block, v);
         typename S::sums x[S::TILES];
@@ -505,7 +507,7 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
             matrix_weights<S>(g, w, tile, places.read_k, partial, j0, unit, rows, x);
         }
         matrix_put_values<S>(g, at, block, places.put_v, v, tile + S::VALUES);
-        gpu_sync(); /* and everyone is through with the keys */
+        gpu_sync(); /* the values are stored, and all threads have read the keys */
         block = matrix_next<S>(g, w, block + 1);
         if (block < at.past) {
             matrix_fetch_keys<S>(g, at, block, k);
@@ -516,8 +518,8 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
     }
 }
 
-/* Rows of o of the input's type leave through LDS, the wave's own part of it, so that whole lines
- * are written: PIECE channels at a time. o_at: where the lane's row begins. */
+/* Stores rows of o in the input's type. They are staged in the wave's own part of LDS, PIECE
+ * channels at a time, so that whole lines are written. o_at: the element of the lane's row. */
 template <class S>
 GPU_DEVICE void matrix_store_lines(const fattn_gpu_args &g, const matrix_item &w, int64_t o_at,
                                    uint16_t *tile, const matrix_rows<S> &rows)
@@ -531,7 +533,7 @@ GPU_DEVICE void matrix_store_lines(const fattn_gpu_args &g, const matrix_item &w
     static_assert(S::WAVES * OWN <= S::ELEMENTS, "too small");
     uint16_t *const wave_tile = tile + matrix_thread() / GPU_WAVE * OWN;
     const int dim = (int)g.problem.dim_v, lane = matrix_lane();
-    gpu_sync(); /* everyone is through with keys and values */
+    gpu_sync(); /* all threads have read keys and values */
     GPU_UNROLL
     for (int piece = 0; piece < S::WIDTH / PIECE; piece++) {
         GPU_UNROLL
@@ -552,7 +554,7 @@ GPU_DEVICE void matrix_store_lines(const fattn_gpu_args &g, const matrix_item &w
     }
 }
 
-/* In floats: o itself, or a part of it. */
+/* Stores rows of o, or of a part, in floats. */
 template <class S>
 GPU_DEVICE void matrix_store_floats(const fattn_gpu_args &g, const matrix_item &w, int64_t item,
                                     int64_t o_at, const matrix_rows<S> &rows)
@@ -575,7 +577,7 @@ GPU_DEVICE void matrix_store_floats(const fattn_gpu_args &g, const matrix_item &
     }
 }
 
-/* lse of the row, or m and l of its part: of the lanes that know it one speaks. */
+/* Stores lse of the row, or m and l of its part. All lanes of the row have these; one writes. */
 template <class S>
 GPU_DEVICE void matrix_store_state(const fattn_gpu_args &g, const matrix_item &w, int64_t item,
                                    const matrix_rows<S> &rows)
@@ -592,10 +594,10 @@ GPU_DEVICE void matrix_store_state(const fattn_gpu_args &g, const matrix_item &w
     }
 }
 
-/* What rounding to 16 bits adds to the sum of the row's weights, as far as that of the largest
- * score is concerned. p rounds weights and l does not: where one key dominates the row, o would
- * have the error of its weight. o is divided by l and this; lse is of l. Where dropout may have
- * dropped the weight, o has no such error. */
+/* The rounding error of the weight of the row's largest score. p has weights rounded to 16 bits,
+ * and l sums weights that are not rounded. If one key dominates the row, o would have the relative
+ * error of its weight. So o is divided by l plus this; lse is computed from l alone. 0 with
+ * dropout, which may have dropped the weight. */
 template <class S>
 GPU_DEVICE float matrix_rounding(const fattn_gpu_args &g, const matrix_rows<S> &rows)
 {
@@ -608,7 +610,7 @@ GPU_DEVICE float matrix_rounding(const fattn_gpu_args &g, const matrix_rows<S> &
     return gpu_widen(T::DTYPE, (uint16_t)T::pack_weights(weight, 0)) - weight;
 }
 
-/* Rows in o and lse, or their parts in the workspace. */
+/* Writes rows to o and lse, or their parts to the workspace. */
 template <class S>
 GPU_DEVICE void matrix_end(const fattn_gpu_args &args, const matrix_item &w, int64_t item,
                            uint16_t *tile, matrix_rows<S> &rows)
@@ -619,7 +621,7 @@ GPU_DEVICE void matrix_end(const fattn_gpu_args &args, const matrix_item &w, int
     fattn_softmax *const state = &rows.state;
     const float added = matrix_rounding<S>(g, rows) * lower;
     state->l = matrix_column_sum<S::SIDE>(state->l) * lower;
-    float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
+    float factor = lower, alpha = 1; /* not multiplied: alpha may be tiny */
     if constexpr (!S::IS_LEAN) {
         factor *= w.z_kept;
         alpha = matrix_add_sink(g, w, rows.query, state);
@@ -629,7 +631,7 @@ GPU_DEVICE void matrix_end(const fattn_gpu_args &args, const matrix_item &w, int
     const float share = fattn_softmax_normaliser(rounded);
     factor *= whole ? share : added == 0 ? 1 : state->l * share;
     GPU_UNROLL
-    for (int t = 0; t < S::HEIGHT; t++) { /* 0 selected: a sum may be 0 * inf */
+    for (int t = 0; t < S::HEIGHT; t++) { /* selects 0: a sum may be 0 * inf */
         const typename S::sums o = rows.o[t] * factor * alpha, zero = 0;
         rows.o[t] = state->l == 0 ? zero : o;
     }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A block of the forward on matrix units: its shape, the item it works on, what a lane knows of its
- * row, and how the row's dot products become scores, and weights kept or dropped, with every
- * feature.
+ * A block of the forward on matrix units: its shape, the item that it works on, a lane's state of
+ * its row, how the row's dot products become scores with every feature, and dropout.
  *
  * A lane has SUMS keys of each SIDE keys of a tile: key j0 + t * SIDE + matrix_row(r) is x[t][r].
  */
@@ -16,18 +15,18 @@
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
-/* T: matrix_f16 or matrix_bf16. W: channels of q, k and v, padded. R: rows, N: keys of a tile. H:
- * whether registers hold the queries. */
+/* T: matrix_f16 or matrix_bf16. W: channels of q, k and v, padded. R, N: rows and keys of a tile.
+ * H: whether registers hold the queries. */
 template <class T, int W, int R, int N, bool H, bool LEAN> struct matrix_shape {
     typedef T type;
     enum {
-        SIDE = MATRIX_MFMA ? 32 : 16, /* rows of a wave */
+        SIDE = MATRIX_MFMA ? 32 : 16, /* rows per wave */
         WIDTH = W,
         ROWS = R,
         KEYS = N,
         HELD = H,
         IS_LEAN = LEAN,
-        /* Products whose operands are on their way: as registers allow, and never timed. */
+        /* How many products ahead operands are loaded: as registers allow, and never timed. */
         AHEAD = MATRIX_MFMA ? 4
                 : LEAN      ? 2
                             : 1,
@@ -35,11 +34,11 @@ template <class T, int W, int R, int N, bool H, bool LEAN> struct matrix_shape {
         THREADS = WAVES * GPU_WAVE,
         DEPTH = matrix<SIDE>::DEPTH,
         SUMS = matrix<SIDE>::SUMS,
-        TILES = N / SIDE,    /* of scores */
-        HEIGHT = W / SIDE,   /* of o, in tiles */
-        STEPS = W / DEPTH,   /* of scores, in operands */
-        STEPS_O = N / DEPTH, /* of o */
-        VALUES = N * W,      /* where they begin in LDS, after keys */
+        TILES = N / SIDE,    /* tiles of scores */
+        HEIGHT = W / SIDE,   /* tiles of o */
+        STEPS = W / DEPTH,   /* operands that are summed for scores */
+        STEPS_O = N / DEPTH, /* operands that are summed for o */
+        VALUES = N * W,      /* the first element of values in LDS, after the keys */
         QUERIES = 2 * N * W,
         ELEMENTS = QUERIES + (H ? 0 : R * W)
     };
@@ -52,30 +51,30 @@ typedef struct matrix_item {
     int64_t hk, group;
     int64_t first, i0, i1; /* rows of the group; queries i0 .. i1 - 1 */
     int rows, split;
-    int whole;           /* its part has all keys that its rows see */
-    float z_kept;        /* Z of a pair that dropout keeps; pairs.dropout says 1 */
+    int whole;           /* its part is the only one */
+    float z_kept;        /* Z of a pair that dropout keeps; pairs.dropout has 1 instead */
     int keys;            /* of the sequence */
-    int block, past;     /* tiles of keys that the part has */
-    int full, full_past; /* those whose pairs are all inside the band */
+    int block, past;     /* tiles of keys block .. past - 1 of the part */
+    int full, full_past; /* tiles whose pairs are all inside the band */
 } matrix_item;
 
-/* What features need of a row. */
+/* The terms of a row. */
 template <bool LEAN> struct matrix_row_terms {
     int64_t bias, mask;    /* element of key 0 */
-    float slope, distance; /* ALiBi's, and how far the lane is behind the item's first pair */
+    float slope, distance; /* of ALiBi; distance: of the lane's first pair from the item's first */
 };
 template <> struct matrix_row_terms<true> {
 };
 
-/* What a lane knows of its row; of a row that does not exist, of the item's last. */
+/* A lane's row. A row that does not exist has the query of the item's last row. */
 template <class S> struct matrix_rows : matrix_row_terms<S::IS_LEAN> {
     gpu_query query;
     bool exists;
-    int32_t first, past;                           /* the keys that its band holds */
-    fattn_softmax state;                           /* l: of the lane's own keys */
+    int32_t first, past;                           /* the keys in its band */
+    fattn_softmax state;                           /* l: over the lane's own keys */
     float top;                                     /* the largest score of the row */
-    typename S::sums o[S::HEIGHT];                 /* channels by rows */
-    matrix_operand q[S::HELD ? (int)S::STEPS : 1]; /* all queries of the wave */
+    typename S::sums o[S::HEIGHT];                 /* [channel][row] */
+    matrix_operand q[S::HELD ? (int)S::STEPS : 1]; /* the wave's queries */
 };
 
 /* The first row of the wave in the item. */
@@ -91,7 +90,7 @@ GPU_DEVICE gpu_query matrix_query_of(const matrix_item &w, int r)
     return q;
 }
 
-/* What is the same for all lanes in scalar registers, where the compiler cannot know. */
+/* Moves fields that are uniform, although the compiler cannot know it, to scalar registers. */
 GPU_DEVICE void matrix_item_uniform(matrix_item &w)
 {
     fattn_sequence &seq = w.pairs.seq;
@@ -110,7 +109,7 @@ GPU_DEVICE void matrix_item_uniform(matrix_item &w)
     }
 }
 
-/* Item `number`. */
+/* The description of item `number`. */
 template <class S> GPU_DEVICE matrix_item matrix_item_of(const fattn_gpu_args &g, int64_t number)
 {
     const fattn_problem &p = g.problem;
@@ -141,7 +140,7 @@ GPU_DEVICE bool matrix_block_kept(const fattn_gpu_args &g, const matrix_item &w,
                           .kept);
 }
 
-/* The first tile from `block` on that the block mask does not rule out, or w.past. */
+/* The first tile from `block` on that the block mask does not hide, or w.past. */
 template <class S>
 GPU_DEVICE int matrix_next(const fattn_gpu_args &args, const matrix_item &w, int block)
 {
@@ -156,7 +155,7 @@ GPU_DEVICE int matrix_next(const fattn_gpu_args &args, const matrix_item &w, int
     return block;
 }
 
-/* Where the item's tiles from `block` on end when those fall off that a bias hides. */
+/* The end of the item's tiles from `block` on, without the last ones that a bias hides. */
 template <class S>
 GPU_DEVICE int matrix_seen_past(const fattn_gpu_args &args, const matrix_item &w, int block)
 {
@@ -169,7 +168,7 @@ GPU_DEVICE int matrix_seen_past(const fattn_gpu_args &args, const matrix_item &w
 
 /* --- A lane's elements ------------------------------------------------------------------------ */
 
-/* Calls visit(element, j), j counting keys from the lane's first in the tile. */
+/* Calls visit(element, j) for the lane's elements; j: the key, relative to the lane's first. */
 template <class S, class Visit>
 GPU_DEVICE void matrix_each(typename S::sums x[S::TILES], Visit visit)
 {
@@ -184,13 +183,13 @@ GPU_DEVICE void matrix_each(typename S::sums x[S::TILES], Visit visit)
     }
 }
 
-/* The lane's first key in the tile of key j0. */
+/* The lane's first key in the tile that begins with key j0. */
 template <class S> GPU_DEVICE int matrix_first_key(int j0)
 {
     return j0 + matrix_row_first<S::SIDE>();
 }
 
-/* The sum of the elements of a vector, pairs of pairs first. */
+/* The sum of the elements of a vector, by halving. */
 template <int N, class V> GPU_DEVICE float matrix_total(V x)
 {
     if constexpr (N == 2) {
@@ -200,8 +199,7 @@ template <int N, class V> GPU_DEVICE float matrix_total(V x)
     }
 }
 
-/* Eight of the lane's sums of o, from 8 n on, rounded to the shape's type, as matrix_put_sums()
- * takes them. P is rounded in matrix_add_pv(). */
+/* Eight of the lane's sums of o, from 8 n on, rounded, as an argument of matrix_put_sums(). */
 template <class S> GPU_DEVICE matrix_operand matrix_round_o(const typename S::sums *x, int n)
 {
     uint32_t pair[4];
@@ -213,7 +211,7 @@ template <class S> GPU_DEVICE matrix_operand matrix_round_o(const typename S::su
     return matrix_as_operand(pair);
 }
 
-/* Channels c .. c + 7 of a row that begins at `row`, those that are below dim. */
+/* Stores channels c .. c + 7 of a row that begins at `row`, if they are below dim. */
 GPU_DEVICE void matrix_store(uint16_t *row, int c, int dim, matrix_four x)
 {
     uint16_t *const to = row + c;
@@ -231,11 +229,11 @@ GPU_DEVICE void matrix_store(uint16_t *row, int c, int dim, matrix_four x)
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
-/* Dot products in x become scores, where there is no feature. */
+/* Turns dot products in x into scores, in lean kernels. */
 template <class S>
 GPU_DEVICE void matrix_score(const fattn_gpu_args &args, typename S::sums x[S::TILES])
 {
-    if (args.rule.terms) { /* a scale that cannot be part of the unit */
+    if (args.rule.terms) { /* a scale that cannot be folded into the unit */
         const float scale = gpu_anew(gpu_anew(args).rule.scale);
         GPU_UNROLL
         for (int t = 0; t < S::TILES; t++) {
@@ -244,7 +242,7 @@ GPU_DEVICE void matrix_score(const fattn_gpu_args &args, typename S::sums x[S::T
     }
 }
 
-/* Scores of pairs outside the band are selected away: keys first .. past - 1 of the row stay. */
+/* Sets scores of pairs outside the band to -inf. */
 template <class S>
 GPU_DEVICE void matrix_keep(const matrix_rows<S> &rows, int j0, typename S::sums x[S::TILES])
 {
@@ -255,7 +253,7 @@ GPU_DEVICE void matrix_keep(const matrix_rows<S> &rows, int j0, typename S::sums
     });
 }
 
-/* What features need to know of the row. */
+/* Sets up the terms of the row. */
 template <class S>
 GPU_DEVICE void matrix_begin_terms(const fattn_gpu_args &g, const matrix_item &w,
                                    matrix_rows<S> &rows)
@@ -276,7 +274,7 @@ GPU_DEVICE void matrix_begin_terms(const fattn_gpu_args &g, const matrix_item &w
     }
 }
 
-/* x = factor x + bias. Of keys past the last, the last one's is read. */
+/* x = factor x + bias. Keys past the last one read the bias of the last. */
 template <class S, class Bias>
 GPU_DEVICE void matrix_bias(const fattn_gpu_args &g, const matrix_item &w,
                             const matrix_rows<S> &rows, int j0, float factor,
@@ -290,7 +288,7 @@ GPU_DEVICE void matrix_bias(const fattn_gpu_args &g, const matrix_item &w,
     });
 }
 
-/* Bit r of word t: keeps(key of x[t][r]). */
+/* Sets bit r of word t to keeps(key of x[t][r]). */
 template <class S, class Keeps>
 GPU_DEVICE void matrix_bits(int j0, uint32_t bits[S::TILES], Keeps keeps)
 {
@@ -319,7 +317,7 @@ GPU_DEVICE void matrix_select(const uint32_t bits[S::TILES], float other,
     }
 }
 
-/* Dot products in x become scores, term by term, but for the band. */
+/* Turns dot products in x into scores, term by term, except for the band. */
 template <class S>
 GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
                              const matrix_rows<S> &rows, int j0, typename S::sums x[S::TILES])
@@ -328,7 +326,7 @@ GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
     const unsigned terms = g.rule.terms;
     const fattn_problem &p = g.problem;
     const int first_key = matrix_first_key<S>(j0), last = w.keys - 1;
-    float factor = terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* which x is still to get */
+    float factor = terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* not yet applied to x */
     if (terms & FATTN_SCORE_CAP) {
         matrix_each<S>(x, [&](float &score, int) {
             float dscore;
@@ -349,8 +347,9 @@ GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
         factor = 1;
     }
     if (terms & FATTN_SCORE_ALIBI) {
-        /* Subtracted as integers, so that distances up to 2^24 are exact at any position; there is
-         * no conversion of 64 bits. The product is fused: a hidden pair's -inf stays. */
+        /* Integers are subtracted, so that distances up to 2^24 are exact at any position. The
+         * difference is converted in two halves, as there is no conversion of 64 bits. The product
+         * is fused, so that the -inf of a hidden pair stays. */
         const int64_t item = w.i0 + w.pairs.band.diagonal - j0;
         const float high = (float)(int)(item >> 24), low = (float)(int)(item & 0xffffff);
         const float distance = fmaf(high, 0x1p24f, low) + rows.distance;
@@ -382,7 +381,8 @@ GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
     }
 }
 
-/* Weights in x that dropout drops become 0. Z comes last: times it, weights might overflow. */
+/* Sets weights in x that dropout drops to 0. o is multiplied by Z at the end, because weights times
+ * Z might overflow. */
 template <class S>
 GPU_DEVICE void matrix_drop(const fattn_gpu_args &args, const matrix_item &w,
                             const matrix_rows<S> &rows, int j0, typename S::sums x[S::TILES])
@@ -399,8 +399,8 @@ GPU_DEVICE void matrix_drop(const fattn_gpu_args &args, const matrix_item &w,
     matrix_select<S>(bits, 0, x);
 }
 
-/* The sink, which belongs to the first part. It comes last: were it the reference of the row,
- * weights might be too small to be told apart. Returns what sums are to be multiplied by. */
+/* Adds the sink to the first part, and returns the factor by which to multiply its sums. The sink
+ * comes last: as the reference of the row it might make all other weights underflow. */
 GPU_DEVICE float matrix_add_sink(const fattn_gpu_args &g, const matrix_item &w, gpu_query q,
                                  fattn_softmax *state)
 {

@@ -1,27 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Products of patches, for backward: their shape depends on the size of a wave alone, not on the
- * matrix instructions (matrix.cuh) that compute them. Elements have 16 bits. With D = GPU_WAVE / 2,
- * the depth of a step,
+ * Products of patches, for backward. A patch is an accumulator tile whose layout depends on the
+ * size of a wave alone, not on the matrix instructions that compute it (matrix.cuh). Elements of
+ * operands have 16 bits. With D = GPU_WAVE / 2, the depth of a step (its number of k),
  *
- *     a patch    is of D rows by 16 columns, floats: lane l has rows 8 (l / 16) .. + 7 of column
+ *     a patch    has D rows by 16 columns of floats: lane l has rows 8 (l / 16) .. + 7 of column
  *                l % 16
- *     an operand is of 16 columns and D deep: lane l has elements 8 (l / 16) .. + 7 of column
+ *     an operand has 16 columns by D elements: lane l has elements 8 (l / 16) .. + 7 of column
  *                l % 16
  *
- * so that a patch, rounded, is an operand: its rows become the depth. What an instruction itself
- * has of its 16 rows is what fits, because the rows that it is given are chosen for it:
+ * So a patch, rounded, is an operand, and its rows are the operand's depth. The layouts of the
+ * instructions' own accumulators differ. They are brought to that of a patch by the choice of the
+ * rows that an instruction is given:
  *
- *     MFMA (waves of 64)    two products, lane group g has rows 4 g .. + 3 of both: row m of number
- *                           t is row 8 (m / 4) + 4 t + m % 4 of the patch. Where an instruction
- *                           is not 32 deep but 16, it takes half of the 8 elements: any order of
- *                           the depth is good that both sides keep.
+ *     MFMA (waves of 64)    two products; lane group g has rows 4 g .. + 3 of both, and row m of
+ *                           product t is row 8 (m / 4) + 4 t + m % 4 of the patch. An instruction
+ *                           of depth 16 instead of 32 takes half of the 8 elements: any order of
+ *                           the depth is correct if it is the same on both sides.
  *     WMMA of gfx12         lane group g has rows 8 g .. + 7
- *     WMMA of gfx11         lane group g has rows g, g + 2 ..: row m is row 8 (m % 2) + m / 2. Both
+ *     WMMA of gfx11         lane group g has rows g, g + 2 ..; row m is row 8 (m % 2) + m / 2. Both
  *                           lane groups must hold all 16 elements of an operand.
  *
- * Tiles in LDS are rows of chunks of 8 elements, exchanged within lines of MATRIX_LINE chunks so
- * that the rows and columns that are read and written together lie in different banks.
+ * Tiles in LDS are rows of chunks of 8 elements. They are swizzled within lines of MATRIX_LINE
+ * chunks, so that rows and columns that are read or written together are in different banks.
  */
 #ifndef FATTN_HIP_PATCH_CUH
 #define FATTN_HIP_PATCH_CUH
@@ -37,16 +38,17 @@ typedef struct patch {
     patch_part part[PATCH_PARTS];
 } patch;
 
-/* What a patch is multiplied from on the side of its rows. */
+/* The operand that supplies the rows of a patch. */
 typedef struct patch_rows {
     matrix_operand part[PATCH_PARTS];
 } patch_rows;
 
-/* A lane's 8 elements, two a word. */
+/* A lane's 8 elements of a rounded patch, two in each word. */
 typedef matrix_four patch_packed;
 
-/* Without a sign, so that divisions cost nothing. In waves of 32, which have fewer registers for
- * it, asked for anew, so that what is made of it does not wait in them. */
+/* The thread's number, unsigned so that divisions by constants are cheap. Waves of 32 have fewer
+ * registers and read it again at each use, so that values computed from it do not occupy
+ * registers. */
 GPU_DEVICE uint32_t patch_thread(void)
 {
     return (uint32_t)(MATRIX_MFMA ? gpu_thread() : gpu_thread_anew());
@@ -73,8 +75,8 @@ GPU_DEVICE void patch_clear(patch &x)
     }
 }
 
-/* Between steps of a product: no more operands are read ahead than registers are for. How far that
- * should be has never been timed. */
+/* Called between steps of a product: limits how many operands the compiler loads ahead, so that it
+ * has registers for them. The distance has never been timed. */
 GPU_DEVICE void patch_pause(int step)
 {
     if (step % (MATRIX_MFMA ? 4 : MATRIX_WMMA == 12 ? 2 : 1) == 0) {
@@ -82,8 +84,9 @@ GPU_DEVICE void patch_pause(int step)
     }
 }
 
-/* Says how loads and products take turns in what was just written: LOADS loads, each for so many
- * products, that are asked for AHEAD loads before. Callers give 4, which nobody has timed. */
+/* Tells the compiler how to interleave loads and products of the code before it: LOADS loads, each
+ * for PRODUCTS products, issued AHEAD loads before they are used. Callers pass 4, which has never
+ * been timed. */
 template <int LOADS, int AHEAD, int PRODUCTS> GPU_DEVICE void patch_pace(void)
 {
     enum { IS_PRODUCT = 8, IS_LOAD = 0x100 };
@@ -96,8 +99,8 @@ template <int LOADS, int AHEAD, int PRODUCTS> GPU_DEVICE void patch_pace(void)
     __builtin_amdgcn_sched_group_barrier(IS_PRODUCT, AHEAD * PRODUCTS * MATRIX_STEPS, 0);
 }
 
-/* After products: they are made before what follows, and not where they are first needed, while
- * their operands wait in registers. */
+/* Called after products: the compiler must issue them before the code that follows. Otherwise it
+ * may delay them to their first use, while their operands occupy registers. */
 GPU_DEVICE void patch_finish(patch &x)
 {
     GPU_UNROLL
@@ -118,17 +121,16 @@ template <class T> GPU_DEVICE void patch_add(patch &c, const patch_rows &a, matr
 /* --- Tiles in LDS ----------------------------------------------------------------------------- */
 
 /*
- * What is xored to the index of a chunk in a row of CHUNKS chunks: linear in the bits of the row, a
- * hex digit for each, the lowest first. Lines are read 16 rows of a patch at a time, bits 0, 1, 3
- * and 4 (where a line has 8 chunks, half of those rows at a time), or 16 neighbouring ones; they
- * are written by four rows and two chunks (patch_squares), or by every second row and two chunks
- * (patch_store). docs/notes/hip.md has the bank conflicts that are left.
+ * The swizzle: a number that is xored to the index of a chunk in a row of CHUNKS chunks. It is
+ * linear in the bits of the row, with a hex digit for each, the lowest bit first. Reads take 16
+ * rows of a patch at a time, which differ in bits 0, 1, 3 and 4 (half of them at a time if a line
+ * has 8 chunks), or 16 adjacent rows. Writes take four rows and two chunks (patch_squares), or
+ * every second row and two chunks (patch_store). docs/notes/hip.md has the remaining bank
+ * conflicts.
  */
 template <int CHUNKS> GPU_DEVICE int patch_swizzle(int row)
 {
-    enum {
-        PART = MATRIX_LINE / (CHUNKS < MATRIX_LINE ? CHUNKS : MATRIX_LINE)
-    }; /* rows of a line */
+    enum { PART = MATRIX_LINE / (CHUNKS < MATRIX_LINE ? CHUNKS : MATRIX_LINE) }; /* rows per line */
     const int of_8 = PART == 1 ? 0x16412 : PART == 2 ? 0x01520 : 0x05300;
     const int of_16 = PART == 1 ? 0x84a12 : PART == 2 ? 0x24a10 : 0x25800;
     int x = 0;
@@ -139,14 +141,15 @@ template <int CHUNKS> GPU_DEVICE int patch_swizzle(int row)
     return x;
 }
 
-/* Elements before chunk `chunk` of row `row`, both of a thread, in a tile. */
+/* The index in a tile of the first element of chunk `chunk` of row `row`, for arguments that depend
+ * on the thread. */
 template <int CHUNKS> GPU_DEVICE int patch_place(int row, int chunk)
 {
     return ((row * CHUNKS + chunk) ^ patch_swizzle<CHUNKS>(row)) * 8;
 }
 
-/* The same `rows` and `chunks` further on, which have no bit in common with them; constants, so
- * that little is left to add. */
+/* The place `rows` and `chunks` further. These are compile-time constants that have no bits in
+ * common with the row and chunk of `place`, so that little is left to compute. */
 template <int CHUNKS> GPU_DEVICE int patch_further(int place, int rows, int chunks)
 {
     enum { INSIDE = MATRIX_LINE - 1 };
@@ -159,7 +162,7 @@ GPU_DEVICE matrix_four patch_chunk(const uint16_t *tile, int place)
     return *(const matrix_four *)(tile + place);
 }
 
-/* Where a lane begins to read operands: 16 rows from `row` on are the columns. */
+/* The lane's first place for loads of an operand whose columns are the 16 rows from `row` on. */
 template <int CHUNKS> GPU_DEVICE int patch_columns_place(int row, int chunk)
 {
 #if MATRIX_WMMA == 11
@@ -169,7 +172,7 @@ template <int CHUNKS> GPU_DEVICE int patch_columns_place(int row, int chunk)
 #endif
 }
 
-/* And the rows of patches. */
+/* The lane's first place for loads of operands that supply the rows of patches. */
 template <int CHUNKS> GPU_DEVICE int patch_rows_place(int chunk)
 {
     const int m = patch_column();
@@ -182,7 +185,7 @@ template <int CHUNKS> GPU_DEVICE int patch_rows_place(int chunk)
 #endif
 }
 
-/* `rows` and `chunks` further on. */
+/* Loads an operand `rows` and `chunks` further than `place`. */
 template <int CHUNKS>
 GPU_DEVICE matrix_operand patch_load(const uint16_t *tile, int place, int rows, int chunks)
 {
@@ -208,8 +211,8 @@ GPU_DEVICE patch_rows patch_load_rows(const uint16_t *tile, int place, int rows,
 
 /* --- From patches to operands ----------------------------------------------------------------- */
 
-/* Rounds a patch. ANY: it may hold any NaN. Otherwise it holds only those that arithmetic on 16-bit
- * inputs makes: T::pack_weights() is faster, and may lose others. */
+/* Rounds a patch. ANY: it may hold any NaN. Otherwise it holds only those NaN that arithmetic on
+ * 16-bit inputs makes, and uses T::pack_weights(), which is faster but may lose other NaN. */
 template <class T, bool ANY> GPU_DEVICE patch_packed patch_pack(const patch &x)
 {
     patch_packed y;
@@ -238,9 +241,9 @@ GPU_DEVICE matrix_operand patch_as_operand(patch_packed x)
 #endif
 }
 
-/* Writes a patch to a tile as its rows lie, two columns at a time: neighbours exchange halves, and
- * even columns write even rows. `place`: of row patch_row() + column % 2, the chunk of the column,
- * and the pair in it. */
+/* patch_store() writes a patch to a row-major tile, two columns at a time: adjacent lanes exchange
+ * halves, and even columns write even rows. patch_store_place(): the place of row
+ * patch_row() + column % 2 and of the pair that has the column. */
 template <int CHUNKS> GPU_DEVICE int patch_store_place(int column)
 {
     return patch_place<CHUNKS>(patch_row() + (column & 1), column >> 3) + (column & 6);
@@ -260,7 +263,7 @@ GPU_DEVICE void patch_store(uint16_t *tile, int place, int chunks, patch_packed 
 
 /* --- Staging ---------------------------------------------------------------------------------- */
 
-/* Rows in memory: `live` of them, which are cut off at `dim` channels. */
+/* Rows in memory: `live` rows of `dim` channels exist. */
 typedef struct patch_source {
     const uint16_t *from;
     int64_t stride;
@@ -275,8 +278,9 @@ GPU_DEVICE bool patch_loads_by_quads(const fattn_gpu_args &g, unsigned quads, in
     return g.quads & quads && dim % 4 == 0 && (uint64_t)stride >> 23 == 0;
 }
 
-/* A tile on its way from memory, ROWS by WIDTH channels, by THREADS threads: squares of four rows
- * and four channels, which can be put down either way. */
+/* A tile of ROWS by WIDTH channels in the registers of THREADS threads, between its load and its
+ * store. A thread has squares of four rows by four channels, which it can store as they are or
+ * transposed. */
 template <int ROWS, int WIDTH, int THREADS> struct patch_squares {
     enum { HIGH = ROWS / 4, STEP = THREADS / HIGH * 4, EACH = (WIDTH + STEP - 1) / STEP };
     static_assert(THREADS % HIGH == 0 && ROWS <= 128, "a thread's squares are of the same rows");
@@ -289,8 +293,9 @@ template <int ROWS, int WIDTH, int THREADS> struct patch_squares {
     }
     static GPU_MEMBER bool exists(int n) { return STEP <= WIDTH || channel(n) < WIDTH; }
 
-    /* Where there is nothing, or a thread has no square, something else is looked at. Rows that are
-     * not read `by_quads` leave zeros, so that nothing that was here before waits in registers. */
+    /* Loads the squares. For rows and channels that do not exist, and for threads without a square,
+     * it loads other ones. If rows cannot be read `by_quads` it sets zeros, so that the registers
+     * are free before. */
     GPU_MEMBER void fetch(const patch_source &t, bool by_quads)
     {
         if (!by_quads) {
@@ -369,7 +374,7 @@ template <int ROWS, int WIDTH, int THREADS> struct patch_squares {
     }
 };
 
-/* The same for rows that lie in any way, an element at a time. */
+/* Copies rows of any alignment, an element at a time: calls put(row, channel, element). */
 template <int ROWS, int WIDTH, int THREADS, class Put>
 GPU_DEVICE void patch_copy_misaligned(const patch_source &t, Put put)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * AMD's words for what device code says in neutral ones; backends/cuda/vendor.h explains the words.
- * Built by clang alone: the attributes and builtins are the compiler's own, so neither ROCm's
- * headers nor its device libraries are needed.
+ * The words of vendor-neutral device code, as AMD's GPUs need them; backends/cuda/vendor.h explains
+ * the words. clang alone compiles this: the attributes and builtins are the compiler's own, so
+ * neither ROCm's headers nor its device libraries are needed.
  */
 #ifndef FATTN_HIP_VENDOR_H
 #define FATTN_HIP_VENDOR_H
@@ -10,12 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A block has exactly that many threads. How many blocks fit is left to the compiler: it trades
- * registers for waves better than one number for every chip could say. */
+/* A block has exactly that many threads. The occupancy is left to the compiler, because one number
+ * of blocks would not suit every chip. */
 #define GPU_KERNEL(threads, blocks)    \
     extern "C" __attribute__((global)) \
     __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
-/* Of a kernel, before its name: so many waves at least are to fit a SIMD at a time. */
+/* Before a kernel's name: at least so many waves should fit a SIMD. */
 #define GPU_WAVES(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define GPU_PARAM
 #define GPU_MEMBER inline __attribute__((device)) __attribute__((always_inline))
@@ -24,7 +24,7 @@
 #define GPU_UNROLL _Pragma("unroll")
 #define GPU_ROLLED _Pragma("unroll 1")
 
-/* GCN and CDNA run 64 threads together, RDNA, as it is compiled for here, 32. */
+/* A wave has 64 threads on GCN and CDNA, and 32 on RDNA as it is compiled for here. */
 #if defined(__GFX9__)
 #define GPU_WAVE 64
 #else
@@ -48,7 +48,7 @@
 
 #define GPU_EARLY(sums) ((sums) < 128)
 
-/* What the core's headers call by the C library's names. */
+/* Functions of the C library that the core's headers call. */
 #define exp2f __builtin_exp2f
 #define log2f __builtin_log2f
 #define fmaf __builtin_fmaf
@@ -119,8 +119,8 @@ GPU_DEVICE int64_t gpu_blocks(void)
     return __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x();
 }
 
-/* The fences order shared memory alone: one that ordered global memory too would throw the caches
- * away at each barrier on RDNA. */
+/* The fences order shared memory alone. If they ordered global memory too, RDNA would invalidate
+ * its caches at each barrier. */
 GPU_DEVICE void gpu_sync(void)
 {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
@@ -128,8 +128,9 @@ GPU_DEVICE void gpu_sync(void)
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
-/* Each thread releases to the whole device: of a release to the block, GFX9 makes no wait for what
- * the thread stored, and a wave may then count the block's stores as done that are on their way. */
+/* Each thread releases to the whole device. For a release to the block alone, GFX9 does not wait
+ * for the thread's stores, and the block could then be counted as finished while stores of other
+ * waves are still in flight. */
 GPU_DEVICE void gpu_sync_memory(void)
 {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
@@ -137,7 +138,7 @@ GPU_DEVICE void gpu_sync_memory(void)
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-/* Three barriers: the one before must have been read before it is cleared. */
+/* The first barrier: all threads have read the result of the call before, which is cleared next. */
 GPU_DEVICE bool gpu_any(bool x)
 {
     GPU_SHARED uint32_t seen;
@@ -167,11 +168,12 @@ GPU_DEVICE float gpu_shfl(float x, int n)
                               __builtin_amdgcn_ds_bpermute(from, __builtin_bit_cast(int, x)));
 }
 
-/* Kernels of a stream follow one another. */
+/* Not needed: kernels of a stream do not overlap. */
 GPU_DEVICE void gpu_await_earlier(void) {}
 GPU_DEVICE void gpu_admit_later(void) {}
 
-/* One instruction that adds in L2, and is lost in fine-grained memory: for the workspace alone. */
+/* A single instruction that adds in L2. It has no effect on fine-grained memory, so it may be used
+ * for the workspace alone. */
 GPU_DEVICE void gpu_add(float *to, float x)
 {
     [[clang::atomic(no_remote_memory, no_fine_grained_memory, ignore_denormal_mode)]]
@@ -210,7 +212,8 @@ GPU_DEVICE float gpu_max(float a, float b) { return __builtin_fmaxf(a, b); }
 GPU_DEVICE float gpu_f16_to_f32(uint16_t x) { return (float)__builtin_bit_cast(_Float16, x); }
 GPU_DEVICE uint16_t gpu_f16_from_f32(float x) { return __builtin_bit_cast(uint16_t, (_Float16)x); }
 
-/* What the code was compiled for: of several, the runtime picks one, and does not say which. */
+/* The processor that this code was compiled for. The runtime picks one of the code objects, and has
+ * no function that tells which. */
 extern "C" __attribute__((device, used)) char fattn_target[16] = __amdgcn_processor__;
 
 #endif

@@ -2,11 +2,11 @@
 /* Image "matrix_forward": matrix_<variant>_<type>_<width> for each shape of matrix.h. */
 #include "backends/hip/vendor.h"
 
-#if MATRIX_MFMA || MATRIX_WMMA /* others have no code here */
+#if MATRIX_MFMA || MATRIX_WMMA /* for other processors the image is empty */
 
 #include "backends/hip/matrix_forward.cuh"
 
-/* Two waves are to fit a SIMD of MFMA's where registers allow it; of WMMA's more do. */
+/* On MFMA, two waves should fit a SIMD if registers allow it. On WMMA more fit anyway. */
 #define MATRIX_WAVES(width, lean) (MATRIX_MFMA && lean && width < 256 ? 2 : 1)
 
 #define MATRIX_ENTRY(name, type, width, rows, keys, held, lean)                   \

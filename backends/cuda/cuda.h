@@ -30,7 +30,7 @@ void fattn_cuda_seen_shape(const fattn_problem *problem, const fattn_tiling *til
  * strides. */
 int64_t fattn_cuda_seen_heads(const fattn_problem *problem, const int64_t stride[4]);
 
-/* Workspace for the results of a scan of so many items; -1 on overflow. */
+/* Workspace for the results of a scan of `items` items; -1 on overflow. */
 int64_t fattn_cuda_seen_workspace(int64_t items, int64_t k_blocks);
 
 /* Whether a scan kernel runs before forward by mma.sync, for f32 too; and the workspace of these

@@ -100,7 +100,7 @@ enum mma_variant {
     X(256, 16, 2, 3)         \
     X(256, 32, 1, 2)
 
-/* Shared memory of a block in bytes: queries, so many keys and as many values, and the item. */
+/* Shared memory of a block in bytes: queries, `keys` keys and as many values, and the item. */
 #define MMA_DECODE_SHARED(width, keys) (2 * (width) * (MMA_DECODE_ROWS + 2 * (keys)) + 1536)
 
 /* The same for runs with no more blocks than multiprocessors. A block then has a multiprocessor to

@@ -126,7 +126,7 @@ GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &jo
     const fattn_range rows = gpu_queries_of(job.pairs, job.j0, fattn_min64(j1, seq.sk));
     job.first = (int)(rows.first / S::QUERIES);
     job.past = job.keys > 0 ? (int)((rows.past + S::QUERIES - 1) / S::QUERIES) : 0;
-    /* The first query that sees key j1 - 1, and the last that sees key j0. */
+    /* The first query that attends to key j1 - 1, and the last that attends to key j0. */
     const int64_t low =
         band.right < 0 ? 0 : j1 - 1 - band.diagonal - fattn_min64(band.right, limit);
     const int64_t high =

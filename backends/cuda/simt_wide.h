@@ -11,7 +11,7 @@
     X(64, 128, 64, 32) \
     X(128, 64, 128, 32)
 
-/* Floats that so many lines of `rows` floats take, with 4 floats of padding after every fourth
+/* Floats that `lines` lines of `rows` floats take, with 4 floats of padding after every fourth
  * line. */
 #define WIDE_LINES(lines, rows) ((lines) * (rows) + (lines))
 

@@ -21,8 +21,8 @@
  *                                   compiler computes values from it where they are used
  *     gpu_uniform(x)                x, which the caller knows to be the same for all threads of a
  *                                   wave; the compiler may keep it in a scalar register
- *     GPU_EARLY(sums)               whether a thread that holds so many sums has registers left to
- *                                   prefetch operands, at the occupancy of two blocks
+ *     GPU_EARLY(sums)               whether a thread that holds `sums` sums has registers left to
+ *                                   prefetch operands, at the occupancy that its kernel declares
  *     gpu_sync                      barrier of the block; orders its accesses to shared memory
  *     gpu_sync_memory               the same, and orders its accesses to global memory
  *     gpu_any(x)                    gpu_sync, and returns whether any thread's x is not 0

@@ -341,7 +341,7 @@ static uint64_t known_features(const fattn_problem *p)
     return is_known ? features : MMA_ANY;
 }
 
-/* The run that takes the problem in tiles of so many rows: the one compiled for exactly its
+/* The run that takes the problem in tiles of `rows` rows: the one compiled for exactly its
  * features, or else the one for any, or NULL. */
 static const full_run *run_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, int64_t rows)
 {

@@ -41,7 +41,7 @@ struct wgmma_backward_shape {
         /* Groups of 8 queries whose lse and delta are read early, as registers allow. */
         LSE_EARLY = OWN_QUERIES <= 64 ? OWN_QUERIES / 8 : 4,
         DELTA_EARLY = OWN_QUERIES <= 64 ? 2 : 0,
-        /* A warpgroup computes 64 channels of dQ, for so many queries. */
+        /* A warpgroup computes 64 channels of dQ, for PART queries. */
         PART = IS_PAIR ? N : N * PANELS / WARPGROUPS,
         PART_BYTES = 4 * 64 * PART,
         DQ_BYTES = IS_PAIR ? 0 : WARPGROUPS * PART_BYTES,

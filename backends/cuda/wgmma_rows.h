@@ -28,7 +28,7 @@ static inline bool fattn_wgmma_needs_width(const fattn_kernel *row, const fattn_
 /* Why a row cannot take the problem's lengths, strides or scale, or NULL. */
 const char *fattn_wgmma_cannot(const fattn_kernel *row, const fattn_problem *problem);
 
-/* Whether a tensor map can describe a bias or mask of so many bytes per element, with an axis that
+/* Whether a tensor map can describe a bias or mask of `bytes` bytes per element, with an axis that
  * steps by `group` heads. Its address must also be a multiple of 16, which the kernel checks. */
 bool fattn_wgmma_term_is_mapped(const int64_t stride[4], int64_t bytes, int64_t group);
 

@@ -37,7 +37,7 @@ template <int N> GPU_DEVICE void wgmma_take_registers(void)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* Named barriers of the block, 1 .. 15, for so many threads. Some threads wait, others only
+/* Named barriers of the block, 1 .. 15, for `threads` threads, of which some wait and others only
  * arrive. */
 GPU_DEVICE void wgmma_named_sync(int number, int threads)
 {

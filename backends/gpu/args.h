@@ -32,8 +32,8 @@ enum {
 #define FATTN_GPU_COMBINE_THREADS 128
 #define FATTN_GPU_COMBINE_ROWS 8
 
-/* Where the last block merges the parts instead, 32 threads merge so many channels of a row, and so
- * many parts, at a time. */
+/* If the last block merges the parts instead, 32 threads merge FATTN_GPU_MERGE_CHANNELS channels of
+ * a row and FATTN_GPU_MERGE_PARTS parts at a time. */
 #define FATTN_GPU_MERGE_CHANNELS 128
 #define FATTN_GPU_MERGE_PARTS 16
 

@@ -264,7 +264,7 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, const float *lse, const f
     gpu_store_dsink<THREADS>(g, sums, h, sum);
 }
 
-/* Calls visit() for rows 0 .. `rows` - 1 of all heads, in blocks of so many threads. */
+/* Calls visit() for rows 0 .. rows - 1 of all heads, in blocks of THREADS threads. */
 template <int THREADS, class Visit>
 GPU_DEVICE void gpu_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
 {

@@ -159,8 +159,8 @@ typedef struct fattn_gpu_vendor {
     int image_count;
 } fattn_gpu_vendor;
 
-/* The grid for so many blocks of so many threads. If a launch cannot have them all it has fewer,
- * and the kernel loops. */
+/* The size of a grid for `blocks` blocks of `threads` threads. It is smaller if a launch cannot
+ * have that many; kernels loop. */
 unsigned fattn_gpu_grid(const fattn_gpu_api *api, int64_t blocks, int threads);
 
 int fattn_gpu_count(const fattn_gpu_vendor *vendor);

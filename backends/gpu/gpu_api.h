@@ -58,7 +58,7 @@ typedef struct fattn_gpu_api {
     int (*module_function)(gpu_function *function, gpu_module module, const char *name);
     int (*function_get)(int *value, int attribute, gpu_function function);
     int (*function_set)(gpu_function function, int attribute, int value);
-    /* Occupancy: how many blocks of so many threads and bytes of shared memory a multiprocessor
+    /* Occupancy: how many blocks of that many threads and bytes of shared memory a multiprocessor
      * holds. NULL if the driver cannot tell. */
     int (*function_blocks)(int *blocks, gpu_function function, int threads, size_t shared_bytes);
     int (*launch)(gpu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,

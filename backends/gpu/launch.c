@@ -324,7 +324,7 @@ fattn_status fattn_gpu_run_onto(const fattn_plan *plan, const fattn_buffers *buf
 
 /* --- Backend functions that are one kernel ---------------------------------------------------- */
 
-/* Launches a function of image "verbs" with its own kind of arguments, on so many blocks. */
+/* Launches `blocks` blocks of a function of image "verbs", which has its own type of arguments. */
 static fattn_status run_verb(const fattn_gpu_device *d, gpu_function function, void *args,
                              int64_t blocks, fattn_stream stream)
 {

@@ -17,7 +17,7 @@ static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
     return rows < t->br ? rows : t->br;
 }
 
-/* From so many rows on combine_rows is faster than combine, as measured on an H100
+/* From this many rows on, combine_rows is faster than combine, as measured on an H100
  * (docs/notes/hopper-forward.md). AMD's GPUs use the same number, unmeasured. */
 #define MANY_ROWS 2048
 

@@ -13,7 +13,7 @@
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
-/* The parts of the keys that queries i0 .. i1 - 1 of a sequence attend to, in tiles of so many
+/* The parts of the keys that queries i0 .. i1 - 1 of a sequence attend to, in tiles of `tile`
  * keys. */
 GPU_DEVICE fattn_parts gpu_parts_of(const fattn_gpu_args &g, const fattn_band &band, int64_t i0,
                                     int64_t i1, int64_t tile)

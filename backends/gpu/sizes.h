@@ -14,7 +14,7 @@ static inline int64_t gpu_times(int64_t a, int64_t b)
     return a < 0 || b < 0 || __builtin_mul_overflow(a, b, &product) ? -1 : product;
 }
 
-/* Bytes for so many floats, rounded up to a multiple of 256. */
+/* Bytes for `count` floats, rounded up to a multiple of 256; -1 on overflow. */
 static inline int64_t gpu_floats(int64_t count)
 {
     return count < 0 || count > INT64_MAX / 8 ? -1 : fattn_ceil_div(count * 4, 256) * 256;

@@ -694,8 +694,8 @@ GPU_DEVICE void matrix_backward_walk(const fattn_gpu_args &g, const matrix_job &
             }
         }
         gpu_sync();
-        /* dQ comes first. Its additions branch, and the compiler would move products before a
-         * branch behind it, while their operands occupy registers. */
+        /* dQ comes first, because its additions branch: otherwise the compiler issues products
+         * after the branches, while their operands occupy registers. */
         matrix_add_dq<S>(g, job, now, s, held);
         matrix_add_products<S>(s.columns(1), p, sums.dv);
         matrix_add_products<S>(s.columns(0), ds, sums.dk);

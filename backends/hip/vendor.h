@@ -15,7 +15,7 @@
 #define GPU_KERNEL(threads, blocks)    \
     extern "C" __attribute__((global)) \
     __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
-/* Before a kernel's name: at least so many waves should fit a SIMD. */
+/* Before a kernel's name: at least `waves` waves should fit a SIMD. */
 #define GPU_WAVES(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define GPU_PARAM
 #define GPU_MEMBER inline __attribute__((device)) __attribute__((always_inline))
@@ -68,8 +68,8 @@ struct alignas(16) gpu_u4 {
 
 GPU_DEVICE int gpu_thread(void) { return (int)__builtin_amdgcn_workitem_id_x(); }
 
-/* The compiler may not look through the empty statement, so that what is made of its result is made
- * after it. */
+/* The compiler cannot see through the empty asm statement, so it computes values from its result
+ * only after it. */
 GPU_DEVICE int gpu_thread_anew(void)
 {
     int x = gpu_thread();
@@ -77,7 +77,7 @@ GPU_DEVICE int gpu_thread_anew(void)
     return x;
 }
 
-/* An entry's one parameter is what its segment of arguments begins with. */
+/* The kernel's parameter, which is at the beginning of the kernarg segment. */
 template <class T> GPU_DEVICE const T &gpu_anew(const T &)
 {
     typedef __attribute__((address_space(4))) const T *constant;
@@ -86,8 +86,8 @@ template <class T> GPU_DEVICE const T &gpu_anew(const T &)
     return *(const T *)args;
 }
 
-/* Of a number that is the same for all lanes; and of a lane's own, or one that is a lane's own from
- * here on, so that vectors of it take no scalar registers. */
+/* For a 64-bit number, which must be uniform and stays in scalar registers; and for a 32-bit number
+ * or a float, which moves to a vector register, so that vectors of it take no scalar registers. */
 GPU_DEVICE int64_t gpu_anew(int64_t x)
 {
     asm volatile("" : "+s"(x));

@@ -47,13 +47,13 @@ static int64_t forward_bytes(const fattn_kernel *row, const fattn_problem *p, fa
     return BF16X3_SHARED(s->features, s->width, s->rows, s->keys);
 }
 
-static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+static void scan_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     (void)kernel;
     if (fattn_cuda_scans(p, t)) {
         snprintf(shape->entry, sizeof shape->entry, "bf16x3_seen_%d", (int)t->bc);
-        fattn_cuda_seen_shape(p, t, t->q_blocks, shape);
+        fattn_cuda_scan_shape(p, t, t->q_blocks, shape);
     }
 }
 
@@ -99,7 +99,7 @@ static fattn_split_cost forward_split(const fattn_kernel *row, const fattn_probl
                 .fast_bytes = forward_bytes,                                                       \
                 .workspace = fattn_cuda_forward_workspace},                                        \
         .image = "bf16x3_forward", FATTN_CUDA_AMPERE,                                              \
-        .phases = {seen_shape, forward_shape, fattn_gpu_combine}, .width = channels, .run = #run_, \
+        .phases = {scan_shape, forward_shape, fattn_gpu_combine}, .width = channels, .run = #run_, \
     }
 
 /* --- Backward --------------------------------------------------------------------------------- */

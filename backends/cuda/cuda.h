@@ -23,15 +23,15 @@ int64_t fattn_cuda_parts_workspace(const fattn_kernel *row, const fattn_problem 
 /* A scan kernel runs before forward or backward. It reads the bias or the mask, and finds the tiles
  * that need no work (seen.h, seen.cuh). This sets its shape except its entry. q_blocks: tiles of
  * queries of a key/value head. */
-void fattn_cuda_seen_shape(const fattn_problem *problem, const fattn_tiling *tiling,
+void fattn_cuda_scan_shape(const fattn_problem *problem, const fattn_tiling *tiling,
                            int64_t q_blocks, fattn_gpu_shape *shape);
 
 /* How many key/value heads, over all sequences, have a bias or mask of their own, given its
  * strides. */
-int64_t fattn_cuda_seen_heads(const fattn_problem *problem, const int64_t stride[4]);
+int64_t fattn_cuda_scan_heads(const fattn_problem *problem, const int64_t stride[4]);
 
 /* Workspace for the results of a scan of `items` items; -1 on overflow. */
-int64_t fattn_cuda_seen_workspace(int64_t items, int64_t k_blocks);
+int64_t fattn_cuda_scan_workspace(int64_t items, int64_t k_blocks);
 
 /* Whether a scan kernel runs before forward by mma.sync, for f32 too; and the workspace of these
  * rows: parts of keys, and the results of the scan behind them, -1 on overflow (mma_seen.cuh). */
@@ -48,7 +48,7 @@ fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_pr
 
 /* Whether a causal mask leaves queries about half of the keys on average: there are at least half
  * as many queries as keys. */
-bool fattn_cuda_sees_half(const fattn_problem *p);
+bool fattn_cuda_mask_halves_keys(const fattn_problem *p);
 
 /* fattn_cuda_split_evenly() for a row that takes many queries, perhaps under a causal mask. */
 fattn_split_cost fattn_cuda_split_forward(const fattn_kernel *row, const fattn_problem *p,

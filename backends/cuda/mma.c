@@ -142,12 +142,12 @@ static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p
                             : fattn_cuda_parts_workspace(row, p, t);
 }
 
-static void seen_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+static void scan_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     if (scans(&kernel->row, p, t)) {
         snprintf(shape->entry, sizeof shape->entry, "mma_seen_%d", (int)t->bc);
-        fattn_cuda_seen_shape(p, t, t->q_blocks, shape);
+        fattn_cuda_scan_shape(p, t, t->q_blocks, shape);
     }
 }
 
@@ -185,7 +185,7 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                 .fast_bytes = forward_bytes,                                         \
                 .workspace = forward_workspace},                                     \
         .image = "mma_forward", FATTN_CUDA_AMPERE,                                   \
-        .phases = {seen_shape, forward_shape, fattn_gpu_combine}, .width = channels, \
+        .phases = {scan_shape, forward_shape, fattn_gpu_combine}, .width = channels, \
     }
 
 /* --- Decoding --------------------------------------------------------------------------------- */
@@ -238,7 +238,7 @@ fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_pr
     return cost;
 }
 
-bool fattn_cuda_sees_half(const fattn_problem *p)
+bool fattn_cuda_mask_halves_keys(const fattn_problem *p)
 {
     return p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2;
 }
@@ -248,7 +248,7 @@ bool fattn_cuda_sees_half(const fattn_problem *p)
 fattn_split_cost fattn_cuda_split_forward(const fattn_kernel *row, const fattn_problem *p,
                                           const fattn_limits *limits)
 {
-    const int64_t share = fattn_cuda_sees_half(p) ? 2 : 1;
+    const int64_t share = fattn_cuda_mask_halves_keys(p) ? 2 : 1;
     fattn_split_cost cost = fattn_cuda_split_evenly(row, p, limits);
     cost.units *= share;
     cost.keys *= share;

@@ -6,13 +6,13 @@
 #include "backends/cuda/cuda.h"
 #include "backends/gpu/sizes.h"
 
-int64_t fattn_cuda_seen_workspace(int64_t items, int64_t k_blocks)
+int64_t fattn_cuda_scan_workspace(int64_t items, int64_t k_blocks)
 {
     const int64_t bytes = gpu_times(items, SEEN_BYTES(k_blocks));
     return gpu_floats(bytes < 0 ? -1 : bytes / (int64_t)sizeof(float));
 }
 
-int64_t fattn_cuda_seen_heads(const fattn_problem *p, const int64_t stride[4])
+int64_t fattn_cuda_scan_heads(const fattn_problem *p, const int64_t stride[4])
 {
     return (stride[0] ? p->batch : 1) * (stride[1] ? p->heads_k : 1);
 }
@@ -30,17 +30,17 @@ int64_t fattn_cuda_forward_workspace(const fattn_kernel *row, const fattn_proble
     if (parts < 0 || !fattn_cuda_scans(p, t)) {
         return parts;
     }
-    const int64_t bytes = fattn_cuda_seen_workspace(t->heads * t->q_blocks, t->k_blocks);
+    const int64_t bytes = fattn_cuda_scan_workspace(t->heads * t->q_blocks, t->k_blocks);
     return bytes < 0 || parts > INT64_MAX - bytes ? -1 : parts + bytes;
 }
 
 /* A block scans a tile of keys of an item. A bias or mask that heads or sequences share is scanned
  * once. */
-void fattn_cuda_seen_shape(const fattn_problem *p, const fattn_tiling *t, int64_t q_blocks,
+void fattn_cuda_scan_shape(const fattn_problem *p, const fattn_tiling *t, int64_t q_blocks,
                            fattn_gpu_shape *shape)
 {
     const int64_t *const stride = p->features & FATTN_BIAS ? p->bias_stride : p->mask_stride;
-    const int64_t heads = fattn_cuda_seen_heads(p, stride);
+    const int64_t heads = fattn_cuda_scan_heads(p, stride);
     shape->blocks = t->items > 0 ? gpu_times(heads * q_blocks, SEEN_BYTES(t->k_blocks)) : 0;
     shape->threads = SEEN_THREADS;
     shape->early = true;

@@ -27,7 +27,7 @@ template <int channels, int rows, int keys, int lines> struct wide_shape {
     enum {
         CHANNELS = channels, /* of q, k and v, padded */
         ROWS = rows,
-        KEYS = keys, /* = CHANNELS, so that both products are alike */
+        KEYS = keys, /* as many as CHANNELS, so that both products have the same shape */
         LINES = lines,
         TX = keys / 8,       /* threads that share a row */
         LINE = channels + 4, /* floats of a line of a step */

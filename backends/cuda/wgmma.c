@@ -108,7 +108,7 @@ static bool are_short(const fattn_kernel *row, const fattn_problem *p, const fat
                       int64_t keys_short)
 {
     enum { KEYS_MAX = 1024 };
-    const int64_t keys = fattn_cuda_sees_half(p) ? p->seqlen_k / 2 : p->seqlen_k;
+    const int64_t keys = fattn_cuda_mask_halves_keys(p) ? p->seqlen_k / 2 : p->seqlen_k;
     const int64_t rows = fattn_problem_rows(p);
     const double units = (double)limits->units, blocks = blocks_of(p, 64);
     const bool few = blocks <= 1.5 * units;
@@ -455,7 +455,7 @@ static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
     if (!(p->features & WGMMA_HIDES)) {
         return workspace(row, p, t);
     }
-    const int64_t bytes = fattn_cuda_seen_workspace(full_items(p, t->br), t->k_blocks);
+    const int64_t bytes = fattn_cuda_scan_workspace(full_items(p, t->br), t->k_blocks);
     return bytes < 0 || bytes > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + bytes;
 }
 
@@ -465,7 +465,7 @@ static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem
 {
     if (p->features & (FATTN_BIAS | FATTN_MASK) && wgmma_looks(t->items, (int)t->br, p->seqlen_k)) {
         snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d_%d", kernel->width, (int)t->bc);
-        fattn_cuda_seen_shape(p, t, fattn_ceil_div(p->seqlen_q, t->br / fattn_problem_group(p)),
+        fattn_cuda_scan_shape(p, t, fattn_ceil_div(p->seqlen_q, t->br / fattn_problem_group(p)),
                               shape);
     } else if (p->features & FATTN_BLOCK_MASK) {
         snprintf(shape->entry, sizeof shape->entry, "wgmma_blocks_%d", kernel->width);

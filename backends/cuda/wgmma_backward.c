@@ -62,7 +62,7 @@ static int64_t scan_bytes(const fattn_problem *p, const fattn_tiling *t)
                                   : p->features & FATTN_BIAS     ? p->bias_stride
                                                                  : p->mask_stride;
     return wgmma_backward_looks(p, t->q_blocks, t->k_blocks)
-               ? fattn_cuda_seen_heads(p, stride) * t->q_blocks * SEEN_BYTES(t->k_blocks)
+               ? fattn_cuda_scan_heads(p, stride) * t->q_blocks * SEEN_BYTES(t->k_blocks)
                : 0;
 }
 
@@ -182,7 +182,7 @@ static bool has_few_queries(const fattn_problem *p)
         p->features & FATTN_CU_SEQLENS_Q ? p->total_q / fattn_max64(p->batch, 1) : p->seqlen_q;
     const int64_t small = fattn_ceil_div(queries, 64) * 64,
                   large = fattn_ceil_div(queries, 128) * 128;
-    const bool few = queries <= 320 || (fattn_cuda_sees_half(p) && queries <= 512);
+    const bool few = queries <= 320 || (fattn_cuda_mask_halves_keys(p) && queries <= 512);
     return (few && p->seqlen_k <= 512) || 7 * small <= 6 * large;
 }
 
@@ -270,7 +270,7 @@ static void backward_begin_shape(const fattn_gpu_kernel *kernel, const fattn_pro
                                  const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     if (wgmma_backward_looks(p, t->q_blocks, t->k_blocks)) {
-        fattn_cuda_seen_shape(p, t, t->q_blocks, shape);
+        fattn_cuda_scan_shape(p, t, t->q_blocks, shape);
         snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%s", kernel->run);
         if (p->features & FATTN_BLOCK_MASK) { /* each thread scans a tile */
             shape->blocks = fattn_ceil_div(scan_bytes(p, t), shape->threads);

@@ -503,7 +503,7 @@ GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &
 {
     fattn_tiling &tiling = b.control->tiling;
     const int queries = wgmma_query(b, wgmma_places<S>(b.group));
-    tiling = g.tiling; /* whose blocks are of tiling.br rows, not of whole queries */
+    tiling = g.tiling; /* its q_blocks has blocks of br rows; here they have whole queries */
     tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
     tiling.items = tiling.heads * tiling.q_blocks * (S::IS_SPLIT ? tiling.splits : 1);
     b.control->ordered = wgmma_orders(&g.problem, g.tiling.items);

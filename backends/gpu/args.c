@@ -37,7 +37,7 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
         p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) : 0;
     args->group = fattn_problem_group(p);
     args->counters = -1;
-    const int64_t sums = fattn_gpu_sums(p, args->sums_stride);
+    const int64_t sums = fattn_gpu_dbias_sums(p, args->sums_stride);
     args->sums = sums > 0 ? tiling->workspace - gpu_floats(sums) : -1;
     args->quads = args->chunks = 0;
     for (int n = 0; n < FATTN_TENSORS; n++) {

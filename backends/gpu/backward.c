@@ -27,7 +27,7 @@ void fattn_gpu_backward_clear(const fattn_gpu_kernel *kernel, const fattn_proble
     shape->threads = 256;
 }
 
-int64_t fattn_gpu_sums(const fattn_problem *p, int64_t stride[4])
+int64_t fattn_gpu_dbias_sums(const fattn_problem *p, int64_t stride[4])
 {
     const int64_t extents[] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};
     int64_t count = 1;

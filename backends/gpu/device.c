@@ -103,7 +103,8 @@ static fattn_status load_locked(fattn_gpu_device *d, const char *name, gpu_modul
     return FATTN_OK;
 }
 
-/* Finds an entry of an image, or, where it has none of that name, `general`, unless that is "". */
+/* Finds an entry of an image. If the image has none of that name, finds `general` instead, unless
+ * that is "". */
 static fattn_status find_entry(fattn_gpu_device *d, const char *image, const char *entry,
                                const char *general, bool *is_general, gpu_function *function)
 {

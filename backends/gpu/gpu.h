@@ -137,7 +137,7 @@ fattn_gpu_phase fattn_gpu_backward_clear, fattn_gpu_backward_rows, fattn_gpu_bac
 /* How many entries a dbias has that is summed over axes, and in stride[] its strides if it had no
  * gaps. 0 if there is no dbias or no axis is summed over, -1 on overflow. Kernels that sum in the
  * workspace have these entries at the end of it. */
-int64_t fattn_gpu_sums(const fattn_problem *problem, int64_t stride[4]);
+int64_t fattn_gpu_dbias_sums(const fattn_problem *problem, int64_t stride[4]);
 
 /* Compiled kernels, embedded as bytes. */
 typedef struct fattn_gpu_image {

@@ -50,7 +50,7 @@ typedef struct fattn_gpu_api {
     int (*context_device)(int *device); /* of the current context */
     int (*context_push)(gpu_context context);
     int (*context_pop)(gpu_context *context);
-    /* Lets the current context's copies and kernels reach memory of another's. */
+    /* Peer access: lets copies and kernels of the current context access memory of another. */
     int (*context_reach)(gpu_context other, unsigned flags);
 
     int (*module_load)(gpu_module *module, const void *image);

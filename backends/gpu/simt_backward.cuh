@@ -149,7 +149,7 @@ struct gpu_backward_scratch : gpu_scratch<gpu_square> {
 };
 static_assert(2 * gpu_backward_scratch::STEP_FLOATS >= GPU_COLS * GPU_COLS, "room for a tile");
 
-/* Opens query heads h0 .. h0 + group - 1 of sequence b. */
+/* Sets s.job to query heads h0 .. h0 + group - 1 of sequence b. */
 GPU_DEVICE void gpu_open(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t b, int64_t h0,
                          int64_t group)
 {

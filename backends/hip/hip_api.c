@@ -293,8 +293,8 @@ static const fattn_gpu_api *find_api(const char **why)
     return absent[0] ? NULL : &hip.gpu;
 }
 
-/* Attributes do not tell gfx908 from gfx90a; the code that the runtime chose knows what it was
- * compiled for: "gfx90a" is 0x90a. */
+/* Attributes do not tell gfx908 from gfx90a. The code that the runtime chose has the name of its
+ * processor in fattn_target: "gfx90a" is 0x90a. */
 static int find_isa(gpu_module module, int version, int *isa)
 {
     char target[16] = "";

@@ -26,7 +26,7 @@ static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 static int64_t dbias_sums(const fattn_problem *p)
 {
     int64_t stride[4];
-    return fattn_gpu_sums(p, stride);
+    return fattn_gpu_dbias_sums(p, stride);
 }
 
 /* Clears dbias or, if dbias is summed over axes, its sums in the workspace. */

@@ -80,11 +80,11 @@ static void check_map_refusals(void)
         fattn_strides q, k;
         int64_t group;
     } cases[] = {
-        {"copies no rows of stride 0", {64, 64, 0}, {0, 0, 0}, 1},
-        {"copies no queries that the heads of a group share", {64, 64, 0}, {64, 64, 0}, 2},
-        {"takes 128 query heads of a key/value head at most", {64 * 129, 64, 64}, {64, 64, 0}, 129},
+        {"takes no rows of stride 0", {64, 64, 0}, {0, 0, 0}, 1},
+        {"takes no queries that heads share by a stride of 0", {64, 64, 0}, {64, 64, 0}, 2},
+        {"takes at most 128 query heads per key/value head", {64 * 129, 64, 64}, {64, 64, 0}, 129},
         {"needs rows aligned to 16 bytes, not those of k", {64, 64, 64}, {68, 68, 0}, 1},
-        {"copies by strides below 2^40 bytes", {64, 64, 64}, {INT64_C(1) << 39, 64, 0}, 1},
+        {"takes strides below 2^40 bytes", {64, 64, 64}, {INT64_C(1) << 39, 64, 0}, 1},
     };
     fattn_device *device = NULL;
     expect_begin("refusals of tensor maps");

@@ -25,10 +25,10 @@ const char *fattn_cuda_too_large(const fattn_kernel *row, const fattn_problem *p
     const double rows = (double)group * (double)p->seqlen_q;
     (void)row;
     if (group >= 1 << 20) {
-        return "takes fewer than 2^20 query heads of a key/value head";
+        return "takes fewer than 2^20 query heads per key/value head";
     }
     return rows >= 0x1p31 || heads * (rows / 32 + 1) >= 0x1p32
-               ? "counts rows of a key/value head below 2^31, and tiles of rows below 2^32"
+               ? "takes fewer than 2^31 rows per key/value head and 2^32 tiles of rows"
                : NULL;
 }
 

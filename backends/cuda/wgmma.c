@@ -42,18 +42,18 @@ static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
         return "takes no problem without query heads";
     }
     if (fattn_problem_group(p) > GROUP_MAX) {
-        return "takes 128 query heads of a key/value head at most";
+        return "takes at most 128 query heads per key/value head";
     }
     if ((double)p->batch * (double)p->heads_k * (double)(fattn_problem_rows(p) / 64 + 1) >=
         WGMMA_COUNT_MAX) {
-        return "counts tiles below 2^31";
+        return "takes fewer than 2^31 tiles of rows";
     }
     if (p->q.head == 0 && fattn_problem_group(p) > 1) {
-        return "copies no queries that the heads of a group share";
+        return "takes no queries that heads share by a stride of 0";
     }
     if (p->features & FATTN_PAGED &&
         WGMMA_PIECE(p->page_size, row->tiles[0].bc) < WGMMA_PIECE_LEAST) {
-        return "copies pages of a multiple of 8 keys";
+        return "takes pages of a multiple of 8 keys";
     }
     return fattn_wgmma_cannot(row, p);
 }
@@ -86,7 +86,7 @@ static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_li
 static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
 {
     return fattn_problem_group(p) > row->tiles[0].br
-               ? "takes 64 query heads of a key/value head at most"
+               ? "takes at most 64 query heads per key/value head"
                : cannot(row, p);
 }
 
@@ -129,7 +129,7 @@ static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
 {
     const char *const why = cannot(row, p);
     return !why && WGMMA_SPLIT_ROWS % fattn_problem_group(p)
-               ? "takes groups of 1, 2, 4 .. 128 query heads"
+               ? "takes 1, 2, 4 ... or 128 query heads per key/value head"
                : why;
 }
 
@@ -398,14 +398,14 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
 {
     const uint64_t features = p->features & MMA_OF_PAIRS;
     if (features & FATTN_BLOCK_MASK && features != FATTN_BLOCK_MASK) {
-        return "takes a block mask without a feature of single pairs";
+        return "takes a block mask without bias, mask, ALiBi, softcap or dropout";
     }
     const char *const why = cannot(row, p);
     for (const fattn_tile *tile = row->tiles; !why && features & WGMMA_HIDES && tile->br; tile++) {
         const bool has_run = run_of(fattn_gpu_kernel_of(row), p, tile->br);
         const int64_t tiles = has_run ? full_tiles(p, tile->br, tile->bc) : 0;
         if (tiles < 0 || tiles >= SCANNED_MAX) {
-            return "counts tiles of a bias or mask below 2^32";
+            return "takes fewer than 2^32 tiles of a bias or mask";
         }
     }
     return why;

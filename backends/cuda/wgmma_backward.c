@@ -28,10 +28,10 @@ static const char *cannot_backward(const fattn_kernel *row, const fattn_problem 
     const double keys = (double)p->seqlen_k + BACKWARD_KEYS_MOST;
     if ((double)p->batch * (double)p->heads_q * rows >= WGMMA_COUNT_MAX ||
         (double)p->batch * (double)p->heads_k * keys >= WGMMA_COUNT_MAX) {
-        return "counts rows and keys of all heads below 2^31";
+        return "takes fewer than 2^31 rows, and keys, over all heads";
     }
     if (p->features & FATTN_SOFTCAP && p->outputs & FATTN_OUT_DBIAS) {
-        return "makes no dbias beside a softcap";
+        return "computes no dbias with a softcap";
     }
     return fattn_wgmma_cannot(row, p);
 }
@@ -320,7 +320,7 @@ static const char *cannot_backward_full(const fattn_kernel *row, const fattn_pro
         return cannot_backward(row, p);
     }
     if ((p->features & MMA_OF_PAIRS) != FATTN_BLOCK_MASK) {
-        return "takes a block mask without a feature of single pairs";
+        return "takes a block mask without bias, mask, ALiBi, softcap or dropout";
     }
     if (p->features & FATTN_DETERMINISTIC) {
         return "takes no block mask in deterministic runs";
@@ -328,16 +328,16 @@ static const char *cannot_backward_full(const fattn_kernel *row, const fattn_pro
     const fattn_tile tile = row->tiles[0];
     if (p->block_m % tile.br ||
         p->block_n % (tile.bc / backward_blocks(fattn_gpu_kernel_of(row)))) {
-        return "takes block masks of whole tiles";
+        return "takes block masks whose blocks are multiples of its tile";
     }
     if (p->block_mask_stride[1] != 0 && fattn_problem_group(p) > 1) {
-        return "takes block masks that the heads of a group share";
+        return "takes block masks that the query heads of a key/value head share";
     }
     const double tiles = (double)p->batch * (double)p->heads_k *
                          (double)(p->seqlen_q / row->tiles[0].br + 1) *
                          (double)(p->seqlen_k / row->tiles[0].bc + 8);
     if (tiles >= WGMMA_COUNT_MAX) {
-        return "counts tiles of a block mask below 2^31";
+        return "takes fewer than 2^31 tiles of a block mask";
     }
     return cannot_backward(row, p);
 }

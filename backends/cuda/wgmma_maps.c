@@ -17,19 +17,19 @@ const char *fattn_wgmma_cannot(const fattn_kernel *row, const fattn_problem *p)
     const int count = p->op == FATTN_BACKWARD ? 4 : 3;
     if (p->seqlen_q >= LENGTH_MAX || p->total_q >= LENGTH_MAX || p->seqlen_k >= LENGTH_MAX ||
         p->total_k >= LENGTH_MAX) {
-        return "counts queries and keys below 2^30";
+        return "takes fewer than 2^30 queries and keys";
     }
     for (int n = 0; n < count; n++) {
         const fattn_strides *const s = copied[n];
         if (s->seq == 0) {
-            return "copies no rows of stride 0";
+            return "takes no rows of stride 0";
         }
         if (s->batch >= STRIDE_MAX || s->seq >= STRIDE_MAX || s->head >= STRIDE_MAX) {
-            return "copies by strides below 2^40 bytes";
+            return "takes strides below 2^40 bytes";
         }
     }
     if (!(row->features & MMA_OF_PAIRS) && fattn_score_rule_make(0, p->scale, 0).terms) {
-        return "takes scales above 0 alone";
+        return "takes only scales above 0";
     }
     return NULL;
 }

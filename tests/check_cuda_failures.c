@@ -186,7 +186,7 @@ static const struct {
     {"cuModuleGetFunction", "finding a function"},
     {"cuFuncGetAttribute", "loading a function"},
     {"cuFuncSetAttribute", "setting the shared memory"},
-    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", "how many blocks a unit holds"},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", "asking for the occupancy"},
     {"cuLaunchKernel", "launching a kernel"},
     {"cuLaunchKernelEx", "launching a kernel"},
     {"cuMemAlloc_v2", "allocating memory"},
@@ -203,8 +203,8 @@ static const struct {
     {"cuEventRecord", "recording an event"},
     {"cuEventSynchronize", "waiting for an event"},
     {"cuEventElapsedTime", "timing events"},
-    {"cuTensorMapEncodeTiled", "describing a tensor"},
-    {"cuTensorMapReplaceAddress", "saying where a tensor lies"},
+    {"cuTensorMapEncodeTiled", "encoding a tensor map"},
+    {"cuTensorMapReplaceAddress", "setting the address of a tensor map"},
 };
 
 static const char *words_for(const char *function)

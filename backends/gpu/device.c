@@ -245,7 +245,8 @@ fattn_status fattn_gpu_open(const fattn_gpu_vendor *vendor, int ordinal, void **
         return status;
     }
     if (ordinal >= count) {
-        return fattn_fail(FATTN_NO_DEVICE, "%s: device %d of %d", vendor->name, ordinal, count);
+        return fattn_fail(FATTN_NO_DEVICE, "%s: there is no device %d: the driver counts %d",
+                          vendor->name, ordinal, count);
     }
     const size_t bytes =
         sizeof(fattn_gpu_device) + (size_t)vendor->image_count * sizeof(gpu_module);

@@ -63,11 +63,12 @@ static fattn_status limit_blocks(const fattn_gpu_device *d, int cluster, launch 
     fattn_status status = FATTN_OK;
     if (d->api->function_blocks) {
         const int result = d->api->function_blocks(&held, l->function, (int)l->threads, l->shared);
-        status = fattn_gpu_check(d, result, "asking how many blocks a unit holds");
+        status = fattn_gpu_check(d, result, "asking for the occupancy of a function");
     }
     if (!status && held < 1) {
         status = fattn_fail(FATTN_DEVICE_ERROR,
-                            "%s: a unit holds no block of %u threads and %u bytes of shared memory",
+                            "%s: a multiprocessor holds no block of %u threads and %u bytes of "
+                            "shared memory",
                             d->vendor->name, l->threads, l->shared);
     }
     const int64_t of = fattn_max64(cluster, 1);
@@ -115,7 +116,7 @@ static fattn_status make_maps(const fattn_gpu_device *d, const fattn_gpu_kernel 
     m->map_count = kernel->maps ? kernel->maps(kernel, &plan->problem, &plan->tiling, m->maps) : 0;
     for (int n = 0; !status && n < m->map_count; n++) {
         status = fattn_gpu_check(d, d->api->map_encode(e.map[n], &m->maps[n], (void *)4096),
-                                 "describing a tensor");
+                                 "encoding a tensor map");
     }
     memcpy(m->encoded, &e, sizeof e);
     return status;
@@ -133,7 +134,7 @@ static fattn_status move_maps(const fattn_gpu_device *d, const gpu_plan *m,
         memcpy(&address, (const char *)buffers + m->maps[n].buffer, sizeof address);
         if (address && !(m->maps[n].optional && (uintptr_t)address % 16)) {
             status = fattn_gpu_check(d, d->api->map_move(e->map[n], address),
-                                     "saying where a tensor lies");
+                                     "setting the address of a tensor map");
         }
     }
     return status;

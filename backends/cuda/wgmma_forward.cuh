@@ -477,8 +477,8 @@ GPU_DEVICE void wgmma_drop(const fattn_gpu_args &g, const mma_item &w, int row, 
 
 /* --- The end of an item ----------------------------------------------------------------------- */
 
-/* Stores eight channels of a row of o. (gpu_store_eight() would do the same, but then ptxas spills
- * a register between the products of 256 channels.) */
+/* Stores eight channels of a row of o. (gpu_store_eight() would do the same, but then ptxas reloads
+ * a spilled register between the products of 256 channels.) */
 template <class S>
 GPU_DEVICE void wgmma_store_eight(const fattn_gpu_args &g, int64_t at, int c, const uint32_t x[4])
 {

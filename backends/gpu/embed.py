@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a C file that holds a binary file as an array. The C compiler marks the object's stack, which
-plain assembly would have to do by hand.
+"""Writes a C file that holds a binary file as an array. It is C and not assembly, because a C compiler marks
+the object's stack as not executable by itself.
 
 usage: embed.py SYMBOL BINARY OUTPUT
 """

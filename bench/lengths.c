@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What lengths cost, as tab-separated lines.
+ * Measures how the time of decoding depends on the number of keys; prints tab-separated lines.
  *
- *     lengths plan [DEVICE]    a plan for 131072 keys, run with fewer, beside a plan for just those
- *     lengths short            decoding up to 256 keys beside a plain loop, on one CPU thread, warm
- *                              and cold: 16 MB are walked before each call
+ *     lengths plan [DEVICE]    runs of a plan for 131072 keys with fewer keys, compared with plans
+ *                              for exactly that many
+ *     lengths short            up to 256 keys, compared with a plain loop, on one CPU thread: warm,
+ *                              and cold, with 16 MB read before each call
  *
- * One query token; 32 heads on 8 of keys, or 8 on 2 for `short`. Contenders take turns, and times
- * are lower quartiles: of the thread's own clock on a CPU; on a GPU of a graph of runs, where the
- * driver is CUDA's, so that no launch waits for the host, else of as many runs in a row.
+ * One query token; 32 query heads on 8 key heads, or 8 on 2 for `short`. Contenders take turns, and
+ * times are lower quartiles. On a CPU the clock is the thread's. On a GPU with CUDA's driver a
+ * graph of runs is timed, so that no launch waits for the host; on others as many runs in a row.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -31,7 +32,7 @@ static void must(int failed)
     }
 }
 
-/* --- CUDA's graphs ---------------------------------------------------------------------------- */
+/* --- CUDA graphs ------------------------------------------------------------------------------ */
 
 static struct {
     int (*begin)(void *stream, int mode);
@@ -202,7 +203,7 @@ static void drop(contender *c)
     must(fattn_device_free(device, c->workspace));
 }
 
-/* Numbers of dtype in -1 .. 1: bits of bf16 are the upper ones of f32. */
+/* Random numbers of dtype in -1 .. 1; bf16 has the upper bits of f32. */
 static void *draw(size_t count, fattn_dtype dtype)
 {
     const size_t size = dtype == FATTN_F32 ? 4 : 2;

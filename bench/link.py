@@ -1,13 +1,13 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes in network namespaces of their own, with a link of limited bandwidth and some delay: how well transfers
-pass beside computation, and how close the forecast of `fattn explain --ranks` comes.
+"""Measures two processes in network namespaces of their own, over a link of limited bandwidth with some delay: how well
+transfers overlap with computation, and how accurate the forecast of `fattn explain --ranks` is.
 
     link.py FATTN [--repeat N] [--rows N] [--delay SECONDS] [--causal] [--schemes SCHEME ...] [--splits SPLIT ...]
 
 Needs root, ip, tc, PyTorch with gloo, and two cores. PYTHONPATH and LD_LIBRARY_PATH must lead to fattn. `tc` sets the
-bandwidth. The delay is that of a process which carries packets from one namespace to the other, for many kernels
-have no netem.
+bandwidth. A process that carries packets from one namespace to the other adds the delay, because many kernels have no
+netem.
 
 The link is measured by itself first. Then its bandwidth is set so that the transfer of the step with the largest
 messages takes 1/4, 1/2, 1, 2 and 4 times as long as its computation. (Where ranks exchange heads, a step is a turn.)
@@ -73,7 +73,7 @@ def open_end(name, device):
 
 
 def carry(ends, delay):
-    """Passes packets from each end to the other one, `delay` seconds after they came."""
+    """Passes packets from each end to the other, `delay` seconds after they arrived."""
     under_way = {end: collections.deque() for end in ends}
     to = dict(zip(ends, reversed(ends)))
     while True:
@@ -130,7 +130,7 @@ class Link:
 
 
 class Steps:
-    """Notes for each group of messages: bytes each way, and when it was started, waited for and done."""
+    """Records for each group of messages its bytes each way, and when it was started, waited for and done."""
 
     def __init__(self):
         self.noted = []
@@ -167,7 +167,7 @@ def measure_link(rank, size):
 
 
 def measure(steps, scheme, split, causal, backward, rows, repeat):
-    """Each run: its begin and end, and of each group of messages (bytes, started, waited for, done)."""
+    """For each run its begin and end, and for each group of messages (bytes, started, waited for, done)."""
     over = fattn.torch.context_parallel(scheme=scheme, split=split)
     q, k, v = (torch.randn(1, rows, HEADS[scheme], DIM, requires_grad=backward) for _ in "qkv")
     runs = []
@@ -237,7 +237,7 @@ class Ranks:
 
 
 def judge(told, link):
-    """Medians over runs on both ranks, whose clock is one: (the worst step over its bound, seconds, seconds of
+    """Medians over runs on both ranks, which share a clock: (the worst step divided by its bound, seconds, seconds of
     computing, seconds of transfers)."""
     seconds, busy, transfers, worst = [], [], [], []
     for pair in zip(*told):
@@ -256,7 +256,7 @@ def judge(told, link):
 
 
 def beside_largest(told, size):
-    """Seconds of the kernels beside the largest messages, on the slower rank."""
+    """Seconds of the kernels that run during the largest messages, on the slower rank."""
     steps = collections.defaultdict(list)
     for pair in zip(*told):
         for n, both in enumerate(zip(*(noted for *_, noted in pair))):
@@ -266,7 +266,7 @@ def beside_largest(told, size):
 
 
 def most_flops(scheme, split, causal, backward, rows, **_):
-    """Of the rank that has most to do."""
+    """The value of the rank with most work."""
     part = rows // 2
     runs = {"contiguous": [(r * rows, rows, 1) for r in range(2)], "striped": [(r, rows, 2) for r in range(2)]}
     pairs = [sum(first + stride * n + 1 for n in range(count)) for first, count, stride in runs.get(split, ())]

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decoding as a loop that anybody would write, compiled with -Ofast -march=native: what lengths.c
- * compares with. The number of channels is a literal. */
+/* Decoding as a straightforward loop, compiled with -Ofast -march=native, with which lengths.c
+ * compares the library. The number of channels is a literal. */
 #include <math.h>
 
 #include "plain_decode.h"

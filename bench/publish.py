@@ -6,7 +6,7 @@ README.md, docs/PERFORMANCE.md and docs/DISTRIBUTED.md from bench/figures, where
 usage: publish.py [--check] [ROOT]
 
 A table stands between lines "<!-- table NAME -->" and "<!-- end -->". With --check nothing is written: the
-exit status is 1 where a document is not what the measurements give. Needs nothing but Python.
+exit status is 1 if a document or picture differs from the measurements. Needs nothing but Python.
 """
 import math
 import os
@@ -20,7 +20,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 250, 170, 44, 10, 28, 34  # of a panel
 
 
 def read(path):
-    """Rows of a table as dictionaries, numbers as numbers. Lines that begin with # are about the whole table."""
+    """Rows of a table as dictionaries, with numbers converted. Lines that begin with # describe the whole table."""
     with open(path, encoding="utf-8") as file:
         lines = [line.rstrip("\n").split("\t") for line in file if not line.startswith("#")]
     rows = [dict(zip(lines[0], line)) for line in lines[1:]]
@@ -30,7 +30,7 @@ def read(path):
 
 
 def source(path):
-    """Where a table comes from: machine, versions, commit, command."""
+    """The source of a table: machine, versions, commit, command."""
     with open(path, encoding="utf-8") as file:
         said = dict(line[2:].rstrip("\n").split(": ", 1) for line in file if re.match(r"# \w+: ", line))
     return [f"{said['machine']}; {said['versions']}; commit {said['commit']}:", "", "    " + said["command"]]
@@ -109,7 +109,7 @@ def picture(title, unit, rows):
 
 
 def points(rows, peer, **wanted):
-    """(N, fattn's rate over the peer's) of the rows that are wanted."""
+    """(N, fattn's rate divided by the peer's) of the selected rows."""
     return [(row["N"], number(row, "/" + peer)) for row in rows
             if all(row[key] == value for key, value in wanted.items()) and number(row, "/" + peer)]
 
@@ -159,14 +159,14 @@ def markdown(head, rows):
 
 
 def digits_of(text):
-    """A rate with three digits, or as many as were written down if that is less."""
+    """A rate with three digits, or with those of the measurement if they are fewer."""
     known = len(text.replace(".", "").lstrip("0"))
     return f"{float(text):#.{min(3, known)}g}".rstrip(".")
 
 
 def ratios(path, peer):
-    """A row for each direction, d and mask, a column for each length: TFLOP/s where they are known, and in
-    brackets the ratio to the peer; else the ratio alone."""
+    """A row for each direction, d and mask, a column for each length: TFLOP/s, and in brackets the ratio to the peer; if
+    the rate is not known, only the ratio."""
     rows, lines = read(path), []
     lengths = sorted({row["N"] for row in rows})
     for direction, d, mask in dict.fromkeys((row["dir"], row["d"], row["mask"]) for row in rows):
@@ -181,7 +181,7 @@ def ratios(path, peer):
 
 
 def summary(figures):
-    """Geometric mean, least and largest of fattn's rate over a peer's, over all points of a picture."""
+    """Geometric mean, least and largest of the ratios of fattn's rate to a peer's, over all points of a picture."""
     def cell(name, direction, peer):
         found = [number(row, "/" + peer) for row in read(os.path.join(figures, name + ".tsv"))
                  if row["dir"] == direction and number(row, "/" + peer)]
@@ -221,7 +221,7 @@ TABLES.update({"source " + name: lambda figures, name=name: source(os.path.join(
 
 
 def filled(text, figures):
-    """A document with its tables written anew."""
+    """A document with its tables rewritten."""
     def table(match):
         return "\n".join([match.group(1), *TABLES[match.group(2)](figures), "<!-- end -->"])
     return re.sub(r"(<!-- table ([\w -]+) -->)\n.*?<!-- end -->", table, text, flags=re.S)

@@ -3,10 +3,10 @@
 
 usage: python bench/python_calls.py [ROUNDS] [NAME]
 
-The problem is so small that its own time is that of the bare call, which is printed too. Times are CPU
-times of this thread, so that others on the machine do not count; set OMP_NUM_THREADS=1. Of a GPU's tensors
-it is the time to queue a call: the GPU is waited for outside it, often enough that its queue never fills.
-NAME, which is NumPy, PyTorch or CUDA, prints the rows of that library alone.
+The problem is so small that the bare call, which is printed too, takes as long as attention itself. Times are CPU times
+of this thread, so that other programs do not count; set OMP_NUM_THREADS=1. For a GPU's tensors it is the time to queue a
+call: the program waits for the GPU between measurements, often enough that its queue never fills. With NAME (NumPy,
+PyTorch or CUDA) only the rows of that library are printed.
 """
 
 import sys
@@ -34,7 +34,7 @@ def measure(title, function, calls=200, wait=lambda: None):
 
 
 def bare(a):
-    """The prepared call of the problem that is the only one in the cache, and nothing else."""
+    """The bare fattn_execute() of the only problem in the cache."""
     prepared = next(iter(_plans._cache.values()))
     plan, (_, buffers) = prepared.plans[16], prepared.frames[0]
     workspace = stream = None

@@ -5,9 +5,9 @@ usage: python bench/python_gpt2.py [--steps 200] [--batch 8] [--length 1024] [--
            [--vocabulary 50304] [--ways flash again fattn ...] [--precision bfloat16] [--compile]
            [--rate 6e-4] [--warmup 2000] [--device cuda] [--seconds 600] [--every 0] [--profile]
 
-Models with the same weights see the same batches, taking turns in an order that is drawn for each step. Ways:
-"flash", "efficient", "cudnn" and "math" are PyTorch's backends, "again" is flash a second time, "fattn" the
-switch. Prints for each the median of a step's time, of the time until the host had queued it, and the distance
+Models with the same weights get the same batches, taking turns in a random order for each step. The ways to compute
+attention: "flash", "efficient", "cudnn" and "math" are PyTorch's backends, "again" is flash a second time, "fattn" is
+the switch. Prints for each the median of a step's time, of the time until the host had queued it, and the distance
 of its losses from the first way's, largest and average, over all steps and over the first quarter. The distance
 between two ways of PyTorch's is what rounding alone does. Stops early after --seconds. With --profile: how long
 a GPU was busy in one more step of each, and with kernels of attention. The learning rate rises to --rate over
@@ -74,7 +74,7 @@ class GPT2(nn.Module):
 
 
 class Training:
-    """One model and its way."""
+    """One model and its way to compute attention."""
 
     def __init__(self, name, options):
         self.name, self.options = name, options

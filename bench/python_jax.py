@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""jax.nn.dot_product_attention against fattn.jax's: on a CPU, or on a GPU where JAX has one.
+"""jax.nn.dot_product_attention compared with fattn.jax's: on a GPU if JAX has one, otherwise on a CPU.
 
 usage: python bench/python_jax.py [--lengths 4096] [--heads 4] [--dims 64,128] [--types float32,bfloat16]
            [--rounds 5] [--calls 20] [--wall]
 
-Compiled programs, the two taking turns; medians, and the ratio of the medians. The first call of a turn
-does not count, because threads of the other may still be spinning. On a CPU it is the process's
-CPU time, so that others on the machine do not count, or with --wall the elapsed time; on a GPU the time
-until the result is there, with jax's cuDNN implementation and so many calls at a time as --calls says.
+Both are compiled programs and take turns; the output has the medians and their ratio. The first call of a turn does not
+count, because threads of the other may still be spinning. On a CPU the time is the process's CPU time, so that other
+programs do not count, or with --wall the elapsed time. On a GPU it is the time until the result is there, with JAX's
+cuDNN implementation; --calls calls are queued at a time.
 """
 
 import argparse

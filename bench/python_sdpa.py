@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's scaled_dot_product_attention against the same through fattn.torch, on a CPU.
+"""PyTorch's scaled_dot_product_attention compared with fattn.torch's, on a CPU.
 
 usage: python bench/python_sdpa.py [--heads 2] [--rounds 7] [--seconds 0] [--lengths 1024,2048]
            [--dims 64,128] [--types float32,bfloat16] [--masks all,causal] [--threads 1]
 
-One thread each, CPU time of that thread; with more threads, elapsed time on a quiet machine. The two
-take turns, and the first call of a turn does not count, because threads of the other may still be
-spinning. Medians of so many rounds and as many more as fit into --seconds, and the ratio of the medians.
-A line each for forward and backward.
+With one thread, times are CPU times of that thread; with more, elapsed times, for a machine without other users. The two
+take turns, and the first call of a turn does not count, because threads of the other may still be spinning. Prints for
+forward and for backward the medians of --rounds rounds, and as many more as fit into --seconds, and their ratio.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformers models with attn_implementation="fattn" against "sdpa", on a CPU.
+"""Transformers models with attn_implementation="fattn" compared with "sdpa", on a CPU.
 
 usage: python bench/python_transformers.py [--types float32,bfloat16] [--models Llama,...] [--what prefill,...]
            [--prompt 4096] [--context 8192] [--layers 2] [--rounds 5] [--threads 1]
 
-prefill reads a prompt into an empty cache; decode makes one token with a cache that holds a context: the
-one that the model makes, which grows, or one that has its size from the beginning (static). One thread,
-CPU time of that thread; with more threads, elapsed time on a quiet machine. The two implementations take
-turns; medians, and the ratio of the medians. Models are built from configs with random weights.
+"prefill" reads a prompt into an empty cache. "decode" computes one token with a cache that holds a context: either the
+model's own cache, which grows, or one of fixed size (static). With one thread, times are CPU times of that thread; with
+more, elapsed times, for a machine without other users. The two implementations take turns; the output has the medians and
+their ratio. Models are built from configs with random weights.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""fattn beside PyTorch's scaled_dot_product_attention on one device, in one process, interleaved.
+"""fattn compared with PyTorch's scaled_dot_product_attention on one device, in one process, taking turns.
 
 Prints a table of tab-separated values: for each shape the median rate of fattn and of each of
 PyTorch's backends (flash is FlashAttention-2 on a GPU), in TFLOP/s of the products that the formula
 has, and fattn's ratio to each; then the geometric mean of the ratios of each direction. With --plot,
-also a picture per head dimension and direction. Inputs are normal random numbers; every contender
-runs in turn, `--repeats` times. The exit status is 1 when an error, the largest difference from the
-first peer, is beyond what both sides' rounding explains: no row may time a wrong result.
+also a picture per head dimension and direction. Inputs are normal random numbers; all contenders take
+turns, `--repeats` times. The exit status is 1 if an error, the largest difference from the first peer, is
+larger than the rounding of both sides explains, so that no wrong result is timed.
 
     bench/pytorch.py --library build/libfattn.so.0 --dim 64 128 --dir fwd bwd
     OMP_NUM_THREADS=16 bench/pytorch.py --device cpu --dtype f32 --tokens 0 --heads 8
@@ -70,7 +70,7 @@ class PlanInfo(ctypes.Structure):
 
 
 def made(kind, init):
-    """A struct with the library's defaults, in room for that of a newer library, which may have more fields."""
+    """A struct with the library's defaults, in memory that suffices for a newer library's, which may have more fields."""
     struct = kind.from_buffer(bytearray(4096))
     init(ctypes.byref(struct))
     struct.struct_size = ctypes.sizeof(kind)
@@ -82,7 +82,8 @@ DETERMINISTIC = 1 << 18
 OUT_O, OUT_LSE, OUT_GRADIENTS, OUT_DBIAS = 1, 2, 4 | 8 | 16, 32
 BHSD, TOP_LEFT = 2, 2
 DTYPES = {"f32": (torch.float32, 1), "f16": (torch.float16, 2), "bf16": (torch.bfloat16, 3)}
-# Of the largest magnitude of a result (at least 1): what the rounding of both sides may come to.
+# The largest difference that the rounding of both sides may cause, relative to the largest magnitude of a result (at
+# least 1).
 TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 3.2e-2}
 GRADIENT = 4  # times as much: a sum over rows or keys of products of such numbers
 MASKS = ["mask", "triangle", "documents"]
@@ -403,8 +404,8 @@ def main():
 
 
 def judge(pairs, dtype, gradient):
-    """Of pairs of tensors, ours and theirs, the largest difference, NaN where there is one, and
-    whether each is within the tolerance."""
+    """The largest difference between pairs of tensors, ours and theirs (NaN if there is one), and whether all are within
+    the tolerance."""
     differences, fine = [], True
     for ours, theirs in pairs:
         theirs = theirs.float()

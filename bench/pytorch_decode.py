@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding, one query token a sequence, beside PyTorch's scaled_dot_product_attention on one GPU.
+"""Decoding, one query token for each sequence, compared with PyTorch's scaled_dot_product_attention on one GPU.
 
 Prints a table of tab-separated values: for each batch and number of keys the median microseconds of
 fattn and of each of PyTorch's backends, the rate at which fattn reads keys and values beside that
@@ -100,7 +100,7 @@ def main():
           *("/" + name for name in options.peers), "error", sep="\t")
     for batch in options.batch:
         for length in options.length:
-            # Keys and values of 2 bytes, and a tenth for all that is small beside them.
+            # Keys and values of 2 bytes, and a tenth more for everything else.
             if 4.4 * batch * options.heads_k * length * options.dim > torch.cuda.mem_get_info()[0]:
                 continue
             info, size, each, copy, (error, fine) = compare(library, options, batch, length,

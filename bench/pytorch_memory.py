@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of forward and backward, beside PyTorch's scaled_dot_product_attention on one GPU.
+"""Memory of forward and backward, compared with PyTorch's scaled_dot_product_attention on one GPU.
 
 Prints a table of tab-separated values: for each length the MiB of the inputs (q, k, v, dout), and
 for fattn and each of PyTorch's backends the largest amount that one forward and one backward had
@@ -37,7 +37,7 @@ def run_peer(name, q, k, v, dout, causal):
 
 
 def peak(run, *arguments):
-    """Bytes allocated at most while it runs, besides those allocated before; None without enough."""
+    """The peak of bytes allocated while it runs, besides those allocated before; None if memory does not suffice."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

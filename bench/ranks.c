@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention divided over the GPUs of one machine, beside one of them, in turns: bf16, d 128. Run by
- * hand:
+ * Compares attention divided over the GPUs of one machine with attention on one of them, in turns:
+ * bf16, d 128. Run by hand:
  *
  *     ranks [--nccl] [--gpus 2] [--heads 32] [--kv-heads 32] [--backward] [--parts] [--decode]
  *           [--pair] [--cpu] [--repeat 5] [--memory GB] LENGTH ...
@@ -33,11 +33,11 @@ enum { Q, K, V, O, DOUT, DQ, DK, DV };
 
 static const char *const names[TENSORS] = {"q", "k", "v", "o", "dout", "dq", "dk", "dv"};
 
-/* --- What is asked for ------------------------------------------------------------------------ */
+/* --- Options ---------------------------------------------------------------------------------- */
 
 static int gpus = 2, repeat = 5;
 static long heads = 32, kv_heads = 32;
-static double memory; /* GB of a plan at most, or 0; of forward beside backward half */
+static double memory; /* limit of a plan in GB, or 0: none; with --backward forward gets half */
 static bool backward, parts, decode, pair, cpu, by_nccl;
 
 static void fail(const char *what)
@@ -96,7 +96,7 @@ static void free_tensors(tensors *x)
     fattn_device_free(x->device, x->lse);
 }
 
-/* About normal numbers, the same on every GPU. */
+/* Nearly normal random numbers, the same on every GPU. */
 static void fill(uint16_t *narrow, int tensor, size_t count)
 {
     for (size_t n = 0; n < count; n++) {
@@ -113,8 +113,8 @@ static void fill(uint16_t *narrow, int tensor, size_t count)
     }
 }
 
-/* Rows first .. first + count - 1 of the whole tensor, at row `at` of the GPU's. They repeat after
- * PERIOD, so that long tensors are filled soon; a prime, which divides no share. */
+/* Writes rows first .. first + count - 1 of the whole tensor to row `at` of the GPU's. Rows repeat
+ * after PERIOD, so that long tensors are filled quickly; it is a prime, which divides no share. */
 static void put_rows(const tensors *x, int t, long at, long first, long count)
 {
     static uint16_t *chunks[TENSORS];
@@ -166,7 +166,7 @@ static fattn_split split(void) { return decode ? FATTN_SPLIT_CONTIGUOUS : FATTN_
 
 /* --- One GPU ---------------------------------------------------------------------------------- */
 
-/* A plan, and memory that it runs in: taking it takes time. */
+/* A plan and its workspace, which is allocated once because allocation takes time. */
 typedef struct planned {
     fattn_plan *plan;
     void *workspace;
@@ -190,7 +190,7 @@ static void give_up(const tensors *x, const planned *made)
     fattn_device_free(x->device, made->workspace);
 }
 
-/* Plans of forward and, where asked for, backward on one GPU. */
+/* Plans of forward and, with --backward, backward on one GPU. */
 static void plan_one(const tensors *x, long length, planned plans[2])
 {
     for (int op = 0; op < 1 + backward; op++) {
@@ -211,9 +211,9 @@ static double run_one(const tensors *x, const planned plans[2])
     return times_now() - begin;
 }
 
-/* --- What a step is made of ------------------------------------------------------------------- */
+/* --- The parts of a step ---------------------------------------------------------------------- */
 
-/* Milliseconds of work that is queued on a stream, by its events; the least of some. */
+/* Milliseconds of work that is queued on a stream, by events; the least of several. */
 static double time_of(const tensors *x, fattn_status (*work)(const tensors *, const void *),
                       const void *context)
 {
@@ -235,7 +235,7 @@ static double time_of(const tensors *x, fattn_status (*work)(const tensors *, co
     return best;
 }
 
-/* A piece with f32 results, as a step of the ring has it. */
+/* A piece with f32 results, as in a step of the ring. */
 typedef struct piece {
     planned of;
     fattn_buffers buffers;
@@ -307,7 +307,7 @@ static void print_parts(const tensors *x, long length)
     fattn_device_free(x->device, sums);
 }
 
-/* --- All of them ------------------------------------------------------------------------------ */
+/* --- All GPUs --------------------------------------------------------------------------------- */
 
 typedef struct rank {
     pthread_t thread;
@@ -337,7 +337,7 @@ static fattn_transport *open_transport(const rank *r)
     return transport;
 }
 
-/* From when the first rank began until the last one ended. */
+/* Seconds from the begin of the first rank to the end of the last one. */
 static double step_time(void)
 {
     double begin = begun[0], end = ended[0];
@@ -442,7 +442,7 @@ static uint16_t *fetch(const tensors *x, int t, long first, long rows)
     return host;
 }
 
-/* The largest difference of results over the largest value, a sample of rows of each run. */
+/* The largest difference of results divided by the largest value, in some rows of each run. */
 static double difference(const tensors *one, const rank *ranks, long length)
 {
     double most = 0, worst = 0;
@@ -475,7 +475,7 @@ static double difference(const tensors *one, const rank *ranks, long length)
     return most;
 }
 
-/* --- The act ---------------------------------------------------------------------------------- */
+/* --- Main ------------------------------------------------------------------------------------- */
 
 static void open_comms(ncclComm_t comms[GPUS_MAX])
 {

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What `fattn explain --ranks` foretells for 2 to 1024 ranks, as a table for bench/figures:
+"""The forecast of `fattn explain --ranks` for 2 to 1024 ranks, as a table for bench/figures:
 
     bench/scaling.py FATTN > bench/figures/ranks.tsv
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compares sources of threads: problems on one thread, on the library's threads, on OpenMP's and on
- * a caller's pool, in blocks by turns; and a prefill next to another runtime's threads that spin
- * for 50 ms after their work, as many as there are threads here, against the same prefill in static
- * shares.
+ * Compares sources of threads. Problems run on one thread, on the library's threads, on OpenMP's
+ * and on a caller's pool, in blocks that take turns. Then a prefill runs next to threads of another
+ * runtime, as many as it has itself, which spin for 50 ms after their work; it is compared with the
+ * same prefill in static shares.
  *
  * usage: threads [N]      N threads, 2 or more; as many as processors otherwise
  */
@@ -42,7 +42,7 @@ static void demand(fattn_status status)
     }
 }
 
-/* --- A pool that is not the library's --------------------------------------------------------- */
+/* --- A caller's pool -------------------------------------------------------------------------- */
 
 /* Threads that each call a function once per round, and poll for the next round for `spin` seconds
  * before they sleep. */
@@ -221,7 +221,7 @@ static void job_free(fattn_device *device, job *j)
     demand(fattn_device_free(device, j->workspace));
 }
 
-/* --- Alternating ------------------------------------------------------------------------------ */
+/* --- Engines in turn -------------------------------------------------------------------------- */
 
 enum { ALONE, OWN, OPENMP, CALLERS, ENGINES };
 static const char *const engine_names[] = {"1 thread", "own", "OpenMP", "caller's"};
@@ -324,7 +324,7 @@ static void work_a_little(void *context, int64_t i)
 static void run_job(void *jobs, int64_t i) { job_run((const job *)jobs + i); }
 
 /* Median seconds of a prefill by engine e, or in static shares if e is ENGINES. others: threads
- * that work just before, and then spin. */
+ * that work just before it and then spin. */
 static double time_prefill(int e, pool *others, pool *shares, const job *jobs)
 {
     double times[TURNS];

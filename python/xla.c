@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What XLA calls for fattn.jax: attention on the buffers of a compiled program. The program carries
- * the fattn_problem as an attribute, and where in fattn_buffers each argument and result belongs,
- * so that nothing here knows what they mean, and a program may be saved and run in another process.
+ * The functions that XLA calls for fattn.jax: attention on the buffers of a compiled program. The
+ * program has the fattn_problem as an attribute, and for each argument and result its offset in
+ * fattn_buffers. So this file need not know what they mean, and a program may be saved and run in
+ * another process.
  */
 #include "xla.h"
 
@@ -43,7 +44,7 @@ static const void *attribute(const xla_call *call, const char *name)
     return NULL;
 }
 
-/* The device that a program's attribute names, with the ordinal of where it runs on a GPU. */
+/* The device that a program's attribute names; on a GPU, with the ordinal of the running device. */
 static xla_error *find_device(const xla_call *call, const xla_text *backend, int on_gpu,
                               fattn_device **device)
 {
@@ -90,7 +91,7 @@ static xla_error *run(const xla_call *call, int on_gpu)
     const xla_text *const backend = attribute(call, "backend");
     const int64_t count = call->arguments.size + call->results.size;
     if (!problem || !fields || !backend || (int64_t)fields->size != count) {
-        return fail(call->api, XLA_INVALID_ARGUMENT, "no call of fattn.jax");
+        return fail(call->api, XLA_INVALID_ARGUMENT, "not a call of fattn.jax");
     }
     union {
         fattn_buffers buffers;

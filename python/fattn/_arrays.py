@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of other libraries, read without copying: their address, layout, element type and device.
 
-A Kind knows one library. What a call asks of it each time (`key`, `pointer`, `empty`, `stream`) is kept
-short, because a small attention takes a few microseconds; what only a new problem needs (`view`) is not.
+A Kind knows one library. The methods that every call uses (`key`, `pointer`, `empty`, `stream`) are kept short,
+because a small attention takes a few microseconds; only a new problem needs `view`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class View(NamedTuple):
     dtype: str
     device: str          # "cpu", "cuda:0", "hip:1" ...
     writable: bool = True
-    known_reach: Reach | None = None  # where the kind had a use for it
+    known_reach: Reach | None = None  # if the kind has computed it
 
     def reach(self, name: str) -> Reach:
-        """What Kind.check_memory() asks of it."""
+        """What Kind.check_memory() takes."""
         return self.known_reach or reach(self.shape, self.strides, _BYTES[self.dtype], name)
 
 
@@ -90,15 +90,15 @@ class Kind:
         """Raises NullPointer if the memory of an array ends before its elements do."""
 
     def maker(self, made: Made, device: str) -> Callable[[], Any] | None:
-        """What allocates an output in less time than make()."""
+        """A function that allocates an output in less time than make()."""
         return None
 
     def maker_of_bytes(self, size: int, device: str) -> Callable[[], Any] | None:
-        """The same for empty() of so many bytes."""
+        """The same for empty() of this many bytes."""
         return None
 
     def streams_of(self, device: str) -> Callable[[], int] | None:
-        """What stream() says of arrays on a device, in less time."""
+        """A function that returns stream() for arrays on a device in less time."""
         return None
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
@@ -127,7 +127,7 @@ class Kind:
 def _known_dtype(dtype: str, name: str) -> str:
     if dtype not in _BYTES:
         allowed = FLOATS if name in ("q", "k", "v") else _BYTES
-        raise InvalidArgument(f"{name} has dtype {dtype}, which is none of {', '.join(allowed)}")
+        raise InvalidArgument(f"{name} has dtype {dtype}, which is not one of {', '.join(allowed)}")
     return dtype
 
 
@@ -331,14 +331,14 @@ def _kind_of_type(cls: type, name: str) -> Kind:
         if base.__name__ == "DTensor":
             raise Unsupported(f"{name} is a DTensor, of which this process may have a part: use fattn.torch")
         if base.__name__ == "MaskedArray":
-            raise InvalidArgument("a masked array has a mask that would be ignored: pass its data, and mask=")
+            raise InvalidArgument("the mask of a masked array would be ignored: pass its data, and mask=")
         maker = _BY_MODULE.get(module)
         if maker is not None and base.__name__ in ("ndarray", "Tensor"):
             break
     else:
         if not hasattr(cls, "__dlpack__"):
             qualified = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
-            raise TypeError(f"{name} is of type {qualified}, which is no array: it has no __dlpack__")
+            raise TypeError(f"{name} is of type {qualified}, which is not an array: it has no __dlpack__")
         maker = _DLPack
     if maker not in _made:
         _made[maker] = maker()

@@ -12,7 +12,7 @@ from fattn._plans import _cache, pack_backward, pack_forward, prepare
 from fattn._problem import EXTRAS, Options, integer
 
 _NAMES = tuple(name for name, *_ in EXTRAS)
-# The same as options are called.
+# The same by the names of the public options.
 _OPTIONS = (*_NAMES[:-5], "q_offset", "k_offset", "whole_q", "whole_k", "seed")
 _OF_FORWARD, _OF_BACKWARD = ("k", "v", "out", "lse", *_OPTIONS), ("k", "v", "dout", "o", "lse", "dlse", *_OPTIONS)
 NO_EXTRAS: tuple[None, ...] = (None,) * len(EXTRAS)
@@ -20,10 +20,10 @@ _UINT64 = (1 << 64) - 1
 
 
 class Positions(NamedTuple):
-    """Positions of local rows and keys in a longer sequence, for shards.
+    """Where the rows and keys of a call lie in a longer sequence, for shards of sequences.
 
-    Each is a number, or an int64 array with one number per sequence. `whole_q` and `whole_k` are lengths of
-    the whole sequence; -1: the local ones.
+    The first row has position `q_offset` and the first key `k_offset`. `whole_q` and `whole_k` are the lengths of the
+    whole sequence; -1: those of the call. Each is a number, or an int64 array (B) on the arrays' device.
     """
 
     q_offset: Any = 0
@@ -72,18 +72,18 @@ def block_of(block_size: Sequence[int] | None) -> tuple[int, int] | None:
 
 
 def number(x: Any) -> Any:
-    """x, or what an array without axes holds: plans are found by the values of options, and arrays may change."""
+    """x, or the number in an array without axes: plans are found by the values of options, and arrays may change."""
     return x.item() if getattr(x, "shape", None) == () else x
 
 
 def integers(**options: Any) -> tuple[Any, ...]:
-    """Options that are integers or None. Plans are found by values, among which 5.0 is 5: what is no integer is an
-    error before that."""
+    """Options that are integers or None. Plans are looked up by value, and 5.0 equals 5: so anything but an integer
+    is refused before that."""
     return tuple([None if x is None else integer(x, name) for name, x in options.items()])
 
 
 def split_positions(positions: Sequence[Any] | None) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
-    """Numbers, and arrays or None, of q_offset, k_offset, whole_q and whole_k."""
+    """positions as four numbers, and as four arrays or None; the default stands in for the number of an array."""
     if positions is None:
         return None, (None, None, None, None)
     if len(positions) != len(Positions._fields):
@@ -153,7 +153,7 @@ def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any,
 
 
 def _same_kind(kind: Kind, names: tuple[str, ...], arrays: tuple[Any, ...], needed: int) -> None:
-    """That arrays are of q's library. All but the first `needed` may be None."""
+    """Checks that arrays are of q's library. All but the first `needed` may be None."""
     for i, a in enumerate(arrays):
         if a is None and i >= needed:
             continue
@@ -162,7 +162,7 @@ def _same_kind(kind: Kind, names: tuple[str, ...], arrays: tuple[Any, ...], need
 
 
 def unhashable(names: Sequence[str], options: tuple[Any, ...]) -> InvalidArgument:
-    """What is wrong with options by which no plan can be found."""
+    """The error for options that cannot be hashed, by which no plan can be found."""
     wrong = [f"{name} is {value!r}, of type {type(value).__name__}" for name, value in zip(names, options)
              if value.__hash__ is None]
     return InvalidArgument(f"{', '.join(wrong)}: one value is needed")

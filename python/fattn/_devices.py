@@ -44,8 +44,8 @@ class DeviceInfo(NamedTuple):
 
 
 def handle(spec: str) -> int:
-    """An open device, kept open. `spec` as fattn_device_open() takes it. Once PyTorch is imported, a CPU is opened
-    again, to work on PyTorch's threads, but in the child of a fork."""
+    """An open device, which stays open. `spec` is that of fattn_device_open(). Once PyTorch is imported, a CPU is
+    opened again, to work on PyTorch's threads, except in the child of a fork."""
     key = spec + "+" if "torch" in sys.modules else spec
     opened = _handles.get(key)
     if opened is None:
@@ -74,12 +74,12 @@ def _open(spec: str) -> int:
 
 
 def _open_with(spec: str, threads: int) -> int:
-    """A CPU with so many threads: PyTorch's own, where they are found."""
+    """A CPU with this many threads: PyTorch's own, if they are found."""
     options, memory = _c.new_struct(_c.DeviceOptions, _c.lib.fattn_device_options_init)
     options.threads = threads
     device, status = ctypes.c_void_p(), 0
-    # PyTorch's threads look for work for milliseconds after their own: others would wait for processors.
-    # The library does not find every OpenMP runtime that PyTorch may have.
+    # PyTorch's threads spin for milliseconds after their work, and other threads would wait for the processors.
+    # The library does not find every OpenMP runtime that PyTorch may have; then its own threads have to do.
     for engine in (_OPENMP, _DEFAULT) if "torch" in sys.modules and not _is_forked() else (_DEFAULT,):
         options.engine = engine
         status = _c.lib.fattn_device_open_with(spec.encode(), ctypes.addressof(options), ctypes.byref(device))
@@ -137,8 +137,8 @@ def info_of(device: int) -> DeviceInfo:
 
 
 def info(device: str | None = None) -> DeviceInfo:
-    """Describes a device: "cpu", "cuda", "cuda:1", "hip", "reference" or "auto"; None: the device for NumPy
-    arrays.
+    """Describes a device: "cpu", "cuda", "cuda:1", "hip", "reference" or "auto"; None: the device that computes for
+    arrays in host memory. Opens it if it is not open yet.
 
     Raises UnknownDevice, NoDevice or DeviceError.
     """

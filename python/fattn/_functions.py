@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
 
     class _Options(TypedDict, Generic[A], total=False):
-        """Of attention(), but for return_lse, on which the type of its result depends."""
+        """Options of attention(), except return_lse, on which the type of the result depends."""
 
         causal: bool
         window: Window
@@ -77,52 +77,63 @@ def attention(
         device: str | None = None) -> Any:
     """softmax(scale q k^T + bias, masks, windows, sinks ...) v, without storing the scores.
 
-    Arrays of NumPy, PyTorch, CuPy, JAX or any library with DLPack are read in place. The result is
-    of the same library, on the same device, and queued on the caller's stream. Letters: B batch, Hq and
-    Hk heads of queries and of keys, Sq and Sk lengths, D and Dv channels. Query head h reads key head
-    h // (Hq // Hk). In layout "bhsd" the axes of q, k, v and the result are (B, H, S, D).
+    Arrays of NumPy, PyTorch, CuPy, JAX or any library with DLPack are read in place. All arrays of a call
+    are of one library and on one device, and so is the result. On a GPU the work is queued on the library's
+    current stream, and the call does not wait for it (with arrays read by DLPack it does). No gradients are
+    recorded: see attention_backward() and fattn.torch.
+
+    Letters: B batch, Hq and Hk heads of queries and of keys, Sq and Sk lengths, D and Dv channels. Query head
+    h reads key head h // (Hq // Hk). In layout "bhsd" the axes of q, k, v and the result are (B, H, S, D).
 
     Args:
         q: (B, Sq, Hq, D); float32, float16, bfloat16, or float64 on device "reference".
-        k: (B, Sk, Hk, D), of q's dtype. On a CPU k and v may be of other types, as of a 16-bit cache under
+        k: (B, Sk, Hk, D), of q's dtype. On a CPU k and v may be of other types, such as a 16-bit cache with
             float32 queries.
-        v: (B, Sk, Hk, Dv), of q's dtype. Last axes are contiguous; other strides are free.
+        v: (B, Sk, Hk, Dv), of q's dtype. The last axes of q, k and v must be contiguous; their other strides
+            may be any that are not negative.
         causal: a query attends to no key after its own position.
-        window: (left, right), how many keys before and after its own position a query attends to; -1 or None for all.
+        window: (left, right), how many keys before and after its own position a query attends to; -1 or None: all.
             One integer stands for both.
         scale: factor of the scores; 1 / sqrt(D) if None.
         softcap: scores x become softcap * tanh(x / softcap).
         bias: added to scores, float32 or of q's dtype, on a CPU also of the other 16-bit type; broadcast to
-            (B, Hq, Sq, Sk).
-        mask: boolean, True keeps; broadcast to (B, Hq, Sq, Sk).
-        block_mask: boolean, a value for each block of block_size = (queries, keys); broadcast to
+            (B, Hq, Sq, Sk). -inf hides a pair.
+        mask: boolean or 8-bit integers, True or non-zero keeps a pair; broadcast to (B, Hq, Sq, Sk).
+        block_mask: the same for blocks of block_size = (queries, keys); broadcast to
             (B, Hq, ceil(Sq / queries), ceil(Sk / keys)).
-        alibi_slopes: float32 (Hq) or (B, Hq): scores get -slope * distance.
-        alibi_bias: slopes multiply bias, which is needed, and not distances (CPU).
-        sink: float32 (Hq), logits of an extra key whose value is 0.
-        dropout_p: probability to drop a weight, 0 to 1. The pattern follows from seed, offset and the
-            position alone. seed may be an int64 array of (seed, offset) on the arrays' device. With a
-            dropout_p of 0, as in evaluation, neither is looked at.
-        seqused_q, seqused_k: int32 (B), how many rows and keys of each sequence exist.
-        seqstart_k: int32 (B), keys of each sequence before this one are padding (CPU). Those that exist
-            keep their positions.
-        chunk: keys are cut into chunks of so many, counted from position 0; a query attends only to the
-            chunk of its own position, as in Llama 4.
+        alibi_slopes: float32 (Hq) or (B, Hq): -slope * distance is added to scores.
+        alibi_bias: slopes multiply bias, which is needed then, instead of distances (CPU).
+        sink: float32 (Hq), the logit of an extra key whose value is 0, for each head.
+        dropout_p: probability to drop a weight, 0 to 1. The pattern depends on seed, offset and positions
+            only. seed may be an int64 array of (seed, offset) on the arrays' device. With a dropout_p of 0,
+            as in evaluation, both are ignored.
+        seqused_q, seqused_k: int32 (B), how many rows and keys of each sequence exist. Results of rows that
+            do not exist are undefined.
+        seqstart_k: int32 (B), the first key of each sequence that exists; those before it are padding (CPU).
+            The others keep their positions.
+        chunk: keys are divided into chunks of this length, counted from position 0; a query attends only to
+            the chunk of its own position, as in Llama 4.
         positions: where local rows and keys lie in a longer sequence; a Positions, or a tuple like one.
         anchor: which corner causal, window and ALiBi are anchored to where Sq != Sk. PyTorch's is_causal
             is "top_left".
-        batch_invariant: a row's result depends on its own inputs only.
-        checked: on a GPU, validate lengths and tables, and wait for that.
+        batch_invariant: the bits of a row's result depend on its own inputs only, not on the rest of the batch.
+        checked: on a GPU, validate lengths and tables first, and wait for that. On a CPU they always are.
         out, lse: arrays to write results to, (B, Sq, Hq, Dv) and float32 (B, Hq, Sq).
         out_dtype: "float32", or a library's float32, for a result in float32; otherwise it is of q's dtype.
-        return_lse: return (result, lse) with lse the natural logarithm of each row's sum.
-        batch_offset, head_offset: global index of the first entry, for dropout of shards.
-        device: "cpu", "cuda", "reference" ...; the arrays' own when None. Arrays in host memory are
-            copied to and from a GPU that is named.
+        return_lse: return (result, lse), with lse the natural logarithm of each row's sum of exponentials.
+        batch_offset, head_offset: global index of the first sequence and of the first query head, for dropout
+            in shards of a batch.
+        device: "cpu", "cuda", "reference" ...; None: that of the arrays. If arrays in host memory are given
+            and a GPU is named, they are copied to it, and results back.
+
+    Returns:
+        (B, Sq, Hq, Dv), of q's dtype unless out_dtype or out says otherwise; with return_lse also lse, float32
+        (B, Hq, Sq). On device "reference" with float64, where float32 stands here it is float64. A row that
+        attends to no key is 0, and its lse is -inf.
 
     Raises:
-        fattn.Error: one of its subclasses; nothing has been written then.
-        TypeError: an argument is no array, or an option is of no type that could be one.
+        fattn.Error: one of its subclasses, such as InvalidShape or Unsupported; nothing has been written then.
+        TypeError: an argument is not an array, or an option has an impossible type.
     """
     features = 0
     if batch_invariant:
@@ -170,20 +181,23 @@ def attention_varlen(
         batch_invariant: bool = False,
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
         return_lse: bool = False, device: str | None = None) -> Any:
-    """attention() of packed sequences of different lengths.
+    """attention() of sequences of different lengths, packed one after another.
 
     Args:
         q: (total_q, Hq, D); in layout "bhsd" (Hq, total_q, D).
         k, v: (total_k, Hk, D) and (total_k, Hk, Dv); with block_table pages as in
             attention_with_kvcache().
         cu_seqlens_q, cu_seqlens_k: int32 (B + 1), contiguous: sequence b owns rows cu[b] to cu[b + 1].
-        max_seqlen_q, max_seqlen_k: the longest sequences. On a CPU they are read from cu_seqlens when
-            None; on a GPU they are needed.
-        block_table: int32 (B, pages).
-        return_lse: return (result, lse), lse float32 (Hq, total_q).
+        max_seqlen_q, max_seqlen_k: the greatest lengths. On a CPU they are read from cu_seqlens when None; on
+            a GPU they are needed.
+        bias, mask: broadcast to (B, Hq, max_seqlen_q, max_seqlen_k), indexed by positions in a sequence.
+        block_table: int32 (B, max_pages), the pages of each sequence's keys.
 
-    Other arguments and errors: attention(). bias and mask are (B, Hq, max_seqlen_q, max_seqlen_k), by
-    positions in their sequence.
+    Returns:
+        (total_q, Hq, Dv), or (Hq, total_q, Dv) in layout "bhsd"; with return_lse also lse, float32 (Hq, total_q).
+        Rows that belong to no sequence are undefined.
+
+    Other arguments, and errors: attention().
     """
     extras, numbers, seeds, features = _extras(
         bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, dropout_p, seed, offset,
@@ -204,12 +218,12 @@ def attention_varlen(
 
 
 def _longest(cu_seqlens: Any, of: str) -> int:
-    """The longest of the sequences, read from host memory."""
+    """The length of the longest sequence, read from host memory."""
     name = f"cu_seqlens_{of}"
     kind = kind_of(cu_seqlens, name)
     view = kind.view(cu_seqlens, name)
     if view.device != "cpu":
-        raise InvalidArgument(f"max_seqlen_{of} is needed: {name} is in a device's memory")
+        raise InvalidArgument(f"max_seqlen_{of} is needed, because {name} is on a GPU")
     count = len_of(view, name)
     if view.dtype != "int32" or view.strides != (1,):
         raise InvalidArgument(f"{name} is not contiguous int32")
@@ -242,7 +256,7 @@ def attention_with_kvcache(
         anchor: Anchor = "bottom_right", layout: Layout = "bshd", batch_invariant: bool = False,
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
         return_lse: bool = False, device: str | None = None) -> Any:
-    """attention() of new queries against a partly filled or paged cache.
+    """attention() of new queries to keys and values in a partly filled or paged cache, which is only read.
 
     Args:
         q: (B, Sq, Hq, D).
@@ -251,9 +265,9 @@ def attention_with_kvcache(
         cache_seqlens: int32 (B), number of filled keys of each sequence, including the new ones. With
             causal, the last query attends to the last of them.
         block_table: int32 (B, max_pages), the pages of each sequence.
-        max_seqlen_k: the greatest value of cache_seqlens; the capacity if None.
+        max_seqlen_k: with block_table, the greatest value of cache_seqlens; the capacity if None.
 
-    Other arguments and errors: attention().
+    Returns (B, Sq, Hq, Dv), with return_lse also lse, float32 (B, Hq, Sq). Other arguments, and errors: attention().
     """
     extras, numbers, seeds, features = _extras(
         bias, mask, alibi_slopes, sink, None, cache_seqlens, None, 0.0, 0, 0, block_table=block_table,
@@ -283,19 +297,25 @@ def attention_backward(
         accumulate: bool = False, want: Sequence[str] = ("dq", "dk", "dv"), dq: Any = None,
         dk: Any = None, dv: Any = None, dbias: Any = None, dsink: Any = None, batch_offset: int = 0,
         head_offset: int = 0, checked: bool = False, device: str | None = None) -> Gradients:
-    """Gradients of attention() or attention_varlen(), which must be given the same options.
+    """Gradients of attention(), or with cu_seqlens of attention_varlen(), called with the same options.
 
     Args:
         dout: gradient of the result, of its shape and dtype.
         o, lse: the result and its lse, from `return_lse=True`.
-        dlse: float32, gradient of lse.
-        want: which gradients: of "dq", "dk", "dv", "dbias", "dsink". dq, dk and dv are of the types of
-            q, k and v, dbias and dsink float32. dbias has bias's shape and is summed over axes of size 1.
-        dq, dk, dv, dbias, dsink: arrays to write gradients to; a given array is computed.
+        dlse: gradient of lse, of its shape and dtype; None: 0.
+        want: which gradients to compute, of "dq", "dk", "dv", "dbias", "dsink".
+        dq, dk, dv, dbias, dsink: arrays to write gradients to. One that is given is computed, whether want
+            names it or not.
         accumulate: add to the given gradients, which must all be float32.
         deterministic: the same bits from run to run on GPUs as well; CPUs always give them.
 
-    Other arguments: attention(), attention_varlen(). Returns Gradients(dq, dk, dv, dbias, dsink).
+    Returns:
+        Gradients(dq, dk, dv, dbias, dsink), None for those that were not wanted. dq, dk and dv have the shapes
+        and dtypes of q, k and v, also where an axis of these has stride 0; dbias and dsink have those of bias and
+        sink, in float32. An axis of size 1 along which bias is broadcast is summed over.
+
+    There are no gradients of alibi_slopes, and none with block_table. Other arguments, and errors: attention(),
+    attention_varlen().
     """
     features = (_c.DETERMINISTIC if deterministic else 0) | (_c.ACCUMULATE if accumulate else 0)
     extras, numbers, seeds, features = _extras(
@@ -307,7 +327,7 @@ def attention_backward(
     outputs = 0
     for name in (*want, *given):
         if name not in Gradients._fields:
-            raise InvalidArgument(f"want has {name!r}, none of {', '.join(Gradients._fields)}")
+            raise InvalidArgument(f"want has {name!r}, which is not one of {', '.join(Gradients._fields)}")
         outputs |= _c.OUT_DQ << Gradients._fields.index(name)
     if outputs == 0:
         return Gradients()
@@ -331,14 +351,17 @@ def attention_backward(
 
 def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, layout: Layout = "bshd", out: Any = None,
           lse: Any = None, device: str | None = None) -> tuple[Any, Any]:
-    """Merges two results over disjoint keys into that over all of them.
+    """Merges the results of the same queries over two disjoint sets of keys into the result over all of them.
 
     Args:
-        o1, o2: float32 (B, S, H, Dv), as attention() gives them with out_dtype="float32".
+        o1, o2: float32 (B, S, H, Dv), as attention() gives them with out_dtype="float32"; in layout "bhsd"
+            (B, H, S, Dv).
         lse1, lse2: float32 (B, H, S), contiguous.
         out, lse: arrays to write to; may be (o1, lse1) or (o2, lse2).
+        device: as in attention().
 
-    Returns (o, lse). Raises as attention() does.
+    Returns (o, lse), of the shapes and dtypes of o1 and lse1. Arrays, streams and errors are as in attention();
+    no gradients are recorded.
     """
     kind = kind_of(o1, "o1")
     arrays = {"o1": o1, "lse1": lse1, "o2": o2, "lse2": lse2}
@@ -392,8 +415,14 @@ def _views(kind: Any, arrays: dict[str, Any]) -> dict[str, View]:
 def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropout_p: float,
                  seed: int = 0, offset: int = 0, batch_offset: int = 0, head_offset: int = 0,
                  q_offset: int = 0, k_offset: int = 0) -> Any:
-    """The dropout pattern of a seed as a NumPy array, boolean (batch, heads, seqlen_q, seqlen_k): True is
-    kept. The same on any device. For inspection and tests."""
+    """The dropout pattern of a seed, for inspection and tests: the same on any device.
+
+    Args:
+        dropout_p, seed, offset, batch_offset, head_offset: as in attention().
+        q_offset, k_offset: positions of the first row and of the first key, as in Positions.
+
+    Returns a NumPy array, boolean (batch, heads, seqlen_q, seqlen_k): True where a weight is kept.
+    """
     import numpy
     (seed, offset), _ = split_seed(seed, offset)
     if min(batch, heads, seqlen_q, seqlen_k) < 0:
@@ -411,7 +440,7 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
     return keep.view(numpy.bool_)
 
 
-# --- Scores and plans that are looked at ----------------------------------------------------------
+# --- Inspection of scores and plans ---------------------------------------------------------------
 
 
 def inspect(q: A, k: A, v: A, *, what: Literal["scores", "probabilities"] = "scores",
@@ -422,15 +451,15 @@ def inspect(q: A, k: A, v: A, *, what: Literal["scores", "probabilities"] = "sco
             seqused_q: A | None = None, seqused_k: A | None = None, seqstart_k: A | None = None,
             chunk: int | None = None, positions: Sequence[Any] | None = None,
             anchor: Anchor = "bottom_right", layout: Layout = "bshd", device: str | None = None) -> A:
-    """The matrix that attention() never stores: for looking at heads, and for tests.
+    """The matrix that attention() never stores, for looking at heads and for tests.
 
     Args:
-        what: "scores" as the softmax sees them, -inf where a key is not attended to, or "probabilities"
-            exp(score - lse), 0 there.
+        what: "scores", the inputs of the softmax, -inf where a query does not attend to a key; or
+            "probabilities", exp(score - lse), 0 there.
 
-    Other arguments: attention(). Returns float32 (B, Hq, Sq, Sk). Rows and keys that a sequence does not
-    have read as keys that are not attended to. Computed in double precision by one thread, for arrays in
-    host memory; raises Unsupported for those of a GPU.
+    Returns (B, Hq, Sq, Sk), float32, or float64 for float64 arrays. Rows and keys that a sequence does not have
+    are treated as keys that are not attended to. It is computed in double precision by one thread, for arrays in
+    host memory; for those on a GPU it raises Unsupported. Other arguments, and errors: attention().
     """
     if what not in ("scores", "probabilities"):
         raise InvalidArgument(f'what is {what!r}, neither "scores" nor "probabilities"')
@@ -468,12 +497,16 @@ def inspect(q: A, k: A, v: A, *, what: Literal["scores", "probabilities"] = "sco
 
 
 class Plan:
-    """How a problem is computed on a device.
+    """How a problem is computed on a device: kernel, tiles, workspace and predicted traffic.
 
-    Takes the arrays and options of an attention() call; only shapes, strides, dtypes and device of the
-    arrays matter. attention() caches its own plans, so this class is only for inspecting them.
+    Takes the arrays and options of a call of attention(), or with cu_seqlens or block_table of
+    attention_varlen() or attention_with_kvcache(); backward=True describes the backward of that call. Only shapes,
+    strides, dtypes and device of the arrays matter. Calls cache their own plans: this class is for inspecting
+    them. str() has the plan in words.
 
         print(fattn.Plan(q, k, v, causal=True))
+
+    Errors: attention().
     """
 
     def __init__(self, q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None,
@@ -518,17 +551,17 @@ class Plan:
         self.bc: int = info.bc
         """Keys of a tile."""
         self.splits: int = info.splits
-        """Parts that the keys of a row are cut into."""
+        """The largest number of parts into which a run cuts the keys of a row."""
         self.work_items: int = info.work_items
         """Independent pieces of work."""
         self.workspace_bytes: int = info.workspace_bytes
-        """What a run needs besides its arrays."""
+        """Bytes of memory that a run needs besides its arrays."""
         self.predicted_bytes: float = info.predicted_bytes
-        """Slow-memory traffic of this plan."""
+        """Bytes that this plan is predicted to move between slow and fast memory."""
         self.standard_bytes: float = info.standard_bytes
-        """Traffic of attention that materialises its scores."""
+        """The same for attention that stores its scores."""
         self.lower_bound_bytes: float = info.lower_bound_bytes
-        """Every input read once, every output written once."""
+        """The same if every input is read once and every output written once."""
         self.flops: float = info.flops
         """Multiplications and additions of the matrix products."""
         self.effective_dropout: float = info.effective_dropout
@@ -542,6 +575,6 @@ class Plan:
 
 
 def explain(q: Any, k: Any, v: Any, **options: Any) -> str:
-    """The plan of attention(q, k, v, **options) in words, with the reason why each faster kernel
-    declined. Takes the arguments of Plan."""
+    """The plan of attention(q, k, v, **options) in words, with the reason why each faster kernel declined. Takes the
+    arguments of Plan."""
     return str(Plan(q, k, v, **options))

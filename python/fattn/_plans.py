@@ -82,13 +82,13 @@ class _Workspace:
             free(self.device, self.address)
 
 
-# Workspaces at rest; as many as runs have been at the same time. Large ones are not kept.
+# Idle workspaces, as many as there have been concurrent runs. Large ones are not kept.
 _workspaces: list[_Workspace] = []
 _KEPT_BYTES = 64 << 20
 
 
 class Prepared:
-    """A described problem, its plans, one an alignment of pointers, and fattn_buffers to fill."""
+    """A described problem, its plans (one for each alignment of pointers), and fattn_buffers to fill."""
 
     def __init__(self, options: Options, kind: Kind, views: dict[str, View]) -> None:
         description = Description(options, views, kind.immediate)
@@ -115,8 +115,8 @@ class Prepared:
         self.plans: dict[int, PlanHandle] = {}
         self.frames: list[tuple[bytearray, int]] = []
         self.features: int = self.problem.features
-        self.again = False  # whether it was found before; set by the caller that looks
-        self.differentiable: set[int] = set()  # sets of gradients that can be computed; filled by the caller that asks
+        self.again = False  # whether it was looked up before; set by the caller
+        self.differentiable: set[int] = set()  # sets of gradients known to be supported; filled by the caller
         self.aligned = self.plan(16)
 
     def backward(self, of: Options | None = None) -> Prepared:
@@ -204,14 +204,14 @@ class Prepared:
 
 
 def device_of(wanted: str | None, where: str) -> int:
-    """The device for arrays that lie at `where`."""
+    """The device for arrays in memory of `where`; wanted is the caller's choice."""
     if not isinstance(wanted, (str, type(None))):
-        raise InvalidArgument(f'device is {wanted!r}, no name such as "cpu"')
+        raise InvalidArgument(f'device is {wanted!r}, not a name such as "cpu"')
     if wanted is None:
         wanted = _devices.host_spec() if where == "cpu" else where
     elif where != "cpu":
         if wanted not in (where, where.partition(":")[0]):
-            raise InvalidArgument(f"device is {wanted!r}, and the arrays are on {where}")
+            raise InvalidArgument(f"device is {wanted!r}, but the arrays are on {where}")
         wanted = where
     return _devices.handle(wanted)
 
@@ -221,11 +221,11 @@ def device_of(wanted: str | None, where: str) -> int:
 _LIMIT = 512
 _cache: dict[Any, Prepared] = {}
 _lock = threading.Lock()
-also_cleared: list[dict[Any, Any]] = []  # what else holds plans
+also_cleared: list[dict[Any, Any]] = []  # other caches of plans
 
 
 def cache_clear() -> None:
-    """Forgets all plans and idle workspaces."""
+    """Forgets all cached plans and frees idle workspaces. Calls that are running keep theirs."""
     with _lock:
         _cache.clear()
     for other in also_cleared:
@@ -243,13 +243,13 @@ def remember(key: Any, prepared: Prepared) -> None:
 
 
 def prepare(kind: Kind, options: tuple[Any, ...], arrays: dict[str, Any], key: Any = None) -> Prepared:
-    """Describes a problem. arrays has q, k, v, what was given of EXTRAS, and outputs by their names."""
+    """Describes a problem. arrays has q, k, v, those of EXTRAS and those outputs that were given, by name."""
     views: dict[str, View] = {}
     for name, array in arrays.items():
         if kind_of(array, name) is not kind:
             raise InvalidArgument(f"{name} is a {kind_of(array).name} array, q a {kind.name} array")
         view = kind.view(array, name)
-        if 0 in view.shape:  # libraries disagree about strides that nobody walks
+        if 0 in view.shape:  # libraries disagree about the strides of empty arrays
             view = view._replace(strides=contiguous_strides(view.shape))
         views[name] = view
     prepared = Prepared(Options(*options), kind, views)

@@ -96,7 +96,7 @@ def box_of(name: str, view: View, layout: str, packed: bool) -> Box:
 
 
 def integer(x: Any, name: str) -> int:
-    """x as a field of the library holds it. ctypes would take larger numbers modulo 2^64."""
+    """x as an int that fits a field of the library. ctypes would take larger numbers modulo 2^64."""
     try:
         value = index(x)
     except TypeError:
@@ -138,14 +138,14 @@ def _check_dtype(name: str, view: View, *allowed: str) -> None:
 
 
 def check_layout(layout: str) -> str:
-    """layout, if there is such a one."""
+    """layout; raises InvalidArgument if it is unknown."""
     if layout not in ("bshd", "bhsd"):
         raise InvalidArgument(f'layout is {layout!r}, neither "bshd" nor "bhsd"')
     return layout
 
 
 def check_anchor(anchor: str) -> str:
-    """The same of anchor."""
+    """anchor; raises InvalidArgument if it is unknown."""
     if anchor not in ANCHORS:
         raise InvalidArgument(f'anchor is {anchor!r}, neither "bottom_right" nor "top_left"')
     return anchor
@@ -235,7 +235,7 @@ class Description:
         self.lse_shape = (q.heads, q.seq) if packed_q else (q.batch, q.heads, q.seq)
 
     def set(self, field: str, value: Any, name: str = "") -> None:
-        """A field of the problem that is a number: the option `name`, if that is not the field's own."""
+        """Sets a field of the problem that is a number; `name` is the option's, if it differs from the field's."""
         name = name or field
         if isinstance(getattr(self.problem, field), int):
             setattr(self.problem, field, integer(value, name))
@@ -349,19 +349,19 @@ class Description:
             raise InvalidArgument(f"{name} is read-only")
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: str, output: bool) -> None:
-        """Such an operand with strides of its own."""
+        """The same for a tensor with strides."""
         self.operand(name, shape, dtype, output)
         self.set_strides(name, box_of(name, self.views[name], self.o.layout, len(shape) == 3).strides)
 
     def statistic(self, name: str, shape: tuple[int, ...], output: bool) -> None:
-        """Such an operand a number a row, in C order."""
+        """The same for lse, dlse or dsink, which must be contiguous."""
         self.operand(name, shape, self.statistics, output)
         if not _is_contiguous(self.views[name]):
             raise InvalidStride(f"{name} has strides {self.views[name].strides}: it must be contiguous")
 
     def make(self, name: str, shape: tuple[int, ...], dtype: str) -> Made:
-        """An output that the caller did not give, in C order of (batch, sequence, head, channel): what is
-        made of heads next is a row of all of them, in any layout."""
+        """An output that the caller did not give, contiguous as (batch, sequence, head, channel) in any layout: models
+        next join the heads of a row, which then copies nothing."""
         swapped = self.swaps and self.o.layout == "bhsd" and len(shape) == 4
         final = shape
         if swapped:
@@ -377,7 +377,7 @@ class Description:
         return Made(name, self.statistics, shape, shape, contiguous_strides(shape))
 
     def forward(self) -> list[Made]:
-        """Fills what forward needs besides; the outputs that are to be made."""
+        """Fills in the fields of a forward; returns the outputs to allocate."""
         p, o, made = self.problem, self.o, []
         p.outputs = _c.OUT_O | (_c.OUT_LSE if o.return_lse else 0)
         if o.out_dtype is not None:
@@ -397,7 +397,7 @@ class Description:
         return made
 
     def backward(self) -> list[Made]:
-        """Fills what backward needs besides; the gradients that are to be made."""
+        """Fills in the fields of a backward; returns the gradients to allocate."""
         p, o, views, made = self.problem, self.o, self.views, []
         p.outputs = o.outputs
         dtype = views["o"].dtype
@@ -419,7 +419,7 @@ class Description:
                 made.append(self.make(name, views[like].shape, gradient))
         if o.outputs & _c.OUT_DBIAS:
             if "bias" not in views:
-                raise InvalidArgument("dbias is wanted and there is no bias")
+                raise InvalidArgument("dbias is wanted, but there is no bias")
             shape = views["bias"].shape
             scores = (self.batch, self.q.heads, p.seqlen_q, p.seqlen_k)
             if "dbias" in views:
@@ -431,7 +431,7 @@ class Description:
             p.dbias_stride[:] = _broadcast("dbias", View(shape, strides, self.statistics, ""), scores)
         if o.outputs & _c.OUT_DSINK:
             if "sink" not in views:
-                raise InvalidArgument("dsink is wanted and there is no sink")
+                raise InvalidArgument("dsink is wanted, but there is no sink")
             if "dsink" in views:
                 self.statistic("dsink", (self.q.heads,), True)
             else:
@@ -445,7 +445,7 @@ def _is_contiguous(view: View) -> bool:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Of a name, or of what a library has for a dtype."""
+    """The name of a dtype, given as a name or as a library's object."""
     if isinstance(dtype, str):
         return dtype
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]

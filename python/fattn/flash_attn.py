@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public functions of the flash-attn package (2.x), argument for argument, on every device of fattn.
+"""The public functions of the flash-attn package (2.x), with the same arguments, on every device of fattn.
 
     from fattn.flash_attn import flash_attn_func        # instead of: from flash_attn import ...
 
-Shapes are (batch, length, heads, channels), packed ones (total, heads, channels). softcap 0 means none. What
-differs is in docs/PYTHON.md: the pattern of dropout, lse of rows without keys (-inf), and the third
-result of return_attn_probs, which is None.
+Shapes are (batch, length, heads, channels), packed ones (total, heads, channels). The dtypes are float32, float16 and
+bfloat16; the result has q's. softcap 0 means none. With return_attn_probs the result is
+(out, softmax_lse, None), softmax_lse float32. Gradients, streams, autocast and errors are those of
+fattn.torch.attention(). docs/PYTHON.md lists the differences from flash-attn: the pattern of dropout, the lse of
+rows without keys (-inf), and the third result, which is None.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0,
                     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                     alibi_slopes: Tensor | None = None, deterministic: bool = False,
                     return_attn_probs: bool = False) -> Result:
-    """Attention of q (B, Sq, Hq, D) to k and v (B, Sk, Hk, D); causal is anchored at the bottom right."""
+    """Attention of q (B, Sq, Hq, D) to k and v (B, Sk, Hk, D); causal is anchored at the bottom right. Returns
+    (B, Sq, Hq, D)."""
     q, k, v = channels_together(q, "q"), channels_together(k, "k"), channels_together(v, "v")
     result = attention(q, k, v, causal=causal, window=window_size, scale=softmax_scale,
                        softcap=softcap or None, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
@@ -71,7 +74,8 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                            alibi_slopes: Tensor | None = None, deterministic: bool = False,
                            return_attn_probs: bool = False, block_table: Tensor | None = None) -> Result:
-    """Sequences of different lengths: q (total_q, Hq, D), k and v (total_k, Hk, D) or pages."""
+    """Sequences of different lengths: q (total_q, Hq, D), k and v (total_k, Hk, D), or with block_table
+    (pages, page_size, Hk, D). cu_seqlens_q and cu_seqlens_k are int32 (B + 1). Returns (total_q, Hq, D)."""
     q, k, v = channels_together(q, "q"), channels_together(k, "k"), channels_together(v, "v")
     result = attention_varlen(
         q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=int(max_seqlen_q),
@@ -120,27 +124,27 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
 
     Args:
         k_cache, v_cache: (batch_cache, seqlen_cache, Hk, D), or (pages, page_size, Hk, D) with block_table
-            int32 (B, pages); any page_size.
+            int32 (B, max_pages); any page_size.
         k, v: (B, seqlen_new, Hk, D), written behind the first cache_seqlens keys.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2), by which q and k are rotated.
-        cache_seqlens: an int or int32 (B), keys in the cache before k.
+        cache_seqlens: an int or int32 (B), the number of keys in the cache before k is written.
         cache_batch_idx: int32 (B), which entries of the cache are read.
         cache_leftpad: int32 (B), the start of each sequence; not together with rotary embedding.
-        num_splits: a hint, which is ignored: the planner decides.
+        num_splits: ignored; the planner decides.
 
-    Returns out, with return_softmax_lse also lse (B, Hq, Sq). Gradients are not recorded.
+    Returns out (B, Sq, Hq, D), with return_softmax_lse also lse, float32 (B, Hq, Sq). No gradients are recorded.
     """
     with torch.no_grad():
         if cache_batch_idx is not None and block_table is not None:
-            raise InvalidArgument("cache_batch_idx and block_table together")
+            raise InvalidArgument("cache_batch_idx and block_table cannot be given together")
         if (k is None) != (v is None):
-            raise InvalidArgument("of k and v one is given")
+            raise InvalidArgument("k and v must be given together")
         if (rotary_cos is None) != (rotary_sin is None):
-            raise InvalidArgument("of rotary_cos and rotary_sin one is given")
+            raise InvalidArgument("rotary_cos and rotary_sin must be given together")
         if rotary_cos is not None and k is None:
             raise InvalidArgument("rotary_cos is given without k and v")
         if rotary_cos is not None and cache_leftpad is not None:
-            raise Unsupported("cache_leftpad together with rotary embedding")
+            raise Unsupported("cache_leftpad is not supported together with rotary embedding")
         q = channels_together(q, "q")
         lengths = _lengths(cache_seqlens, q)
         if cache_batch_idx is not None:  # an entry of the cache is a page of its own
@@ -153,7 +157,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
         options: dict[str, Any] = dict(causal=causal, window=window, scale=softmax_scale, softcap=softcap or None)
         if k is not None and v is not None:
             if lengths is None:
-                raise InvalidArgument("cache_seqlens is needed where k and v are given")
+                raise InvalidArgument("cache_seqlens is needed if k and v are given")
             _check_plan(options, q=q, k=k_cache, v=v_cache, seqused_k=lengths, block_table=block_table, mask=mask,
                         alibi_slopes=alibi_slopes)
             _check_new(k, v, k_cache, v_cache, lengths, block_table)
@@ -192,7 +196,8 @@ def _lengths(cache_seqlens: Any, q: Tensor) -> Tensor | None:
 
 
 def _check_plan(options: dict[str, Any], **arrays: Tensor | None) -> None:
-    """Raises what attention_with_kvcache() would say of shapes, types and options. What is right is remembered."""
+    """Raises the error that attention_with_kvcache() would raise for these shapes, types and options. A valid
+    combination is remembered."""
     given = {name: a for name, a in arrays.items() if a is not None}
     if is_watched(*given.values()):
         return
@@ -210,7 +215,7 @@ def _check_plan(options: dict[str, Any], **arrays: Tensor | None) -> None:
 
 def _check_new(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor,
                block_table: Tensor | None) -> None:
-    """That new keys and values have places in the cache."""
+    """Checks that new keys and values fit into the cache."""
     new = k.shape[1]
     for name, a, cache in (("k", k, k_cache), ("v", v, v_cache)):
         wanted = (lengths.shape[0], new, *cache.shape[2:])
@@ -222,7 +227,7 @@ def _check_new(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: 
     capacity = page_size * (1 if block_table is None else block_table.shape[1])
     if not _within(lengths, 0, capacity - new):
         _check_data((lengths >= 0) & (lengths <= capacity - new),
-                    f"cache_seqlens and {new} new keys pass the cache's {capacity}")
+                    f"cache_seqlens and {new} new keys exceed the cache's {capacity}")
     if block_table is not None and not _within(block_table, 0, pages - 1):
         used = torch.arange(block_table.shape[1], device=k.device) * page_size < lengths[:, None] + new
         _check_data(~used | (block_table >= 0) & (block_table < pages),
@@ -239,8 +244,8 @@ def _check_rotary(cos: Tensor, sin: Tensor, q: Tensor, *positions: Tensor) -> No
 
 
 def _within(numbers: Tensor, low: int, high: int) -> bool:
-    """False if it is known that some number is outside low..high, or while compiling; on a GPU, where looking would
-    wait for it, True."""
+    """False if some number is known to be outside low..high, or while compiling; True on a GPU, since reading the
+    numbers would wait for it."""
     if numbers.device.type != "cpu":
         return True
     if torch.compiler.is_compiling() or numbers.numel() == 0:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention for JAX, by XLA's foreign function interface: under jit, grad, vmap and shard_map, also of sharded arrays,
-on CPUs and GPUs.
+"""Attention for JAX, by XLA's foreign function interface, on CPUs and GPUs: under jit, grad, vmap and shard_map, and of
+sharded arrays.
 
     from fattn.jax import attention, dot_product_attention
 
@@ -43,22 +43,22 @@ Window = Sequence[int | None] | int | None
 try:
     _lib = ctypes.CDLL(_c.find("libfattn_xla.so"))
 except OSError as error:
-    raise ImportError(f"fattn.jax: cannot load libfattn_xla.so ({error}). pip builds it; a build folder has it in "
-                      "python/, with meson's option -Dpython=enabled, and LD_LIBRARY_PATH has to name that folder"
+    raise ImportError(f"fattn.jax: cannot load libfattn_xla.so ({error}). pip builds it. Without pip, Meson's option "
+                      "-Dpython=enabled builds it in the build folder's python/, which LD_LIBRARY_PATH must name"
                       ) from error
 for _platform, _handler in (("cpu", _lib.fattn_xla_host), ("CUDA", _lib.fattn_xla_gpu),
                             ("ROCM", _lib.fattn_xla_gpu)):
     jax.ffi.register_ffi_target("fattn_attention", jax.ffi.pycapsule(_handler), platform=_platform)
 
 disabled_checks = (jax.export.DisabledSafetyCheck.custom_call("fattn_attention"),)
-"""What jax.export needs to be told of calls that are not JAX's own:
+"""The value of jax.export's disabled_checks for programs that call fattn:
 
     exported = jax.export.export(jax.jit(f), disabled_checks=fattn.jax.disabled_checks)(q, k, v)
 
 A process that runs such a program imports fattn.jax first.
 """
 
-# None where it takes no rules of Shardy, and where JAX does not say what a sharding means.
+# None if this JAX takes no rules of Shardy, or cannot translate a sharding into axes of the mesh.
 _custom_partitioning: Any = jax.experimental.custom_partitioning.custom_partitioning
 if _parse is None or "sharding_rule" not in inspect.signature(_custom_partitioning.def_partition).parameters:
     _custom_partitioning = None
@@ -86,9 +86,9 @@ def _call(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=512)
 def _runner(options: Options, names: tuple[str, ...]) -> Any:
-    """A run as a function of the arrays with these names, not differentiable: where _attention's gradients are taken,
-    what is differentiated here is a second derivative. It is made once, so that JAX finds what it has compiled for
-    it."""
+    """A run as a function of the arrays with these names. It is not differentiable: _attention has the gradients, and
+    differentiating this function would be a second derivative. It is made once, so that JAX finds the program that it
+    has compiled for it."""
     @jax.custom_batching.custom_vmap  # type: ignore[untyped-decorator]
     def run(*arrays: Any) -> dict[str, Any]:
         return _run_parts(options, dict(zip(names, arrays)))
@@ -111,7 +111,7 @@ def _runner(options: Options, names: tuple[str, ...]) -> Any:
 
 
 def _run(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
-    """The problem goes into the program, arrays become arguments."""
+    """A run without division: the problem is part of the program, the arrays are its arguments."""
     views = {name: _view(name, a) for name, a in arrays.items()}
     description = Description(options, views, False)
     made = description.backward() if options.op == _c.BACKWARD else description.forward()
@@ -135,8 +135,8 @@ def _run(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(options: Options, description: Description) -> None:
-    """Raises what a run would say of the problem. On which device it will be is not known yet, but a CPU takes
-    whatever a GPU takes."""
+    """Raises the errors that a run of the problem would raise. Its device is not known yet, but a CPU supports
+    everything that a GPU supports."""
     try:
         device = handle(options.device or "cpu")
     except NoDevice:  # the program may be for another machine
@@ -149,8 +149,8 @@ def _check(options: Options, description: Description) -> None:
 
 
 def _run_parts(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
-    """A run of which each device computes its part of the batch and of the heads, where the partitioner of a program
-    has divided q so. In a shard_map arrays are parts already."""
+    """A run in which each device computes its part of the batch and of the heads, if the partitioner of a program has
+    divided q in this way. In a shard_map arrays are parts already."""
     if _custom_partitioning is None or _in_shard_map():
         return _run(options, arrays)
     made: dict[str, Any] = jax.eval_shape(functools.partial(_run, options), arrays)
@@ -165,7 +165,7 @@ def _run_parts(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
 
     def partition(mesh: Any, args: Any, _: Any) -> tuple[Any, ...]:
         q = args[0].sharding
-        if mesh.empty:  # nobody knows which it is
+        if mesh.empty:  # the mesh is unknown
             mesh = Mesh(np.array(sorted(q.device_set, key=lambda device: device.id)), ("all",))
         spec = _spec_of(q, mesh)
         divided: dict[str, Any] = {}  # the axes of the mesh
@@ -203,8 +203,8 @@ def _run_at_place(options: Options, arrays: dict[str, Any], divided: dict[str, A
                   counts: dict[str, int]) -> dict[str, Any]:
     """_run() of a part. divided, counts: the axes of the mesh that divide batch and heads, and into how many parts.
 
-    The pattern of dropout follows from places in the whole, and those are part of a problem. So there is a problem for
-    each place, and a device takes that of its own.
+    The pattern of dropout depends on positions in the whole arrays, which are part of a problem. So the program has a
+    problem for each place, and each device runs its own.
     """
     over = [axis for axis in divided if divided[axis]]
     if "seed_ptr" not in arrays or not over:
@@ -219,8 +219,8 @@ def _run_at_place(options: Options, arrays: dict[str, Any], divided: dict[str, A
 
 
 def _spec_of(sharding: Any, mesh: Any) -> tuple[Any, ...]:
-    """Which axes of the mesh divide each axis of an array of rank 4. None do where JAX has no words for that, as for
-    two heads and an axis of four, of which half would divide them."""
+    """Which axes of the mesh divide each axis of an array of rank 4. None, if JAX cannot express the sharding, such as
+    that of two heads over half of a mesh axis of four."""
     try:
         spec = _parse(sharding._to_xla_hlo_sharding(4), mesh)[0]
     except Exception:
@@ -259,7 +259,8 @@ def _axes_in(name: str, shape: tuple[int, ...], options: Options, sizes: dict[st
 
 def _rule(inputs: dict[str, tuple[str, ...]], outputs: dict[str, tuple[str, ...]], arrays: dict[str, Any],
           made: dict[str, Any], sizes: dict[str, int]) -> Any:
-    """What is divided together, in the words of Shardy: an axis that is not divided has a word of its own."""
+    """Shardy's rule: axes that are divided together have the same name, and an axis that is not divided has a name of
+    its own."""
     whole: list[str] = []  # in the order in which they appear
 
     def words(axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
@@ -288,9 +289,9 @@ def _rule(inputs: dict[str, tuple[str, ...]], outputs: dict[str, tuple[str, ...]
 def _run_each(options: Options, n: int, arrays: dict[str, Any], mapped: set[str]) -> dict[str, Any]:
     """n runs; the arrays in `mapped` have a first axis of n values.
 
-    That axis becomes part of the batch. There is a run for each value where that would change the meaning: the
-    pattern of dropout follows from the place in the batch, there is one sink for a batch, and gradients of sink
-    and bias are sums over a batch.
+    That axis becomes part of the batch, unless this would change the meaning; then there is a run for each value. The
+    pattern of dropout depends on the place in the batch, there is one sink for a batch, and gradients of sink and bias
+    are sums over a batch.
     """
     run = _runner(options, tuple(arrays))
     q = arrays["q"]
@@ -331,14 +332,14 @@ def _run_each(options: Options, n: int, arrays: dict[str, Any], mapped: set[str]
 
 
 def _axes_of(a: Any) -> tuple[str, ...]:
-    """The axes of a shard_map along which `a` differs. Versions of JAX have different words for that, and older
-    ones none."""
+    """The axes of a shard_map along which `a` differs. Versions of JAX name this differently, and older ones do not
+    know it."""
     kind = jax.typeof(a) if hasattr(jax, "typeof") else None
     return tuple(getattr(getattr(kind, "manual_axis_type", None), "varying", None) or getattr(kind, "vma", None) or ())
 
 
 def _varying(a: Any, axes: Sequence[str]) -> Any:
-    """Says that `a` differs along these axes, too, which ffi_call cannot say of its results."""
+    """Marks `a` as different along these axes as well, which ffi_call cannot do for its results."""
     new = tuple(axis for axis in axes if axis not in _axes_of(a))
     if not new:
         return a
@@ -346,7 +347,8 @@ def _varying(a: Any, axes: Sequence[str]) -> Any:
 
 
 def _alike(*arrays: Any) -> tuple[Any, ...]:
-    """The arrays, all differing along the axes of each. JAX adds up the gradients of those that did not."""
+    """The arrays, all marked as different along the axes of any of them. JAX adds up the gradients of those that were
+    not."""
     axes = sorted({axis for a in arrays if a is not None for axis in _axes_of(a)})
     return tuple([None if a is None else _varying(a, axes) for a in arrays]) if axes else arrays
 
@@ -396,15 +398,15 @@ def _constant(slopes: Any) -> Any:
 
 @_constant.defjvp  # type: ignore[untyped-decorator]
 def _refuse(primals: Any, tangents: Any) -> Any:
-    raise InvalidArgument("a gradient of alibi_slopes is wanted, and there is none: use jax.lax.stop_gradient()")
+    raise InvalidArgument("alibi_slopes have no gradient: use jax.lax.stop_gradient()")
 
 
 def _refuse_traced(**options: Any) -> None:
-    """They are part of the problem that goes into a program."""
+    """Raises InvalidArgument if one of the options, which are constants of a compiled program, is traced."""
     for name, value in options.items():
         if any([isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)]):
             instead = ", or multiply q by it and let scale be 1.0" if name == "scale" else ""
-            raise InvalidArgument(f"{name} is traced, and a program needs its value: name it in jit's "
+            raise InvalidArgument(f"{name} is traced, but the program needs its value: name it in jit's "
                                   f"static_argnames{instead}")
 
 
@@ -422,15 +424,21 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         q, k, v: (B, S, H, D), or (B, H, S, D) in layout "bhsd"; float32, float16 or bfloat16, and float64
             on device "reference".
         key: a key of jax.random, for dropout.
-        device: "reference" for double precision; where the program runs when None.
+        device: "reference" for double precision; None: the device on which the program runs.
 
-    Other arguments: fattn.attention(). Those that are no arrays are part of the program: under jit they are constants or
-    among its static_argnames. Under vmap the mapped axis joins the batch, in one run; with dropout, with a mapped sink,
-    and for gradients of sink or of a bias without a batch, there is a run for each value.
+    Other arguments: fattn.attention(). Those that are not arrays are part of the program: under jit they are constants
+    or among its static_argnames. Under vmap the mapped axis joins the batch, in one run; with dropout, with a mapped
+    sink, and for gradients of sink or of a bias without a batch axis, there is a run for each value. There are no
+    second derivatives, no forward mode and no gradients of alibi_slopes.
+
+    Returns:
+        (B, Sq, Hq, Dv), or (B, Hq, Sq, Dv) in layout "bhsd", of q's dtype unless out_dtype says otherwise; with
+        return_lse also lse, float32 (B, Hq, Sq).
 
     Raises:
-        fattn.Error: while a program is traced, whatever its arguments show.
-        jax.errors.JaxRuntimeError: what only a run can see, such as lengths, with the library's sentence.
+        fattn.Error: while a program is traced, for all errors that shapes, dtypes and options show.
+        jax.errors.JaxRuntimeError: for errors that only a run can see, such as wrong lengths, with the library's
+            message.
     """
     _refuse_traced(causal=causal, window=window, scale=scale, softcap=softcap, dropout_p=dropout_p, chunk=chunk,
                    return_lse=return_lse)
@@ -463,25 +471,27 @@ def dot_product_attention(
         key_value_seq_lengths: Array | None = None,
         local_window_size: int | tuple[int, int] | None = None, implementation: str | None = None,
         return_residual: bool = False) -> Any:
-    """jax.nn.dot_product_attention, argument for argument.
+    """jax.nn.dot_product_attention, with the same arguments; differentiable like attention().
 
     Args:
         query: (B, T, N, H), or (T, N, H) without a batch.
         key, value: (B, S, K, H) or (S, K, H); N is a multiple of K.
-        bias, mask: added to scores; boolean, True keeps. They broadcast to (B, N, T, S).
+        bias: added to scores; broadcast to (B, N, T, S).
+        mask: boolean, True keeps a pair; broadcast to (B, N, T, S).
         scale: factor of the scores, a number; 1 / sqrt(H) if None.
         is_causal, local_window_size: anchored at the top left. The window is (left, right), in keys, or one number
             for both.
-        query_seq_lengths, key_value_seq_lengths: integers (B), how many rows and keys exist. Rows that do not are 0,
-            as are rows that see no key.
-        implementation: None: it is fattn's.
-        return_residual: return (result, lse), lse float32 (B, T, N), the natural logarithm of each row's sum.
+        query_seq_lengths, key_value_seq_lengths: integers (B), how many rows and keys exist. Rows that do not exist
+            are 0, and so are rows that attend to no key.
+        implementation: only None.
+        return_residual: return (result, lse), lse float32 (B, T, N), the natural logarithm of each row's sum of
+            exponentials.
 
-    Raises fattn.Error while a program is traced, as attention() does.
+    Returns (B, T, N, channels of value), of query's dtype. Raises as attention() does.
     """
     _refuse_traced(is_causal=is_causal, local_window_size=local_window_size, return_residual=return_residual)
     if implementation is not None:
-        raise Unsupported(f"implementation is {implementation!r}: this one is fattn's")
+        raise Unsupported(f"implementation is {implementation!r}, but there is only fattn's own: None")
     query, key, value = (jnp.asarray(a) for a in (query, key, value))
     alone = query.ndim == 3
     if alone:

@@ -4,9 +4,9 @@
     import fattn.transformers                                   # registers it
     model = AutoModelForCausalLM.from_config(config, attn_implementation="fattn")
 
-Masks are those of "sdpa": boolean, or None where causality alone is meant. One that is made of causality, a
-sliding window or chunks, and padding says so, and the library skips what it hides. Groups of heads, softcap,
-sinks and position biases go to the library as they are, so that nothing is repeated, added or padded for them.
+Masks are those of "sdpa": boolean, or None for causality alone. A mask that consists of causality, a sliding window or
+chunks, and padding is marked as such when it is made, and the library skips what it hides. Grouped heads, softcap,
+sinks and position biases are passed to the library as they are: no tensor is repeated, added or padded for them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = ["GrowingCache", "attention_forward", "attention_mask"]
 
 
 class _Pattern(NamedTuple):
-    """What a mask is made of: causality, and these."""
+    """The parts of a mask: causality, and these."""
 
-    window: int | None        # keys that a query sees, its own included
-    chunk: int | None         # keys are cut into chunks of so many, and a query sees those of its own
+    window: int | None        # how many keys a query attends to, its own included
+    chunk: int | None         # length of chunks; a query attends to the keys of its own
     offsets: tuple[int, int]  # positions of the first query and key
     padding: Tensor | None    # (B, 1, 1, Sk), True keeps
-    is_whole: bool            # whether that is all; if not, the mask hides more within the window
-    version: int              # of the mask when this was true of it
+    is_whole: bool            # whether these are all parts; if not, the mask hides more within the window
+    version: int              # of the mask tensor when it was described
 
 
 _ATTRIBUTE = "fattn_pattern"
@@ -47,7 +47,7 @@ def _closure(function: Any) -> dict[str, Any]:
 
 
 class _Local(NamedTuple):
-    """What hides keys besides causality."""
+    """The part of a mask that hides keys besides causality."""
 
     window: int | None = None
     chunk: int | None = None
@@ -55,8 +55,8 @@ class _Local(NamedTuple):
 
 
 def _local_of(function: Any) -> _Local | None:
-    """What Transformers' function of a mask adds to causality: nothing, a sliding window or chunks. It is compared
-    with what Transformers makes of these here: any other function is not understood."""
+    """What a mask function of Transformers adds to causality: nothing, a sliding window or chunks. The function is
+    recognised by comparison with those that Transformers makes for these; None for any other."""
     if function is causal_mask_function:
         return _Local()
     for known in (sliding_window_causal_mask_function(1), chunked_causal_mask_function(1, torch.zeros(1))):
@@ -74,7 +74,7 @@ def _local_of(function: Any) -> _Local | None:
 
 
 def _common(left_padding: Tensor | None) -> int | None:
-    """The padding of all sequences, if it is one number and reading it waits for no GPU."""
+    """The padding of all sequences, if it is the same for all and can be read without waiting for a GPU."""
     if left_padding is None or left_padding.device.type != "cpu":
         return None
     numbers = set(left_padding.tolist())
@@ -84,14 +84,14 @@ def _common(left_padding: Tensor | None) -> int | None:
 def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: Any = 0,
                    mask_function: Any = causal_mask_function, attention_mask: Tensor | None = None,
                    **kwargs: Any) -> Tensor | None:
-    """What AttentionMaskInterface calls: sdpa's mask, (B, 1, Sq, Sk) boolean or None, with a note of what it
-    is made of. The note is lost with the first operation on the mask, which then is read as it is."""
+    """Called by AttentionMaskInterface: sdpa's mask, boolean (B, 1, Sq, Sk) or None, with its parts as an attribute.
+    The result of an operation on the mask lacks the attribute, and is then read like any mask."""
     mask: Tensor | None = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function,
                                     attention_mask, **kwargs)
     if mask is None or torch.compiler.is_compiling():
         return mask
     local = _local_of(mask_function)
-    # The offset of a static cache is a tensor; to read it would wait for a GPU.
+    # The offset of a static cache is a tensor; reading it would wait for a GPU.
     if local is None or isinstance(q_offset, Tensor) and (q_offset.device.type != "cpu" or q_offset.numel() != 1):
         return mask
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
@@ -104,7 +104,7 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any
     elif (common := _common(local.left_padding)) is not None:
         shift = -common % chunk  # chunks begin where padding ends
         q_offset, kv_offset = q_offset + shift, kv_offset + shift
-    else:  # of a chunk no more is seen than a window as wide shows; the mask says what
+    else:  # a chunk lies within a window of its width; the mask says which part of the window it is
         window, chunk, is_whole = chunk, None, False
     setattr(mask, _ATTRIBUTE, _Pattern(window, chunk, (q_offset, kv_offset), padding, is_whole, mask._version))
     return mask
@@ -120,14 +120,15 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
                       scaling: float | None = None, is_causal: bool | None = None,
                       position_bias: Tensor | None = None, softcap: float | None = None,
                       s_aux: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, None]:
-    """What AttentionInterface calls: query (B, Hq, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv); a
-    boolean mask keeps where it is True, another is added. Returns (B, Sq, Hq, Dv) and None.
+    """Called by AttentionInterface: query (B, Hq, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv); a boolean mask
+    keeps a pair where it is True, any other is added to the scores. Returns (B, Sq, Hq, Dv) and None. Gradients,
+    streams and errors are those of fattn.torch.attention().
 
-    Sliding windows and padding are in the mask. With None for one, a module that is causal means that
-    query i sees keys 0 to i, except for a single query, which sees all.
+    Sliding windows and padding are in the mask. If it is None and the module is causal, query i attends to keys 0 to
+    i, except that a single query attends to all keys.
     """
     if kwargs.get("output_attentions"):
-        raise Unsupported('output_attentions: probabilities are never in memory; use "eager"')
+        raise Unsupported('output_attentions: probabilities are never in memory; use attn_implementation="eager"')
     cache = kwargs.get("cache")
     if cache is not None:  # pages of continuous batching
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx,
@@ -160,8 +161,8 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
 
 
 class _Rooms:
-    """Of a layer whose keys and values are views of memory that has room for more, so that a token is written
-    behind the others and these stay where they are. What has been handed out never changes."""
+    """A cache layer whose keys and values are views of memory with room for more: a new token is written behind the
+    others, which stay where they are. Tensors that it has returned never change."""
 
     keys: Tensor
     values: Tensor
@@ -172,7 +173,8 @@ class _Rooms:
         self._rooms = [(self.keys, 0), (self.values, 0)]  # and how much of it is written
 
     def _append(self, key_states: Tensor, value_states: Tensor, kept: int | None = None) -> tuple[Tensor, Tensor]:
-        """What is held and the new behind it. kept: the most that will be held, if there is an end to it."""
+        """The cached keys and values with the new ones behind them. kept: the largest number that will ever be cached,
+        if there is a limit."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         return (self._append_to(0, self.keys, key_states, kept),
@@ -182,8 +184,9 @@ class _Rooms:
         length = held.shape[-2] if held.numel() else 0
         room, written = self._rooms[which]
         start = written - length
-        # Where a cache was reordered, or its batch selected, what it holds lies elsewhere; where it was cropped,
-        # someone may still hold what lies behind. Outside inference mode its tensors cannot be written.
+        # After a cache was reordered, or a part of its batch selected, its tensors are no longer in this memory. After
+        # it was cropped, a caller may still hold the tokens behind. Inference tensors can only be written in inference
+        # mode.
         if (room.dim() != 4 or room.shape[-2] < written + new.shape[-2] or room.shape[:2] != new.shape[:2] or
                 length and room.data_ptr() + start * room.stride(2) * room.itemsize != held.data_ptr() or
                 room.is_inference() and not torch.is_inference_mode_enabled()):
@@ -204,7 +207,8 @@ class _Rooms:
 
 
 def _in_place(states: Tensor) -> bool:
-    """Gradients need every version of the keys, and compilers and subclasses have no addresses."""
+    """Whether memory may be reused: gradients need every version of the keys, and under a compiler, and in
+    subclasses, tensors have no addresses."""
     return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or type(states) is not Tensor)
 
 
@@ -219,7 +223,7 @@ class _GrowingLayer(_Rooms, DynamicLayer):  # type: ignore[misc]
 
 
 class _GrowingWindowLayer(_Rooms, DynamicSlidingWindowLayer):  # type: ignore[misc]
-    """Holds one key less than the window, unless it records the past."""
+    """Keeps one key less than the window, unless it records the past."""
 
     sliding_window: int
     record_past: bool
@@ -249,8 +253,8 @@ def _grow(cache: Any) -> None:
 
 
 class GrowingCache(DynamicCache):  # type: ignore[misc]
-    """DynamicCache without its copies: that one copies all keys and values for each token, which takes longer
-    than attention to them. This one has room for an eighth more.
+    """A DynamicCache that does not copy. DynamicCache copies all keys and values for each token, which takes longer
+    than attention to them; this cache has room for an eighth more tokens, and copies only when it is full.
 
     A model whose attention is "fattn" makes such caches by itself; this class is for others, and for a cache that is
     made without the model's config.
@@ -273,7 +277,7 @@ _make_cache = DynamicCache.__init__
 def _make_cache_of_model(self: Any, ddp_cache_data: Any = None, config: Any = None, offloading: bool = False,
                          *args: Any, **kwargs: Any) -> None:
     """DynamicCache.__init__, by which a model and generate() make a cache: with fattn's attention it grows in
-    place. Keys that are moved to the CPU and back lie in new memory anyway."""
+    place. With offloading it does not, since keys that are moved to the CPU and back get new memory anyway."""
     _make_cache(self, ddp_cache_data, config, offloading, *args, **kwargs)
     if (type(self) is DynamicCache and config is not None and not offloading and
             config.get_text_config(decoder=True)._attn_implementation == "fattn"):

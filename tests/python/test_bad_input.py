@@ -98,8 +98,8 @@ CASES = [
           v=lambda a: a.astype(np.float64)), fattn.Unsupported, 'f64.*device="reference"'),
     (dict(q=lambda a: np.frombuffer(bytearray(a.tobytes() + b"...."), np.uint8)[1:-3].view(np.float32)
           .reshape(a.shape)), fattn.Misaligned, "q is 0x.*, not a multiple of 4"),
-    (dict(q=lambda a: a.tolist()), TypeError, "q is of type list, which is no array"),
-    (dict(q=None), TypeError, "q is of type NoneType, which is no array"),
+    (dict(q=lambda a: a.tolist()), TypeError, "q is of type list, which is not an array"),
+    (dict(q=None), TypeError, "q is of type NoneType, which is not an array"),
     (dict(k=None), TypeError, "k is of type NoneType"),
     (dict(v=None, causal=True, sink=zeros(4)), TypeError, "v is of type NoneType"),
     (dict(mask=[[True] * 9] * 7), TypeError, "mask is of type list"),

@@ -170,8 +170,8 @@ def test_kvcache_errors():
     new = dict(k=k, v=k, cache_seqlens=0, block_table=table)
     turn = torch.ones(4, 4)
     for given, exception, words in (
-            (new | dict(cache_seqlens=4), fattn.InvalidData, "1 new keys pass the cache's 4"),
-            (new | dict(cache_seqlens=-1), fattn.InvalidData, "1 new keys pass the cache's 4"),
+            (new | dict(cache_seqlens=4), fattn.InvalidData, "1 new keys exceed the cache's 4"),
+            (new | dict(cache_seqlens=-1), fattn.InvalidData, "1 new keys exceed the cache's 4"),
             (new | dict(block_table=-table), fattn.InvalidData, r"not in 0\.\.3"),
             (new | dict(block_table=4 * table), fattn.InvalidData, r"not in 0\.\.3"),
             (new | dict(block_table=None, cache_batch_idx=4 * table[:, 0]), fattn.InvalidData, r"not in 0\.\.3"),
@@ -181,19 +181,19 @@ def test_kvcache_errors():
             (new | dict(k=k[:1], v=k[:1]), fattn.InvalidShape, "k has shape"),
             (new | dict(softmax_scale=float("nan")), fattn.InvalidArgument, "scale is nan"),
             (new | dict(alibi_slopes=torch.ones(3)), fattn.InvalidShape, "alibi_slopes has shape"),
-            (new | dict(rotary_cos=turn), fattn.InvalidArgument, "of rotary_cos and rotary_sin one"),
-            (new | dict(rotary_sin=turn), fattn.InvalidArgument, "of rotary_cos and rotary_sin one"),
+            (new | dict(rotary_cos=turn), fattn.InvalidArgument, "rotary_cos and rotary_sin must be given together"),
+            (new | dict(rotary_sin=turn), fattn.InvalidArgument, "rotary_cos and rotary_sin must be given together"),
             (new | dict(rotary_cos=turn, rotary_sin=turn[:, :3]), fattn.InvalidShape, "rotary_cos has shape"),
             (new | dict(rotary_cos=turn[:2], rotary_sin=turn[:2], cache_seqlens=2), fattn.InvalidData, "2 positions"),
             (new | dict(cache_seqlens=torch.zeros(2, dtype=torch.int64)), fattn.InvalidArgument,
              "cache_seqlens has dtype torch.int64"),
             (new | dict(cache_seqlens=torch.zeros(3, dtype=torch.int32)), fattn.InvalidShape, "cache_seqlens has shape"),
             (new | dict(cache_seqlens="one"), TypeError, "str"),
-            (dict(k=k, cache_seqlens=1), fattn.InvalidArgument, "of k and v one"),
+            (dict(k=k, cache_seqlens=1), fattn.InvalidArgument, "k and v must be given together"),
             (dict(k=k, v=k), fattn.InvalidArgument, "cache_seqlens is needed"),
             (dict(block_table=table, cache_seqlens=9), fattn.InvalidData, r"cache_seqlens\[0\] is 9"),
             (dict(rotary_cos=turn, rotary_sin=turn), fattn.InvalidArgument, "without k and v"),
-            (dict(cache_batch_idx=table[:, 0], block_table=table), fattn.InvalidArgument, "together")):
+            (dict(cache_batch_idx=table[:, 0], block_table=table), fattn.InvalidArgument, "cannot be given together")):
         with pytest.raises(exception, match=words):
             fa.flash_attn_with_kvcache(q, *caches, **given)
         assert all(torch.equal(a, b) for a, b in zip(caches, before)), given

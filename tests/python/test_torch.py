@@ -507,7 +507,7 @@ def test_forward_without_a_backward():
                     lambda q: fattn.torch.attention_with_kvcache(q, k, v, block_table=table, cache_seqlens=used)):
         for _ in range(3):  # the third call is known
             o = forward(q)
-            with pytest.raises(fattn.Unsupported, match=r"the forward alone is computed under torch.no_grad\(\)"):
+            with pytest.raises(fattn.Unsupported, match=r"without gradients \(torch.no_grad\(\)\)"):
                 forward(q.clone().requires_grad_())
             with torch.no_grad():
                 assert torch.equal(forward(q.clone().requires_grad_()), o)
@@ -1069,8 +1069,8 @@ NO_TENSORS = [
     (lambda q, a, s: s(None, q, q), "query is a NoneType"),
     (lambda q, a, s: s(q, q.numpy(), q), "key is a numpy.ndarray"),
     (lambda q, a, s: s(q, q, q, torch.ones(4, 4).bool().numpy()), "attn_mask is a numpy.ndarray"),
-    (lambda q, a, s: s(q, nested(), nested()), "some are nested"),
-    (lambda q, a, s: s(nested(), nested(), q), "some are nested"),
+    (lambda q, a, s: s(q, nested(), nested()), "must all be nested"),
+    (lambda q, a, s: s(nested(), nested(), q), "must all be nested"),
 ]
 
 
@@ -1218,7 +1218,7 @@ def test_known_calls_elsewhere():
     with Recorder() as recorder:
         sdpa(q, k, v, mask)
     assert "fattn::forward" in recorder.names
-    with pytest.raises(RuntimeError, match="attn_mask and is_causal together"):
+    with pytest.raises(RuntimeError, match="attn_mask and is_causal cannot be given together"):
         sdpa(q, k, v, mask, is_causal=True)
     with pytest.raises(TypeError, match="attn_mask is a list"):
         sdpa(q, k, v, [[True]])

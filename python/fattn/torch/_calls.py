@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on tensors that nothing but autograd watches: no operator is dispatched, and what a call has in
-common with earlier ones is looked up once.
+"""Calls on tensors when nothing but autograd needs to see an operator: none is dispatched, and a call like an earlier
+one finds its problem and plan by a single look-up.
 
-A training step spends as long in these lines as a GPU in a small attention, so they are few. In a step they run
-four times as long as in a loop of nothing else, because the rest of the step has filled the caches.
+A training step spends as long in these lines as a GPU in a small attention, so they are few. In a step they take four
+times as long as in a loop of nothing else, because the rest of the step has filled the caches.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fattn._plans import Prepared, also_cleared, pack_backward, pack_forward, pr
 from fattn._plans import _cache as prepared_calls
 from fattn._problem import EXTRAS, Options
 
-# The tensors of an operator: q, k, v, and those of EXTRAS but for arrays of positions, which have no place
-# in one.
+# The tensors of an operator: q, k, v, and those of EXTRAS except arrays of positions, which an operator does not
+# take.
 TENSORS = ("q", "k", "v", "bias", "mask", "block_mask", "alibi_slopes", "sink", "cu_seqlens_q",
            "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "seqstart_k", "seed")
 _FIELDS = ("q", "k", "v", *(name for name, *_ in EXTRAS[:11]), "seed_ptr")
@@ -43,7 +43,7 @@ _autocast_dtype = torch.get_autocast_dtype
 
 def options_of(op: int, numbers: tuple[Any, ...], outputs: int = 0, lse: bool = False,
                equal_heads: bool = False) -> tuple[tuple[Any, ...], Any]:
-    """fattn._problem's Options, and positions, of an operator's arguments that are no tensors."""
+    """fattn._problem's Options, and positions, from the arguments of an operator that are not tensors."""
     (causal, left, right, scale, softcap, dropout_p, top_left, bhsd, out_f32, longest_q, longest_k,
      block_m, block_n, positions, batch_invariant, checked, deterministic, device, chunk,
      alibi_bias) = numbers
@@ -66,11 +66,11 @@ def options_of(op: int, numbers: tuple[Any, ...], outputs: int = 0, lse: bool = 
 
 
 class Call:
-    """The options of a call, and which tensors it has. As part of a key it is compared by identity."""
+    """The options of a call, and which tensors are given. As part of a key it is compared by identity."""
 
     def __init__(self, numbers: tuple[Any, ...], given: tuple[int, ...], lse: bool,
                  equal_heads: bool) -> None:
-        """given: places in TENSORS of those after v. lse: whether forward returns it."""
+        """given: places in TENSORS of the tensors after v. lse: whether forward returns it."""
         self.key = numbers, given, lse, equal_heads
         self.numbers, self.lse, self.equal_heads = numbers, lse, equal_heads
         self.places = 0, 1, 2, *given
@@ -93,15 +93,15 @@ class Call:
         return outputs
 
     def check_gradients(self, prepared: Prepared, tensors: tuple[Tensor, ...]) -> None:
-        """Raises Unsupported where a forward can be computed and its gradients cannot: before it is recorded, since
-        backward() comes after the whole of the model."""
+        """Raises Unsupported if a forward can be computed but its gradients cannot. This is checked before the forward
+        is recorded, since backward() runs only after the whole model."""
         outputs = self.outputs_of((False, *[t.requires_grad for t in tensors]))
         if outputs in prepared.differentiable:
             return
         try:
             prepared.backward(Options(*options_of(_c.BACKWARD, self.numbers, outputs)[0]))
         except Unsupported as error:
-            raise Unsupported(f"{error}; the forward alone is computed under torch.no_grad()") from None
+            raise Unsupported(f"{error}; without gradients (torch.no_grad()) the forward is supported") from None
         prepared.differentiable.add(outputs)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *extras: Tensor) -> tuple[Tensor, Any]:
@@ -147,7 +147,7 @@ class Call:
     def find_backward(self, outputs: int, dout: Tensor, dlse: Tensor | None, o: Tensor, lse: Tensor, q: Tensor,
                       k: Tensor, v: Tensor, *extras: Tensor) -> Prepared:
         device = q.device
-        # Whatever unpacks saved tensors may have changed their strides.
+        # Hooks that unpack saved tensors may have changed their strides.
         key: Any = (self, outputs, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), o.shape,
                     o.stride(), dout.shape, dout.stride(), lse.shape, lse.stride(), q.dtype, k.dtype,
                     v.dtype, o.dtype, dout.dtype, device, k.device, v.device, o.device, dout.device,
@@ -188,8 +188,8 @@ class Call:
 
     def dispatch_backward(self, needed: tuple[bool, ...], dout: Tensor | None, dlse: Tensor | None,
                           *saved: Tensor) -> list[Tensor | None]:
-        """The same by the operator. saved: the tensors that the call has, o and lse; needed says which of the
-        former need a gradient."""
+        """The same by the operator. saved: the tensors of the call, o and lse; needed: which of the former need a
+        gradient."""
         *tensors, o, lse = saved
         all_needed, all_tensors = [False] * len(TENSORS), [None] * len(TENSORS)
         for place, need, tensor in zip(self.places, needed, tensors):
@@ -204,7 +204,7 @@ class Call:
                          extras: tuple[Tensor, ...]) -> Prepared:
         options = options_of(_c.FORWARD, self.numbers, 0, self.lse, self.equal_heads)[0]
         prepared = prepare(_kind, options, self._arrays(q, k, v, extras))
-        if self.pads_q:  # as rows that see no key
+        if self.pads_q:  # rows that do not exist are like rows without keys
             prepared.new = [filled(new, value) for new, value in zip(prepared.new, (0.0, -math.inf))]
         self._remember(key, prepared)
         return prepared
@@ -222,8 +222,8 @@ class Call:
         return prepared
 
     def _remember(self, key: Any, prepared: Prepared) -> None:
-        """Also for call_of(), now that the numbers have described a problem: wrong ones may equal right ones, as
-        5.0 does 5."""
+        """Stores a prepared problem and, for call_of(), this Call. Only now, because its numbers have described a valid
+        problem: invalid numbers may equal valid ones, as 5.0 equals 5."""
         remember(key, prepared)
         if len(_calls) >= _LIMIT:
             _calls.clear()
@@ -231,7 +231,7 @@ class Call:
 
 
 def filled(new: Callable[[], Tensor], value: float) -> Callable[[], Tensor]:
-    """new, whose tensors have no contents, with contents."""
+    """new, but with the tensors filled with this value."""
     return lambda: new().fill_(value)
 
 
@@ -244,7 +244,7 @@ also_cleared.append(_calls)
 
 def call_of(numbers: tuple[Any, ...], given: tuple[int, ...] = (), lse: bool = True,
             equal_heads: bool = False) -> Call:
-    """The one Call of these arguments that was run, unless there have been many others since."""
+    """The Call of these arguments: always the same object, unless too many others have been used since."""
     key = numbers, given, lse, equal_heads
     try:
         return _calls.get(key) or Call(*key)
@@ -256,9 +256,9 @@ def call_of(numbers: tuple[Any, ...], given: tuple[int, ...] = (), lse: bool = T
 
 
 def _find_guards() -> Any:
-    """PyTorch's TensorGuards, with which Dynamo recognises tensors: type, dtype, device, shape, strides and
-    whether a gradient is recorded, and the modes and transforms that are on, all in one call. None where they
-    are not there, or not as expected."""
+    """PyTorch's TensorGuards, with which Dynamo recognises tensors: type, dtype, device, shape, strides and whether a
+    gradient is recorded, and the active modes and transforms, all in one call. None if this PyTorch has none, or they
+    do not behave as expected."""
     try:
         guards = torch._C._dynamo.guards.TensorGuards
         with torch.inference_mode(False), torch.no_grad():
@@ -276,7 +276,7 @@ _FEW = 4
 
 
 def guard_of(*tensors: Tensor) -> Callable[..., bool] | None:
-    """A function that says whether tensors are like these, in these circumstances."""
+    """A function that says whether tensors are like these, under the same modes and transforms."""
     if _Guards is None:
         return None
     places = {id(t): place for place, t in reversed([*enumerate(tensors)])}  # of a tensor's first appearance
@@ -285,23 +285,23 @@ def guard_of(*tensors: Tensor) -> Callable[..., bool] | None:
                                          dynamic_dims_strides=None).check
     if len(firsts) == len(tensors):
         return check
-    # TensorGuards takes no tensor twice, as q, k and v of one, or cu_seqlens of both sides.
+    # TensorGuards takes no tensor twice, but q, k and v may be one, and so may cu_seqlens_q and cu_seqlens_k.
     again = [(place, places[id(t)]) for place, t in enumerate(tensors) if places[id(t)] != place]
     return lambda *others: (all([others[place] is others[first] for place, first in again]) and
                             check(*[others[place] for place in firsts]))
 
 
 class Known:
-    """A Call with its prepared problem. check(q, k, v, ...): whether the problem is that of other tensors, too;
-    None if this is not remembered."""
+    """A Call with its prepared problem. check(q, k, v, ...) says whether other tensors have the same problem; it is
+    None if the Known is not remembered."""
 
     def __init__(self, call: Call, prepared: Prepared, records: bool) -> None:
-        """records: whether gradients are recorded; of q, k and v alone, o's."""
+        """records: whether gradients are recorded. A call of q, k and v alone records those of o only."""
         self.call, self.prepared, self.records = call, prepared, records
         self.check: Any = None
-        # The tensors' kind of device and, where autocast is on, its dtype for it, which they have already.
+        # The tensors' kind of device and, if autocast is on, its dtype there, which the tensors have already.
         self.kind, self.dtype = "", None
-        # By which gradients are needed: checks of (q, k, v, o, lse, dout), and what they stand for.
+        # For each set of needed gradients: checks of (q, k, v, o, lse, dout), and the problem of each.
         self.backwards: dict[tuple[bool, ...], list[tuple[Callable[..., bool], Prepared]]] = {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *extras: Tensor) -> tuple[Tensor, Any]:
@@ -328,17 +328,17 @@ class Known:
         return call.run_backward(prepared, together, None, o, lse, q, k, v)[:3]
 
 
-# The last calls that were repeated, by what of them is no tensor and q's shape.
+# The latest calls that were repeated, by their arguments that are not tensors and by q's shape.
 _known: dict[Any, list[Known]] = {}
 also_cleared.append(_known)
 
 
 def find_known(key: Any, *tensors: Tensor) -> Known | None:
-    """A Known that was remembered for this key, which says whether autocast is on, and for such tensors. Not to be
-    asked while compiling."""
+    """A Known that was remembered for this key, which contains whether autocast is on, and for tensors like these. Not
+    for use while compiling."""
     try:
         few = _known.get((key, tensors[0].shape), ())
-    except (AttributeError, RuntimeError, TypeError):  # no tensor, a nested one that has no shape, symbolic lengths
+    except (AttributeError, RuntimeError, TypeError):  # not a tensor; a nested one without a shape; symbolic lengths
         return None
     for known in few:
         if (known.check(*tensors) and (known.dtype is None or _autocast_dtype(known.kind) is known.dtype) and
@@ -348,8 +348,8 @@ def find_known(key: Any, *tensors: Tensor) -> Known | None:
 
 
 def make_known(key: Any, call: Call, record: bool, *tensors: Tensor) -> Known:
-    """A Known of tensors, as they are after autocast; it is remembered where the problem came before. key: None
-    where autocast has cast them. record: whether gradients are recorded."""
+    """A Known of tensors as they are after autocast. It is remembered if its problem has been used before and key is
+    not None; key is None if autocast has cast the tensors. record: whether gradients are recorded."""
     prepared = call.find_forward(*tensors)
     if record:
         call.check_gradients(prepared, tensors)
@@ -369,13 +369,13 @@ def make_known(key: Any, call: Call, record: bool, *tensors: Tensor) -> Known:
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
-    """Whether torch.func's transforms, or a batch of gradients, may have put tensors here that have no memory."""
+    """Whether tensors may have no memory of their own: under torch.func's transforms, or in a batch of gradients."""
     return _functorch_active() or any([t is not None and _is_legacy_batch(t) for t in tensors])
 
 
 def rows_together(dout: Tensor) -> Tensor:
-    """Gradients come as they please: that of a sum is one number, seen everywhere; that of a view that negates
-    may be one, too."""
+    """dout with contiguous channels and resolved. Gradients may have any strides: that of a sum is one number,
+    broadcast with strides of 0. They may also be views that negate."""
     if dout.stride(-1) != 1:
         if not is_transformed(dout):
             check_readable(dout, "dout")
@@ -397,7 +397,7 @@ def refuse_tangents(tensors: Iterable[Tensor]) -> None:
 
 def differentiate(needed: Sequence[bool], dout: Tensor | None, dlse: Tensor | None, o: Tensor, lse: Tensor,
                   tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> list[Tensor | None]:
-    """Gradients by fattn::backward, for whatever watches. needed, tensors and results as in TENSORS."""
+    """Gradients by the operator fattn::backward. needed, tensors and results are in the order of TENSORS."""
     results: list[Tensor | None] = [None] * len(TENSORS)
     places = [TENSORS.index(name[1:]) for name in GRADIENTS]
     wanted = [i for i, place in enumerate(places) if needed[place]]
@@ -446,7 +446,7 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        if _grads():  # create_graph: the operator raises where its results are differentiated
+        if _grads():  # create_graph: the operator raises an error if its results are differentiated
             return None, *ctx.known.call.dispatch_backward(ctx.needs_input_grad[1:], dout, None, *ctx.saved_tensors)
         return None, *ctx.known.differentiate(ctx.needs_input_grad, dout, *ctx.saved_tensors)
 
@@ -456,7 +456,7 @@ recorded: Callable[..., Tensor] = super(torch.autograd.Function, Recorded).apply
 
 
 class RecordedWithLse(torch.autograd.Function):  # type: ignore[misc]
-    """o and lse of a Known, with gradients of both. Its arguments: that, q, k, v and what else it has."""
+    """o and lse of a Known, with gradients of both. The arguments are the Known and its tensors."""
 
     @staticmethod
     def forward(ctx: Any, known: Known, *tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -477,8 +477,8 @@ recorded_with_lse: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.F
 
 
 def check_gradients(tensors: tuple[Any, ...]) -> None:
-    """tensors as in TENSORS."""
+    """Raises InvalidArgument if a gradient is required that does not exist; tensors as in TENSORS."""
     for name in ("alibi_slopes", "seed"):
         tensor = tensors[TENSORS.index(name)]
         if tensor is not None and tensor.requires_grad:
-            raise InvalidArgument(f"{name} requires a gradient, and there is none")
+            raise InvalidArgument(f"{name} requires a gradient, but has none")

@@ -118,32 +118,31 @@ def _differentiate(ranks: context_parallel, options: Options, lengths: _Lengths 
 
 
 class context_parallel:
-    """Ranks of a process group that hold shares of the rows of every sequence, and attend together.
+    """Attention whose sequences are divided over the ranks of a process group: each holds a share of the rows.
 
         ranks = fattn.torch.context_parallel(group)
-        q, k, v = (ranks.shard(x, 1) for x in (q, k, v))     # where a rank does not have its rows anyway
+        q, k, v = (ranks.shard(x, 1) for x in (q, k, v))     # unless a rank has only its rows already
         o = ranks.attention(q, k, v, causal=True)            # rows of the same share, with gradients
 
         with fattn.torch.context_parallel(group, buffers=(ids, positions, targets), seq_dims=(1, 1, 1)):
             loss = model(ids, positions, targets)            # its scaled_dot_product_attention is divided
             loss.backward()
 
-    Within the context F.scaled_dot_product_attention takes the rows of this rank's share and returns
-    them, forward and backward, and `buffers` hold their share alone; what a model does row by row needs no
-    change. Every rank makes the same calls in the same order. Gradients of parameters are those of the
-    rank's own rows: add them over the ranks, as data parallelism does.
+    Within the context F.scaled_dot_product_attention takes and returns the rows of this rank's share, forward and
+    backward, and `buffers` hold only this rank's share. What a model computes row by row needs no change. All ranks
+    must make the same calls in the same order. A rank's gradients of parameters come from its own rows: add them
+    over the ranks, as data parallelism does.
 
     Args:
         group: a process group of torch.distributed; None for all ranks. Gloo and MPI carry tensors on the
-            CPU, NCCL those on GPUs. After RankLost or RankTimeout it is of no more use: make another.
-        split: who holds which rows: "zigzag" (equal work under causal masks), "contiguous", "striped".
-        scheme: "ring", "heads" (all to all), "both", or, for forward with all queries on every rank,
-            "reduce".
-        length: rows of every undivided sequence, where ranks have different numbers of them; taken from
-            buffers. None: each sequence has equal shares.
-        timeout: seconds that a step may wait for others.
-        buffers: tensors without gradients to divide while the context lasts, axis by axis of seq_dims.
-            Backward runs within the context too.
+            CPU, NCCL those on GPUs. After RankLost or RankTimeout it can no longer be used: make another.
+        split: which rows each rank holds: "zigzag" (equal work under causal masks), "contiguous", "striped".
+        scheme: "ring", "heads" (all to all), "both", or "reduce", for forward with all queries on every rank.
+        length: the number of rows of every undivided sequence, needed if ranks hold different numbers of rows;
+            by default that of buffers, if they agree. None: all ranks hold equally many.
+        timeout: seconds that a step may wait for other ranks.
+        buffers: tensors without gradients that are divided while the context lasts, each along its axis in
+            seq_dims. Backward must run within the context, too.
     """
 
     def __init__(self, group: Any = None, *,
@@ -158,7 +157,7 @@ class context_parallel:
         if len(buffers) != len(seq_dims):
             raise InvalidArgument(f"{len(buffers)} buffers and {len(seq_dims)} seq_dims")
         if any(b.requires_grad for b in buffers):
-            raise InvalidArgument("a buffer requires a gradient; shard() gives one")
+            raise InvalidArgument("a buffer requires a gradient: divide it by shard(), which is differentiable")
         self.rank: int = dist.get_rank(group)
         self.ranks: int = dist.get_world_size(group)
         self._buffers = list(zip(buffers, seq_dims))
@@ -166,8 +165,8 @@ class context_parallel:
         if len(lengths) == 1 and length is None:
             self.length = lengths.pop()
         elif any(n % self.ranks for n in lengths if n != length):
-            raise InvalidArgument(f"buffers have lengths {sorted(lengths)}: different ones are divided "
-                                  f"into equal shares alone, of {self.ranks} ranks")
+            raise InvalidArgument(f"buffers have lengths {sorted(lengths)}: if lengths differ, each must be a "
+                                  f"multiple of the number of ranks, {self.ranks}")
         self._entered: list[Any] = []
         self._engines: dict[Any, ProcessGroup] = {}
         self._plans: dict[Any, tuple[_groups.GroupPlan, _Share]] = {}
@@ -175,8 +174,8 @@ class context_parallel:
     # --- Shares -----------------------------------------------------------------------------------
 
     def rows(self, length: int | None = None, *, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
-        """Positions of this rank's rows of a sequence, in the order in which the share has them; or of
-        packed sequences, of which number b has rows cu_seqlens[b] to cu_seqlens[b + 1]."""
+        """Positions of this rank's rows in a sequence of this length, in the order of the share: int64, on the CPU.
+        With cu_seqlens, those in packed sequences, of which number b has rows cu_seqlens[b] to cu_seqlens[b + 1]."""
         if (length is None) == (cu_seqlens is None):
             raise InvalidArgument("rows() takes either a length or cu_seqlens")
         cu = (0, length) if length is not None else _numbers(cu_seqlens, "cu_seqlens")
@@ -189,14 +188,15 @@ class context_parallel:
         return torch.cat(parts) if parts else torch.arange(0)
 
     def shard(self, x: Tensor, dim: int, *, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
-        """This rank's share of a tensor that has all rows along `dim`, of one sequence or of packed ones;
+        """This rank's share of a tensor that has all rows along `dim`, of one sequence or of packed ones. A copy;
         differentiable."""
         cu = (0, x.shape[dim]) if cu_seqlens is None else _numbers(cu_seqlens, "cu_seqlens")
         return x.index_select(dim, self._rows(cu, self.rank).to(x.device))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def unshard(self, x: Tensor, dim: int, *, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
-        """All rows of a tensor that has this rank's share along `dim`, on every rank; no gradients."""
+        """All rows of a tensor that has this rank's share along `dim`. Every rank calls it and gets them. No gradients
+        are recorded."""
         if cu_seqlens is None:
             cu: tuple[int, ...] = (0, self._whole("x", x.shape[dim]))
         else:
@@ -237,12 +237,16 @@ class context_parallel:
                   anchor: Literal["bottom_right", "top_left"] = "bottom_right",
                   layout: Literal["bshd", "bhsd"] = "bshd", return_lse: bool = False,
                   deterministic: bool | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """fattn.torch.attention() over the ranks' shares; the options are those of the undivided problem.
+        """fattn.torch.attention() over the ranks' shares, with the options of the undivided problem.
 
         Args:
-            q: this rank's rows (B, rows, Hq, D); so are k, v and the result.
-            bias: broadcast to (B, Hq, rows, all keys), and likewise mask.
-            seed: the same on all ranks; drawn on the first of them when None.
+            q: this rank's rows (B, rows, Hq, D); likewise k, v and the result.
+            bias: broadcast to (B, Hq, rows, all keys); likewise mask.
+            seed: int64 (2), the same on all ranks. If None, the first rank draws it and sends it to the others.
+
+        Returns the result or, with return_lse, (result, lse), lse float32 (B, Hq, rows); both are differentiable in
+        q, k, v, bias and sink. Raises RankLost, RankTimeout or RanksDisagree, besides the errors of
+        fattn.torch.attention().
         """
         with self._telling(q):
             check_layout(layout)
@@ -265,11 +269,11 @@ class context_parallel:
             sink: Tensor | None = None, dropout_p: float = 0.0, seed: Tensor | None = None,
             anchor: Literal["bottom_right", "top_left"] = "bottom_right", return_lse: bool = False,
             deterministic: bool | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """attention() of packed sequences, each of which is divided by itself; for tensors on the CPU.
+        """attention() of packed sequences, each of which is divided separately; for tensors on the CPU.
 
         Args:
             q: this rank's rows (rows, Hq, D): its share of the first sequence, then of the second, and so
-                on, which is shard(whole_q, 0, cu_seqlens=cu_seqlens_q); so are k, v and the result.
+                on, which is shard(whole_q, 0, cu_seqlens=cu_seqlens_q); likewise k, v and the result.
             cu_seqlens_q: of the undivided sequences, the same on all ranks: number b has rows
                 cu_seqlens_q[b] to cu_seqlens_q[b + 1]. Likewise cu_seqlens_k.
         """
@@ -290,7 +294,7 @@ class context_parallel:
         """PyTorch's function over the ranks' shares. attn_mask has this rank's rows, and all keys."""
         with self._telling(query):
             if is_causal and attn_mask is not None:
-                raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal together")
+                raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal cannot be given together")
             if query.is_nested:
                 raise Unsupported("nested tensors are not divided over ranks")
             lower_right = is_lower_right(attn_mask)
@@ -326,8 +330,8 @@ class context_parallel:
 
     @contextlib.contextmanager
     def _telling(self, q: Any) -> Iterator[None]:
-        """Where an error is this rank's alone, and the others are about to plan: they hear of it by a plan that
-        the library refuses here."""
+        """If this rank alone has an error, tells the other ranks, which are about to make a plan: it makes one that
+        the library refuses, and they get RankLost."""
         try:
             yield
         except Exception:
@@ -461,7 +465,7 @@ def _numbers(cu_seqlens: Any, name: str) -> tuple[int, ...]:
     """cu_seqlens on the host. A GPU's are waited for."""
     cu = tuple(cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens)
     if not cu or cu[0] != 0 or any(b < a for a, b in zip(cu, cu[1:])):
-        raise InvalidArgument(f"{name} is {list(cu)}: it begins with 0 and never falls")
+        raise InvalidArgument(f"{name} is {list(cu)}: it must begin with 0 and never decrease")
     return cu
 
 

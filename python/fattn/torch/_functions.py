@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attention() and its kin for tensors: the operators of fattn.torch._ops, or, where nothing watches, the
-library at once."""
+"""attention(), attention_varlen() and attention_with_kvcache() for tensors. They call the operators of
+fattn.torch._ops or, if nothing but autograd needs to see an operator, the library directly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Window = Sequence[int | None] | int | None
 Layout = Literal["bshd", "bhsd"]
 Anchor = Literal["bottom_right", "top_left"]
 
-if TYPE_CHECKING:  # options but for return_lse, on which the type of a result depends
+if TYPE_CHECKING:  # all options except return_lse, on which the type of a result depends
     from typing_extensions import Required, TypedDict, Unpack
 
     class _CommonOptions(TypedDict, total=False):
@@ -76,7 +76,7 @@ _modes = torch._C._len_torch_dispatch_stack
 any_autocast = torch._C._is_any_autocast_enabled
 _tracing = torch._C._get_tracing_state
 _is_compiling = torch.compiler.is_compiling
-is_traced = torch.compiler.is_dynamo_compiling  # others that compile are noticed by guards, and by is_watched()
+is_traced = torch.compiler.is_dynamo_compiling  # guards and is_watched() notice other compilers
 _grads = torch.is_grad_enabled
 _deterministic = torch.are_deterministic_algorithms_enabled
 _TENSOR = (Tensor, torch.nn.Parameter)
@@ -88,9 +88,8 @@ _BIAS_ALONE, _MASK_ALONE = (TENSORS.index("bias"),), (TENSORS.index("mask"),)
 
 
 def is_watched(*tensors: Tensor | None) -> bool:
-    """Whether something besides autograd would notice that no operator was called: a compiler, a
-    transform, a mode, a profiler, a subclass, a view that negates, a tensor without memory. Autocast would not: callers cast, with
-    autocast() below."""
+    """Whether something besides autograd needs to see an operator: a compiler, a transform, a mode, a profiler, a
+    subclass, a view that negates, a tensor without memory. Autocast does not: callers cast, with autocast() below."""
     if (_is_compiling() or _modes() != 0 or _functorch_active() or _tracing() is not None or
             forward_ad._current_level >= 0 or profiler._is_profiler_enabled):
         return True
@@ -135,8 +134,7 @@ def operator(*arguments: Any, lse: bool) -> tuple[Tensor, Any]:
 
 
 def number(x: Any, name: str) -> Any:
-    """x, where arrays of one number are taken for it, as PyTorch's functions take tensors; gradients there are
-    none."""
+    """x as a number. A tensor without axes is accepted, as in PyTorch's functions, but has no gradient."""
     if not isinstance(x, Tensor):
         return x if is_traced() else plain_number(x)
     if x.requires_grad or x.dim() != 0:
@@ -146,7 +144,7 @@ def number(x: Any, name: str) -> Any:
 
 
 def integer(x: Any, name: str) -> Any:
-    """x, an integer or None, as Python's own; a symbolic one stays what it is."""
+    """x, an integer or None, as Python's own; a symbolic integer is returned as it is."""
     if x is None or type(x) is int:
         return x
     x = number(x, name)
@@ -158,18 +156,17 @@ def type_name(a: Any) -> str:
 
 
 def is_causal_bias(a: Any) -> bool:
-    """Whether a is PyTorch's CausalBias, or a subclass's. To import it takes a second: who has one has done so."""
+    """Whether a is a CausalBias of PyTorch. Importing its module takes a second; if it is not imported, there is none."""
     module = sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(a, module.CausalBias)
 
 
 def know_dtensors() -> None:
-    """Tells PyTorch how fattn's operators divide DTensors, once there may be some: to import them takes half a
-    second."""
+    """Tells PyTorch how fattn's operators divide DTensors, once their module is imported, which takes half a second."""
     if "torch.distributed.tensor" in sys.modules:
         try:
             from fattn.torch import _sharding as _sharding
-        except ImportError:  # of a PyTorch that is too old for rules of others
+        except ImportError:  # a PyTorch too old for such rules
             pass
 
 
@@ -181,13 +178,13 @@ def check_types(tensors: Sequence[Any]) -> None:
         if not isinstance(t, Tensor):
             raise TypeError(f"{name} is a {type_name(t)}, not a tensor")
         if is_causal_bias(t):
-            raise TypeError(f"{name} is a CausalBias, which has no numbers: causal and anchor say the same")
+            raise TypeError(f"{name} is a CausalBias, which has no numbers: use causal and anchor instead")
         if t.is_nested:
-            raise TypeError(f"{name} is a nested tensor: those are for scaled_dot_product_attention")
+            raise TypeError(f"{name} is a nested tensor, which only scaled_dot_product_attention takes")
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors, the first of TENSORS, in autocast's type, where it is on for their device."""
+    """The tensors, which are the first of TENSORS, in autocast's dtype if autocast is on for their device."""
     if not any_autocast():
         return tensors
     check_types(tensors)
@@ -210,7 +207,7 @@ def new_seed(like: Tensor) -> Tensor:
 
 
 def channels_together(t: Tensor, name: str) -> Tensor:
-    """t, copied where its channels are apart."""
+    """t, copied if its channels are not contiguous."""
     return t if t.dim() == 0 or t.stride(-1) == 1 or t.shape[-1] == 1 else readable(t, name).contiguous()
 
 
@@ -242,18 +239,20 @@ def attention(
     """fattn.attention() for tensors, differentiable in q, k, v, bias and sink.
 
     Args:
-        q: (B, Sq, Hq, D); in layout "bhsd" (B, Hq, Sq, D). So are k, v and the result.
-        seed: int64 (2), seed and offset of dropout on q's device; drawn from PyTorch's generator when
-            None, so that manual_seed() governs it and activation checkpointing repeats it.
-        positions: (q_offset, k_offset, whole_q, whole_k), where local rows and keys lie.
+        q: (B, Sq, Hq, D), or in layout "bhsd" (B, Hq, Sq, D); likewise k, v and the result.
+        seed: int64 (2), seed and offset of dropout on q's device. If None, they are drawn from PyTorch's generator,
+            so that manual_seed() determines them and activation checkpointing repeats them.
+        positions: (q_offset, k_offset, whole_q, whole_k), the positions of rows and keys in a longer sequence.
         out_dtype: torch.float32, or None for q's dtype.
         return_lse: return (result, lse), lse float32 (B, Hq, Sq), differentiable too.
-        deterministic: gradients with the same bits from run to run on GPUs; what
-            torch.are_deterministic_algorithms_enabled() says when None.
+        deterministic: gradients with the same bits from run to run on GPUs; None:
+            torch.are_deterministic_algorithms_enabled().
 
-    Other arguments and errors: fattn.attention(). Under autocast q, k, v and bias are cast to its dtype.
-    Rows past seqused_q are 0 and have an lse of -inf; gradients there and past seqused_k are 0.
-    The result's memory is (batch, sequence, head, channel) in both layouts.
+    The result is on q's device, of q's dtype unless out_dtype says otherwise, and contiguous as (batch, sequence,
+    head, channel) in both layouts. On a GPU the call returns when the work is queued on PyTorch's current stream.
+    Under autocast q, k, v and bias are cast to its dtype. Rows past seqused_q are 0 and have an lse of -inf;
+    gradients there and past seqused_k are 0. Second derivatives and forward mode raise fattn.Unsupported. Other
+    arguments, and errors: fattn.attention().
     """
     autocasts = any_autocast()
     if autocasts:
@@ -339,9 +338,12 @@ def attention_varlen(
         out_dtype: torch.dtype | None = None, return_lse: bool = False, batch_invariant: bool = False,
         checked: bool = False, deterministic: bool | None = None,
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """fattn.attention_varlen() for tensors, differentiable like attention(). The longest lengths are
-    needed. Rows that belong to no sequence, past the last one's or past seqused_q, are 0 in the result and in
-    gradients; their lse is -inf."""
+    """fattn.attention_varlen() for tensors, differentiable like attention(), except with block_table.
+
+    max_seqlen_q and max_seqlen_k are always needed. Rows that belong to no sequence, past the end of the last one or
+    past seqused_q, are 0 in the result and in gradients; their lse is -inf. Other arguments: attention(),
+    fattn.attention_varlen(); streams, autocast and errors: attention().
+    """
     q, k, v, bias = autocast(q, k, v, bias)
     scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")
     chunk = integer(chunk, "chunk")
@@ -380,8 +382,9 @@ def attention_with_kvcache(
         out_dtype: torch.dtype | None = None, return_lse: bool = False,
         batch_invariant: bool = False, checked: bool = False,
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """fattn.attention_with_kvcache() for tensors. Pages have no gradients: where one would be recorded they are
-    Unsupported."""
+    """fattn.attention_with_kvcache() for tensors, differentiable like attention(), except with block_table: if a
+    gradient would be recorded there, the call raises fattn.Unsupported. Arguments: fattn.attention_with_kvcache();
+    streams, autocast and errors: attention()."""
     q, k_cache, v_cache, bias = autocast(q, k_cache, v_cache, bias)
     scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), integer(chunk, "chunk")
     max_seqlen_k = integer(max_seqlen_k, "max_seqlen_k") if block_table is not None else None

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators fattn::forward and fattn::backward: kernels, shapes, gradients and batching rules.
 
-One pair of operators has every option, so that what compiles, differentiates and batches one of them
-does so for all. Layouts: `bhsd` says whether axes are (batch, head, sequence, channel); packed sequences
-have no batch axis.
+One pair of operators has every option, so that the rules for compilation, gradients and batches are written once.
+`bhsd` says whether axes are (batch, head, sequence, channel); packed sequences have no batch axis.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def _split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
 
 
 def _call(tensors: tuple[Any, ...], numbers: Any, lse: bool = True) -> tuple[Call, list[torch.Tensor]]:
-    """The Call, and the tensors that are there."""
+    """The Call, and the tensors that are given."""
     if numbers.positions is not None:
         numbers = numbers._replace(positions=tuple(numbers.positions))
     given = tuple([i for i in range(3, _N) if tensors[i] is not None])
@@ -76,7 +75,8 @@ def _run_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor
 
 
 def eager(key: Any, tensors: tuple[Any, ...], numbers: tuple[Any, ...], lse: bool, record: bool) -> tuple[Any, Any]:
-    """fattn::forward where nothing but autograd watches. key: find_known()'s. lse: whether it is wanted, too."""
+    """fattn::forward if nothing but autograd needs to see an operator. key: find_known()'s. lse: whether it is wanted
+    as well."""
     call, given = _call(tensors, _Numbers(*numbers), lse or record)
     if record:
         check_gradients(tensors)
@@ -93,7 +93,7 @@ for _key in ("CPU", "CUDA"):
 
 
 def _new(like: torch.Tensor, shape: tuple[Any, ...], bhsd: bool, dtype: torch.dtype) -> torch.Tensor:
-    """As fattn._problem's `make` has it."""
+    """An output with the strides that Description.make() of fattn._problem gives it."""
     if bhsd and len(shape) == 4:
         return like.new_empty((shape[0], shape[2], shape[1], shape[3]), dtype=dtype).transpose(1, 2)
     return like.new_empty(shape, dtype=dtype)
@@ -208,8 +208,8 @@ _register_gradients(_backward, _Backward)
 def _batched(op: Any, folds: int) -> Any:
     """vmap's rule of an operator whose first `folds` arguments have a batch axis that can take one more.
 
-    Where those alone are batched, and there is nothing else that has batches, the new axis is folded into
-    theirs: one run. Anything else is a run for each.
+    If only those are batched, and no other argument has a batch axis, the new axis is folded into theirs, in one run.
+    Otherwise there is a run for each element of the new axis.
     """
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         n = info.batch_size

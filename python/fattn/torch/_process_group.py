@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process group of torch.distributed as an engine of fattn/distributed.h.
 
-The backend moves the bytes. Gloo sends and receives in threads of its own while kernels run, and its
-timeouts close the connections, which is how the others hear of a rank that has given up. Other backends
-are asked until they are done.
+The backend moves the bytes. Gloo sends and receives in threads of its own while kernels run. A timeout of gloo closes
+its connections, by which the others learn that a rank has given up. Other backends are polled until they are done.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class ProcessGroup:
         self.group, self.device = group, device
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
-            raise Unsupported("this process is no member of the process group")
+            raise Unsupported("this process is not a member of the process group")
         self.is_gloo = _backend_for(group, device) == "gloo"
         self.broken = False
         self.error: BaseException | None = None  # of a callback, to be raised again
@@ -81,7 +80,7 @@ class ProcessGroup:
                                      group_peer=m.peer, tag=_TAG + m.tag) for m, _, data in posted]
             with self.lost(posted[0][1]):
                 works = dist.batch_isend_irecv(operations)
-            # A backend may answer for all of them with one.
+            # A backend may return one work for all of them.
             self.works = [(work, whom) for work, (_, whom, _) in zip(works, posted)]
             return 0
         except BaseException as error:
@@ -109,7 +108,7 @@ class ProcessGroup:
         text = f"{error}" if isinstance(error, (RankLost, RankTimeout)) else _sentence(error)
         return int(_c.lib.fattn_transport_fail(status, text.encode()))
 
-    # --- What they are made of --------------------------------------------------------------------
+    # --- Their parts ------------------------------------------------------------------------------
 
     def _bytes(self, address: int, size: int) -> torch.Tensor:
         if self.device.type == "cpu":
@@ -124,8 +123,8 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def lost(self, whom: str) -> Iterator[None]:
-        """Where sending or receiving fails: a backend says so by a plain RuntimeError, and a rank that has given
-        up may have said why."""
+        """Raises RankLost for the RuntimeError by which a backend reports that sending or receiving failed, with the
+        reason of the rank that has given up, if it sent one."""
         try:
             yield
         except RuntimeError as error:
@@ -133,7 +132,7 @@ class ProcessGroup:
             raise RankLost(self._heard() or f"{whom}: {_sentence(error)}") from None
 
     def finish(self, works: list[tuple[Any, str]], seconds: float) -> None:
-        """Waits for works, each with whom it waits for."""
+        """Waits for works, each of which comes with the name of the rank that it depends on."""
         end = time.monotonic() + min(seconds, _FOR_EVER)
         for work, whom in works:
             try:
@@ -157,7 +156,7 @@ class ProcessGroup:
             return dist.irecv(text, group=self.group, group_src=peer, tag=_TAG_REASON), text
 
     def _heard(self) -> str | None:
-        """What a rank said before it gave up."""
+        """The reason that a rank sent before it gave up; None if there is none."""
         for peer, (work, text) in self.reasons.items():
             try:
                 work.wait(timedelta(milliseconds=1))
@@ -168,13 +167,13 @@ class ProcessGroup:
         return None
 
     def give_up(self, reason: bytes) -> None:
-        """Tells the others, once."""
+        """Sends the reason to the other ranks, the first time only, and closes the connections."""
         if self.is_gloo and self.reasons:
             text = torch.tensor(list(reason[:_REASON].ljust(_REASON, b"\0")), dtype=torch.uint8)
             others, self.reasons = list(self.reasons), {}
             for work in [self._quietly(dist.isend, text, group_dst=p, tag=_TAG_REASON) for p in others]:
                 self._quietly_wait(work, 0.05)
-            # No such message comes: its timeout closes the connections, and others stop waiting.
+            # This message never comes; its timeout closes the connections, so that the others stop waiting.
             never = self._quietly(dist.irecv, torch.empty(1, dtype=torch.uint8), group_src=others[0],
                                   tag=_TAG_NEVER)
             self._quietly_wait(never, 1e-3)
@@ -195,7 +194,7 @@ class ProcessGroup:
             pass
 
     def check(self) -> None:
-        """Raises what a callback could not."""
+        """Raises the error that a callback has caught and could not pass through C."""
         if self.error is not None:
             error, self.error = self.error, None
             raise error

@@ -34,9 +34,12 @@ def scaled_dot_product_attention(
         enable_gqa: bool = False) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention, argument for argument.
 
-    query is (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev). is_causal is anchored at the top
-    left. A boolean attn_mask keeps where it is True, another is added; rows that see no key are 0. Nested
-    tensors of layout torch.jagged are taken too. Dropout has a pattern of its own.
+    query is (..., Hq, L, E), key (..., H, S, E) and value (..., H, S, Ev), of one dtype; the result is (..., Hq, L, Ev).
+    is_causal is anchored at the top left. A boolean attn_mask keeps a pair where it is True; one of float32 or
+    query's dtype is added to the scores. Rows without a key are 0. Nested tensors of layout torch.jagged are
+    accepted too. Gradients, devices and streams are as in PyTorch; the pattern of dropout is fattn's own, with a seed
+    from PyTorch's generator. Where PyTorch raises RuntimeError, so does this function; what fattn cannot compute
+    raises fattn.Unsupported or another fattn.Error.
     """
     if (_has_override(query, key, value, attn_mask) and not is_traced() and
             not _is_own(query, key, value, attn_mask)):
@@ -83,7 +86,7 @@ def scaled_dot_product_attention(
         return scaled_dot_product_attention(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), attn_mask,
                                             dropout_p, is_causal, scale, enable_gqa)[0]
     if is_causal and attn_mask is not None:
-        raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal together")
+        raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal cannot be given together")
     lower_right = is_lower_right(attn_mask)
     if lower_right is not None:
         attn_mask, is_causal = None, True
@@ -106,8 +109,8 @@ def _are_nested(query: Any, key: Any, value: Any) -> bool:
             raise TypeError(f"scaled_dot_product_attention: {name} is a {type_name(t)}, not a tensor")
         nested.append(t.is_nested)
     if any(nested) and not all(nested):
-        raise TypeError("scaled_dot_product_attention: of query, key and value some are nested tensors and some "
-                        "are not")
+        raise TypeError("scaled_dot_product_attention: query, key and value must all be nested tensors, or none of "
+                        "them")
     return nested[0]
 
 
@@ -140,7 +143,7 @@ def mask_for(query: Tensor, attn_mask: Any) -> Tensor:
 
 def _broadcast(tensors: list[Tensor], rank: int,
                enable_gqa: bool) -> tuple[list[Tensor], tuple[int, ...]]:
-    """Tensors of rank 4 and equal leading axes, and the leading axes that they stand for."""
+    """The tensors with rank 4 and equal leading axes, and their leading axes before that."""
     if min(t.dim() for t in tensors) < 2:
         raise RuntimeError("scaled_dot_product_attention: query, key and value need two axes or more")
     for i, t in enumerate(tensors):
@@ -158,7 +161,7 @@ def _broadcast(tensors: list[Tensor], rank: int,
         if heads[0] % heads[1] or heads[1] != heads[2]:
             kind = RuntimeError if heads[0] % heads[1] or heads[0] % heads[2] else Unsupported
             raise kind(f"scaled_dot_product_attention: {heads[0]} heads of query, {heads[1]} of key, {heads[2]} of "
-                       "value do not make groups")
+                       "value: query's must be a multiple of key's, and key's equal to value's")
         leading = (*leading, heads[0])
     if rank > 4:
         tensors = [readable(t, name).flatten(0, -4) for t, name in zip(tensors, TENSORS)]
@@ -167,7 +170,7 @@ def _broadcast(tensors: list[Tensor], rank: int,
 
 def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
            is_causal: bool, scale: float | None, enable_gqa: bool, top_left: bool = True) -> Tensor:
-    """Leading axes become one."""
+    """For strided tensors of any rank: their leading axes are folded into one."""
     tensors = [query, key, value]
     leading: tuple[int, ...]
     rank = max(t.dim() for t in tensors)
@@ -238,7 +241,7 @@ _told: set[str] = set()
 
 
 def _or_original(*args: Any, **kwargs: Any) -> Tensor:
-    """By fattn, or, where it says that it cannot, by PyTorch, which is told once a reason."""
+    """By fattn, or, where it raises an error, by PyTorch, with a warning once for each reason."""
     try:
         return scaled_dot_product_attention(*args, **kwargs)
     except (NotImplementedError, InvalidArgument, InvalidShape, InvalidStride) as error:
@@ -255,8 +258,8 @@ for _function in (scaled_dot_product_attention, _or_original):
 
 
 class Switch:
-    """What torch.nn.functional.scaled_dot_product_attention is: the function of the context that was entered
-    last, in whatever thread, and has not been left; without contexts that of the process."""
+    """Sets torch.nn.functional.scaled_dot_product_attention: to the function of the context that was entered last,
+    in whatever thread, and has not been left; without contexts to that of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -268,14 +271,14 @@ class Switch:
         return self._process if self._contexts else torch.nn.functional.scaled_dot_product_attention
 
     def set(self, function: Any) -> Any:
-        """Sets that of the process; returns the one before."""
+        """Sets the function of the process; returns the one before."""
         with self._lock:
             before, self._process = self.process, function
             self._apply()
         return before
 
     def enter(self, function: Any) -> Any:
-        """What leave() takes."""
+        """Enters a context with this function; returns what leave() takes."""
         context = [function]
         with self._lock:
             self._process = self.process
@@ -307,15 +310,16 @@ class sdpa(contextlib.ContextDecorator):
         fattn.torch.sdpa(True)     # from now on
         fattn.torch.sdpa(False)    # no longer
 
-    Models that look the function up in torch.nn.functional when they run are reached, as PyTorch's own
-    modules and Transformers do; one that has imported it by name earlier is not.
+    This reaches models that look the function up in torch.nn.functional when they run, as PyTorch's own modules
+    and Transformers do. A module that imported the function by name before keeps PyTorch's.
 
     Contexts nest, and may overlap in several threads: of those that have been entered and not left, the last
-    one decides, in all threads, because backward and its checkpoints run in threads of PyTorch's. With `on` a
-    context is `on` inside, and what was before afterwards.
+    one decides, for all threads, because PyTorch runs backward and its checkpoints in threads of its own. When all
+    contexts have been left, the switch is as it was before.
 
     Args:
-        on: the switch for the process, from this call on; of a context (True if None) from here to its end.
+        on: True or False sets the switch for the process, from this call on. In a `with` statement or a decorator
+            it holds for the context only, and None means True.
         unsupported: "error" raises fattn.Unsupported where fattn cannot compute a call (a type, a head
             dimension, a device); "torch" lets PyTorch compute it, with a warning once for each reason.
     """
@@ -339,7 +343,7 @@ class sdpa(contextlib.ContextDecorator):
         return super().__call__(function)
 
     def _leave_process(self) -> None:
-        """It was to be a context, or a decorator, and not the process's switch."""
+        """Takes back what __init__() set for the process: this object turned out to be a context or a decorator."""
         if self._before is not None:
             switch.set(self._before)
             self._before = None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fattn::forward and fattn::backward divide DTensors (torch.distributed.tensor).
 
-A mesh may divide the batch and the heads; each process then computes its own, and nothing is sent but the sums of
-gradients of what all have. Tensors that are divided otherwise are gathered first, as PyTorch does for its own operators.
+A mesh may divide the batch and the heads. Each process then computes its own part, and nothing is sent except sums of
+gradients of tensors that all processes have. Tensors that are divided otherwise are gathered first, as PyTorch does for
+its own operators.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ def _axis_of(name: str, shape: Sequence[int], part: str, bhsd: bool, paged: bool
 def _parts(given: dict[str, Any], bhsd: bool) -> list[str]:
     """What may be divided."""
     q, k = given["q"].shape, given["k"].shape
-    if "seed" in given:  # the pattern of dropout follows from places in the whole
+    if "seed" in given:  # the pattern of dropout depends on positions in the whole tensors
         return []
     parts = ["batch"] if len(q) == 4 and q[0] > 1 else []
     heads_q, heads_k = (shape[-3 if bhsd else -2] for shape in (q, k))
     mesh = given["q"].mesh.shape
-    # Heads of q follow their heads of k: along whatever axes of the mesh, which have at most as many parts.
+    # Heads of q must stay with their heads of k, whichever axes of the mesh divide them.
     counts = [math.prod(axes) for n in range(len(mesh)) for axes in itertools.combinations(mesh, n + 1)]
     if heads_q > 1 and (heads_k in (1, heads_q) or all([heads_k < n or heads_k % n == 0 for n in counts])):
         parts.append("heads")

@@ -96,8 +96,8 @@ def attention(
             One integer stands for both.
         scale: factor of the scores; 1 / sqrt(D) if None.
         softcap: scores x become softcap * tanh(x / softcap).
-        bias: added to scores, float32 or of q's dtype, on a CPU also of the other 16-bit type; broadcast to
-            (B, Hq, Sq, Sk). -inf hides a pair.
+        bias: added to scores, float32 or of q's dtype, on a CPU also float16 or bfloat16 whatever that is; broadcast
+            to (B, Hq, Sq, Sk). -inf hides a pair.
         mask: boolean or 8-bit integers, True or non-zero keeps a pair; broadcast to (B, Hq, Sq, Sk).
         block_mask: the same for blocks of block_size = (queries, keys); broadcast to
             (B, Hq, ceil(Sq / queries), ceil(Sk / keys)).

@@ -236,8 +236,8 @@ static fattn_status check_block_table(const fattn_problem *p, const fattn_buffer
 {
     for (int64_t b = 0; p->heads_k > 0 && b < p->batch; b++) {
         const fattn_sequence s = fattn_sequence_of(p, buf, b);
-        const int64_t start = fattn_start_k(p, buf, b);
-        const int64_t pages = (start + s.sk + p->page_size - 1) / p->page_size;
+        const int64_t start = fattn_start_k(p, buf, b), end = start + s.sk;
+        const int64_t pages = start < end ? (end + p->page_size - 1) / p->page_size : 0;
         for (int64_t page = start / p->page_size; page < pages; page++) {
             const int32_t entry = buf->block_table[b * p->block_table_stride + page];
             if (entry < 0 || entry >= p->num_pages) {

@@ -635,7 +635,7 @@ Test(buffers, lengths)
 Test(buffers, padding_on_the_left)
 {
     const int32_t starts[2] = {7, 3};
-    int32_t used[2] = {7, 2}, table[2][4] = {{0, 1, 2, 5}, {-1, 4, 0, 5}};
+    int32_t used[2] = {7, 2}, table[2][4] = {{-1, -1, -1, -1}, {-1, 4, 0, 5}};
     world w = sound_world(FATTN_SEQSTART_K);
     refused_buffers(&w, FATTN_NULL_POINTER, "seqstart_k");
     w.b.seqstart_k = starts;
@@ -656,7 +656,7 @@ Test(buffers, padding_on_the_left)
     refused_buffers(&w, FATTN_INVALID_DATA, "seqstart_k[0] is -1");
     w = sound_world(FATTN_SEQSTART_K | FATTN_PAGED);
     w.b.seqstart_k = starts, w.b.block_table = table[0];
-    refused_buffers(&w, FATTN_OK, ""); /* the entry of a page before the first key is not read */
+    refused_buffers(&w, FATTN_OK, ""); /* entries of pages without keys that exist are not read */
     table[1][1] = -1;
     refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][1] is -1");
 }

@@ -104,7 +104,7 @@ static fattn_status open_on(const fattn_backend *backend, int ordinal,
 static fattn_status open_auto(const fattn_device_options *options, fattn_device **device)
 {
     const fattn_backend *backend;
-    fattn_status status = fattn_fail(FATTN_NO_DEVICE, "auto found no device");
+    fattn_status status = FATTN_OK;
     for (int i = 0; (backend = fattn_backend_at(i)); i++) {
         const int count = backend->by_name ? 0 : backend->count();
         for (int ordinal = 0; ordinal < count; ordinal++) {
@@ -118,7 +118,7 @@ static fattn_status open_auto(const fattn_device_options *options, fattn_device 
             }
         }
     }
-    return status;
+    return status ? status : fattn_fail(FATTN_NO_DEVICE, "auto found no device");
 }
 
 fattn_status fattn_device_open_with(const char *spec, const fattn_device_options *options,

@@ -15,10 +15,14 @@ static int hooks_user;                  /* the pointer they receive */
 static bool hooks_wrong;
 static size_t hooks_shift; /* offset from the promised alignment */
 static int64_t hooks_left; /* calls until memory runs out; 0: never */
+static bool hooks_starve;  /* the host has no memory */
 
 static void *hook_host(void *user, size_t bytes)
 {
     hooks_wrong = hooks_wrong || user != &hooks_user || bytes == 0;
+    if (hooks_starve) {
+        return NULL;
+    }
     __atomic_fetch_add(&hooks_made, 1, __ATOMIC_RELAXED);
     return malloc(bytes);
 }
@@ -86,6 +90,37 @@ Test(allocators, of_the_host)
     ANSWERS(fattn_set_host_allocator(&allocator), FATTN_NULL_POINTER);
     allocator.struct_size = 3;
     ANSWERS(fattn_set_host_allocator(&allocator), FATTN_INVALID_STRUCT);
+}
+
+Test(allocators, reasons_name_the_bytes)
+{
+    const fattn_host_allocator allocator = {.struct_size = sizeof allocator,
+                                            .allocate = hook_host,
+                                            .release = hook_host_free,
+                                            .user = &hooks_user};
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_OK);
+    const fattn_problem p = small_problem();
+    const fattn_buffers b = small_buffers();
+    fattn_device *const device = unit_device("cpu"), *const oracle = unit_device("reference");
+    fattn_plan *plan = NULL;
+    fattn_inspect_args args;
+    fattn_inspect_args_init(&args);
+    float scores[2 * 3 * 4];
+    args.to = scores;
+    hooks_starve = true;
+    ANSWERS(fattn_inspect(device, &p, &b, &args), FATTN_OUT_OF_MEMORY);
+    REASON_HAS(" bytes of ");
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_OUT_OF_MEMORY);
+    REASON_HAS(" bytes of ");
+    hooks_starve = false;
+    ANSWERS(fattn_plan_create(oracle, &p, &plan), FATTN_OK);
+    hooks_starve = true;
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OUT_OF_MEMORY);
+    REASON_HAS(" bytes of ");
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+    fattn_device_close(oracle);
+    cr_assert_eq(hooks_freed, hooks_made);
 }
 
 /* What fattn_attention() keeps goes with its device, and other devices keep theirs. */

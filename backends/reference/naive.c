@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "core/memory.h"
+#include "core/status.h"
 
 /* --- Number formats --------------------------------------------------------------------------- */
 
@@ -205,19 +206,20 @@ static int64_t elements(const piece *a)
 /* Allocates all wanted pieces as one zeroed block. Empty pieces get a pointer too. */
 static fattn_status allocate(const piece *pieces, size_t count, void **memory)
 {
+    const char *const what = "the reference's arrays in double precision";
     const int64_t most = INT64_MAX / (int64_t)sizeof(double);
     int64_t total = 1;
     for (size_t n = 0; n < count; n++) {
         const int64_t size = pieces[n].wanted ? elements(&pieces[n]) : 0;
         if (size < 0 || total > most - size) {
-            return FATTN_OUT_OF_MEMORY;
+            return fattn_fail(FATTN_OUT_OF_MEMORY, "no memory for 2^63 bytes or more of %s", what);
         }
         total += size;
     }
     const uint64_t bytes = (uint64_t)total * sizeof(double);
     double *room = bytes <= SIZE_MAX ? fattn_memory_alloc((size_t)bytes) : NULL;
     if (room == NULL) {
-        return FATTN_OUT_OF_MEMORY;
+        return fattn_fail_memory((int64_t)bytes, what);
     }
     memset(room, 0, (size_t)bytes);
     *memory = room;

@@ -34,11 +34,7 @@ static int64_t no_workspace(const fattn_kernel *row, const fattn_problem *proble
 static fattn_status run_naive(const fattn_plan *made, const fattn_buffers *buffers, void *workspace)
 {
     (void)workspace;
-    const fattn_status status = fattn_naive_execute(&made->problem, buffers);
-    if (status == FATTN_OUT_OF_MEMORY) {
-        fattn_fail(status, "no memory for the oracle's results in double precision");
-    }
-    return status;
+    return fattn_naive_execute(&made->problem, buffers);
 }
 
 /* Square, wide and tall tiles, and one that leaves a remainder everywhere. */
@@ -234,10 +230,7 @@ static fattn_status inspect(void *impl, const fattn_problem *p, const fattn_buff
                             const fattn_inspect_args *args)
 {
     (void)impl;
-    const fattn_status status = fattn_naive_inspect(p, buffers, args);
-    return status == FATTN_OUT_OF_MEMORY
-               ? fattn_fail(status, "no memory for the scores of a head in double precision")
-               : status;
+    return fattn_naive_inspect(p, buffers, args);
 }
 
 const fattn_backend fattn_backend_reference = {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Failing thread creation and memory allocation: this program's pthread_create() and malloc() fail
- * on request. Results must equal those without failures, and the process must survive. Each case
- * runs in a process of its own.
+ * Failing thread creation and memory allocation, and threads that are cancelled: this program's
+ * pthread_create() and malloc() fail on request. Results must equal those without failures, and the
+ * process must survive. Each case runs in a process of its own.
  */
 #define _GNU_SOURCE /* dladdr, RTLD_NEXT */
 
@@ -174,6 +174,34 @@ static bool everybody_starves(int n)
     return right && attend_hash(&a) == *expected;
 }
 
+static void *attend_until_cancelled(void *a)
+{
+    while (attend_with(a, NULL)) {
+        pthread_testcancel();
+    }
+    return NULL;
+}
+
+/* A thread that is cancelled finishes its run; others go on. */
+static bool callers_are_cancelled(int n)
+{
+    attend cancelled, a;
+    make_problem(&cancelled);
+    make_problem(&a);
+    bool right = attend_with(&a, NULL) == *expected; /* device and plans are there */
+    for (int i = 0; right && i < n; i++) {
+        pthread_t caller;
+        right = pthread_create(&caller, NULL, attend_until_cancelled, &cancelled) == 0;
+        if (right) {
+            usleep((useconds_t)(300 + 7 * i));
+            pthread_cancel(caller);
+            pthread_join(caller, NULL);
+            right = attend_with(&a, NULL) == *expected;
+        }
+    }
+    return right;
+}
+
 int main(void)
 {
     setenv("FATTN_BACKEND", "cpu", 1);
@@ -192,5 +220,6 @@ int main(void)
     tap_check(in_a_child(everybody_starves, 0), "every allocation fails while a plan runs");
     tap_check(in_a_child(everybody_starves, 1),
               "every allocation fails while a plan runs, and no thread can be made");
+    tap_check(in_a_child(callers_are_cancelled, 100), "callers are cancelled in their runs");
     return tap_done();
 }

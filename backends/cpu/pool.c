@@ -276,6 +276,8 @@ static void wait_for_others(fattn_cpu_pool *pool, fattn_cpu_board *board)
             fattn_cpu_pause();
         }
     } while (now() < until);
+    int state = 0; /* a caller that is cancelled in its sleep would take the mutex along */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     pthread_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->waiters, 1);
     while (fattn_cpu_board_draining(board)) {
@@ -283,6 +285,7 @@ static void wait_for_others(fattn_cpu_pool *pool, fattn_cpu_board *board)
     }
     atomic_fetch_sub(&pool->waiters, 1);
     pthread_mutex_unlock(&pool->mutex);
+    pthread_setcancelstate(state, NULL);
 }
 
 void fattn_cpu_pool_run(fattn_cpu_pool *pool, fattn_cpu_job *job)

@@ -32,7 +32,9 @@
  *   FATTN_NULL_POINTER. Only the fattn_*_init() functions, which return nothing, may not get NULL.
  * - Threads. Every function may be called from any thread. Plans and devices may be shared between
  *   threads; one workspace serves one execution at a time. A thread with 64 KiB of stack may call
- *   every function of an optimised build; on a GPU the driver's own needs come on top.
+ *   every function of an optimised build; on a GPU the driver's own needs come on top. A run cannot
+ *   be stopped: a thread that is cancelled (pthread_cancel()) in a run on the library's own threads
+ *   finishes it first. In calls that open devices or make plans no thread may be cancelled.
  * - Ownership. The caller owns all memory passed in. It must stay valid until the work is done:
  *   until the call returns on a CPU, until the stream has come that far on a GPU. Handles are the
  *   library's, and invalid once their close or destroy function is called: using one after that,

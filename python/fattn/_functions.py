@@ -171,7 +171,7 @@ def attention(
 
 
 def attention_varlen(
-        q: Any, k: Any, v: Any, *, cu_seqlens_q: Any, cu_seqlens_k: Any,
+        q: Any, k: Any, v: Any, *, cu_seqlens_q: Any, cu_seqlens_k: Any = None,
         max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, causal: bool = False,
         window: Window = None, scale: float | None = None, softcap: float | None = None,
         bias: Any = None, mask: Any = None, alibi_slopes: Any = None, sink: Any = None,
@@ -188,6 +188,9 @@ def attention_varlen(
         k, v: (total_k, Hk, D) and (total_k, Hk, Dv); with block_table pages as in
             attention_with_kvcache().
         cu_seqlens_q, cu_seqlens_k: int32 (B + 1), contiguous: sequence b owns rows cu[b] to cu[b + 1].
+            Without cu_seqlens_k, k and v are not packed: they are pages, or (B, Sk, Hk, D), of which
+            sequence b has the first seqused_k[b] keys. So a step of an engine has its prompts and single
+            tokens in one call, over one cache.
         max_seqlen_q, max_seqlen_k: the greatest lengths. On a CPU they are read from cu_seqlens when None; on
             a GPU they are needed.
         bias, mask: broadcast to (B, Hq, max_seqlen_q, max_seqlen_k), indexed by positions in a sequence.
@@ -205,7 +208,7 @@ def attention_varlen(
         seqstart_k=seqstart_k, batch_invariant=batch_invariant, checked=checked)
     if max_seqlen_q is None:
         max_seqlen_q = _longest(cu_seqlens_q, "q")
-    if max_seqlen_k is None and block_table is None:
+    if max_seqlen_k is None and block_table is None and cu_seqlens_k is not None:
         max_seqlen_k = _longest(cu_seqlens_k, "k")
     max_seqlen_q, max_seqlen_k, chunk = integers(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, chunk=chunk)
     o, row_sums = forward(

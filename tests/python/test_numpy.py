@@ -248,6 +248,23 @@ def test_kvcache(rng):
                                        causal=True), expected)
 
 
+def test_packed_queries_over_a_cache(rng):
+    """A prompt, a sequence without new rows, and a single token: no cu_seqlens_k."""
+    cu, used = np.array([0, 5, 5, 6], np.int32), np.array([9, 4, 16], np.int32)
+    q, k, v = draw(rng, 6, 4, 24), draw(rng, 3, 16, 2, 24), draw(rng, 3, 16, 2, 16)
+    table = np.array([[2, 0], [5, -1], [1, 4]], np.int32)
+    pages_k, pages_v = np.full((6, 8, 2, 24), np.nan, np.float32), np.full((6, 8, 2, 16), np.nan, np.float32)
+    for b, page in np.argwhere(table >= 0):
+        pages_k[table[b, page]] = k[b, page * 8:page * 8 + 8]
+        pages_v[table[b, page]] = v[b, page * 8:page * 8 + 8]
+    options = dict(cu_seqlens_q=cu, seqused_k=used, causal=True)
+    for o in (fattn.attention_varlen(q, k, v, **options),
+              fattn.attention_varlen(q, pages_k, pages_v, block_table=table, **options)):
+        for b in (0, 2):
+            rows, keys = slice(cu[b], cu[b + 1]), slice(0, used[b])
+            close(o[rows], oracle.attention(q[None, rows], k[b:b + 1, keys], v[b:b + 1, keys], causal=True)[0][0])
+
+
 def test_block_mask(rng):
     q, k, v = problem(rng)
     blocks = rng.random((2, 1, 5, 4)) < 0.6

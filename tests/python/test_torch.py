@@ -532,6 +532,19 @@ def test_varlen_and_cache():
                    for b, n in enumerate(used.tolist())]))
 
 
+def test_packed_queries_over_a_cache():
+    q, k, v = tensors(sq=5, sk=16)
+    packed, used = torch.cat([q[0], q[1, :1]]), torch.tensor([9, 16], dtype=torch.int32)
+    o = fattn.torch.attention_varlen(packed, k, v, cu_seqlens_q=torch.tensor([0, 5, 6], dtype=torch.int32),
+                                     max_seqlen_q=5, seqused_k=used, causal=True)
+    alone = torch.cat([fattn.torch.attention(q[b:b + 1, :rows], k[b:b + 1, :n], v[b:b + 1, :n], causal=True)[0]
+                       for b, rows, n in ((0, 5, 9), (1, 1, 16))])
+    torch.testing.assert_close(o, alone)
+    dout = torch.randn_like(o)
+    for got, wanted in zip(torch.autograd.grad(o, (q, k, v), dout), torch.autograd.grad(alone, (q, k, v), dout)):
+        torch.testing.assert_close(got, wanted)
+
+
 PADDED = {
     "past the last sequence": dict(cu_seqlens_q=[0, 5, 12], cu_seqlens_k=[0, 9, 15]),
     "past the rows in use": dict(cu_seqlens_q=[0, 5, 12], cu_seqlens_k=[0, 9, 15], seqused_q=[3, 7], seqused_k=[2, 6]),

@@ -60,9 +60,9 @@ if TYPE_CHECKING:  # all options except return_lse, on which the type of a resul
 
     class _VarlenOptions(_TrainingOptions, total=False):
         cu_seqlens_q: Required[Tensor]
-        cu_seqlens_k: Required[Tensor]
+        cu_seqlens_k: Tensor | None
         max_seqlen_q: Required[int]
-        max_seqlen_k: Required[int]
+        max_seqlen_k: int | None
         block_table: Tensor | None
 
     class _Options(_TrainingOptions, total=False):
@@ -327,8 +327,9 @@ def attention_varlen(
         q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool,
         **options: Unpack[_VarlenOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention_varlen(
-        q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-        max_seqlen_q: int, max_seqlen_k: int, causal: bool = False, window: Window = None,
+        q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, max_seqlen_q: int,
+        cu_seqlens_k: Tensor | None = None, max_seqlen_k: int | None = None,
+        causal: bool = False, window: Window = None,
         scale: float | None = None, softcap: float | None = None, bias: Tensor | None = None,
         mask: Tensor | None = None, alibi_slopes: Tensor | None = None, sink: Tensor | None = None,
         dropout_p: float = 0.0, seed: Tensor | None = None, seqused_q: Tensor | None = None,
@@ -340,9 +341,9 @@ def attention_varlen(
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """fattn.attention_varlen() for tensors, differentiable like attention(), except with block_table.
 
-    max_seqlen_q and max_seqlen_k are always needed. Rows that belong to no sequence, past the end of the last one or
-    past seqused_q, are 0 in the result and in gradients; their lse is -inf. Other arguments: attention(),
-    fattn.attention_varlen(); streams, autocast and errors: attention().
+    max_seqlen_q is always needed, and max_seqlen_k with cu_seqlens_k. Rows that belong to no sequence, past the end of
+    the last one or past seqused_q, are 0 in the result and in gradients; their lse is -inf. Other arguments:
+    attention(), fattn.attention_varlen(); streams, autocast and errors: attention().
     """
     q, k, v, bias = autocast(q, k, v, bias)
     scale, softcap, dropout_p = number(scale, "scale"), number(softcap, "softcap"), number(dropout_p, "dropout_p")

@@ -277,8 +277,9 @@ typedef struct fattn_problem {
     int64_t window_right; /* FATTN_WINDOW: to the right, -1 for all; default -1. FATTN_CAUSAL makes
                            * it 0, whatever it is */
 
-    /* Strides of (batch, head, query, key); any of them may be 0 to broadcast. i and j count the
-     * rows and keys of one sequence from 0, in packed batches too. */
+    /* Strides of (batch, head, query, key); any of them may be 0 to broadcast: with none set, one
+     * value serves all pairs. i and j count the rows and keys of one sequence from 0, in packed
+     * batches too. */
     int64_t bias_stride[4];       /* FATTN_BIAS */
     int64_t mask_stride[4];       /* FATTN_MASK */
     int64_t block_mask_stride[4]; /* FATTN_BLOCK_MASK: of (batch, head, i / block_m, j / block_n) */
@@ -640,9 +641,11 @@ typedef struct fattn_plan fattn_plan;
  * One plan may serve all steps of an engine. Where lengths are data (cu_seqlens, seqused), batch,
  * seqlen_q, seqlen_k and the totals are the most that a run may have, and a run takes the time of
  * its actual lengths. Sequences that a run lacks have no rows: the last entry of cu_seqlens_q
- * repeats, or seqused_q is 0. Strides do not change with the run: lse has total_q entries a head,
- * however many rows there are. Other problems want other plans: fattn_attention() finds its own by
- * all fields of the problem, and a seqlen_k that grows by one is a new one at each step.
+ * repeats, or seqused_q is 0. Their lengths and pages are checked all the same: seqused_k is 0
+ * there, or block_table has valid pages for it. Strides do not change with the run: lse has total_q
+ * entries a head, however many rows there are. Other problems want other plans: fattn_attention()
+ * finds its own by all fields of the problem, and a seqlen_k that grows by one is a new one at each
+ * step.
  */
 FATTN_API fattn_status fattn_plan_create(fattn_device *device, const fattn_problem *problem,
                                          fattn_plan **plan);

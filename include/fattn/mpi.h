@@ -8,10 +8,11 @@
  *     ...                                             (fattn/distributed.h)
  *     fattn_mpi_close(transport);
  *
- * Messages move while MPI is called. With MPI_THREAD_SERIALIZED or more a thread of the transport
- * calls it beside computation, while its user is within fattn; with less, what is above MPI's eager
- * limit mostly moves at the end of a step. Without MPI_THREAD_MULTIPLE no other thread may call MPI
- * during fattn_group_execute().
+ * Messages move only while a thread is inside an MPI call. With MPI_THREAD_SERIALIZED or more the
+ * transport has a thread that calls MPI during computation, while the caller is inside fattn. With
+ * less, messages above MPI's eager limit mostly move at the end of a step. Unless MPI was
+ * initialised with MPI_THREAD_MULTIPLE, no other thread may call MPI during
+ * fattn_group_plan_create() and fattn_group_execute().
  */
 #ifndef FATTN_MPI_H
 #define FATTN_MPI_H
@@ -24,39 +25,42 @@
 extern "C" {
 #endif
 
-/* Opens a transport over all ranks of a communicator, which is duplicated: every rank of it calls
- * this. *transport is for fattn_mpi_close(). MPI_COMM_NULL, which ranks outside of a communicator
- * have, and calls before MPI_Init() or after MPI_Finalize() are FATTN_INVALID_ARGUMENT. */
+/* Opens a transport over all ranks of a communicator, for tensors in host memory. The communicator
+ * is duplicated, so every rank of it must call this. Close *transport with fattn_mpi_close().
+ * FATTN_INVALID_ARGUMENT for MPI_COMM_NULL, which ranks outside of a communicator have, and before
+ * MPI_Init() or after MPI_Finalize(). */
 FATTN_API fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **transport);
 
 /*
- * The same for tensors in memory of a device, which an MPI that knows such memory (CUDA-aware, in
- * Open MPI's words) takes as it takes the host's; any other one crashes. `stream` is the one on
- * which plans of the group compute; the device is the group's, and outlives the transport. MPI
- * knows no streams: what a step computes is sent when it is done, and the host waits for that. NULL
- * for device is fattn_mpi_open().
+ * The same for tensors in device memory. It needs an MPI that accepts pointers to device memory
+ * ("CUDA-aware" in Open MPI); any other MPI crashes. `device` is the group's device and must
+ * outlive the transport; with NULL this is fattn_mpi_open(). `stream` is the one on which plans of
+ * the group compute. MPI has no streams, so the host waits until a step is computed before it sends
+ * the step's messages.
  */
 FATTN_API fattn_status fattn_mpi_open_device(MPI_Comm comm, fattn_device *device,
                                              fattn_stream stream, fattn_transport **transport);
 
 /*
- * Gives a transport up; every rank calls it before MPI_Finalize(). NULL is allowed. After a failure
- * the duplicate of the communicator stays until MPI_Finalize(): freeing it would wait for ranks
- * that may be gone. MPI cannot take back messages that are moving. So a plan whose execution failed
- * is destroyed after MPI_Finalize(), or not at all, and the k and v that it was given are freed
- * then. They may be changed before: the others get an error instead of what is sent then.
+ * Closes a transport; every rank calls it before MPI_Finalize(). NULL is allowed. After a failure
+ * the duplicate of the communicator stays until MPI_Finalize(), because freeing it would wait for
+ * ranks that may be gone. MPI cannot take back messages that are moving. So after a failed
+ * execution destroy the plan, and free the k and v that it was given, only after MPI_Finalize(), or
+ * not at all. They may be changed before that: other ranks get an error instead of the new data.
  *
- * When a rank dies, most launchers end all others at once. Survivors see an error where MPI was
- * started so that it lets them live.
+ * When a rank dies, most launchers end all others at once. If the launcher lets them live, they get
+ * an error.
  */
 FATTN_API void fattn_mpi_close(fattn_transport *transport);
 
-/* The same for programs that are not compiled with MPI's header: MPI is initialised, if it is not
- * yet, and the ranks are all processes that it started. */
+/* Opens a transport over all processes that MPI started (MPI_COMM_WORLD), for programs that are not
+ * compiled with MPI's header. Initialises MPI if that has not been done. Close *transport with
+ * fattn_mpi_end(). */
 FATTN_API fattn_status fattn_mpi_begin(fattn_transport **transport);
 
-/* Closes that transport and ends MPI. After a failure MPI is not ended, for that would wait for
- * ranks that may be gone: the process then leaves without it, and the launcher ends the others. */
+/* Closes a transport of fattn_mpi_begin() and finalises MPI. After a failure it does not finalise
+ * MPI, because that would wait for ranks that may be gone: the process then exits without, and the
+ * launcher ends the others. */
 FATTN_API void fattn_mpi_end(fattn_transport *transport);
 
 #ifdef __cplusplus

@@ -9,11 +9,11 @@
  *     ...                                             (fattn/distributed.h)
  *     fattn_nccl_close(transport);
  *
- * Messages go on a stream of their own, beside kernels. The library that holds NCCL, libnccl.so.2,
- * is opened when a transport is: the one that the communicator comes from.
+ * Messages run on a stream of their own, beside kernels. Opening a transport loads libnccl.so.2,
+ * which must be the library that the communicator comes from.
  *
- * With FATTN_RCCL these are the functions of library fattn_rccl, for AMD's GPUs over RCCL
- * (librccl.so.1), whose functions and types have NCCL's names; devices are "hip:0" and so on.
+ * With FATTN_RCCL defined the same declarations are those of library fattn_rccl, for AMD GPUs over
+ * RCCL (librccl.so.1), whose functions and types have NCCL's names; devices are "hip:0" and so on.
  */
 #ifndef FATTN_NCCL_H
 #define FATTN_NCCL_H
@@ -30,17 +30,17 @@
 extern "C" {
 #endif
 
-/* Opens a transport over all ranks of a communicator, which is the caller's and outlives it. stream
- * is the one on which plans of the group compute; NULL is the default one. *transport is for
- * fattn_nccl_close(). */
+/* Opens a transport over all ranks of a communicator, which the caller keeps and which must outlive
+ * the transport. stream is the one on which plans of the group compute; NULL is the default stream.
+ * Close *transport with fattn_nccl_close(). FATTN_NO_DEVICE if NCCL cannot be loaded. */
 FATTN_API fattn_status fattn_nccl_open(ncclComm_t comm, fattn_stream stream,
                                        fattn_transport **transport);
 
 /*
- * Gives a transport up. NULL is allowed. After an error of the group the communicator has been
- * aborted, and is not to be destroyed.
+ * Closes a transport. NULL is allowed. After an error of the group the communicator has been
+ * aborted (ncclCommAbort), and the caller must not destroy it.
  *
- * NCCL tells nobody that a rank has given up, so the others learn of it by the group's timeout.
+ * NCCL does not tell other ranks that one has failed: they notice by the group's timeout.
  */
 FATTN_API void fattn_nccl_close(fattn_transport *transport);
 

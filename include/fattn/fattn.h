@@ -369,7 +369,7 @@ typedef struct fattn_buffers {
     int64_t q_offset, k_offset; /* positions of row 0 and key 0 in the whole sequence, within
                                  * +-2^40; with dropout the positions of all rows and keys must be
                                  * in 0..2^33 - 1 */
-    int64_t whole_q, whole_k; /* lengths of the whole sequence, at most 2^40; -1: the sequence is
+    int64_t whole_q, whole_k;   /* lengths of the whole sequence, at most 2^40; -1: the sequence is
                                * whole, and its own lengths count */
     const int64_t *q_offsets, *k_offsets; /* (B), like q_offset and k_offset */
     const int64_t *wholes_q, *wholes_k;   /* (B), like whole_q and whole_k */

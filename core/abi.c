@@ -5,7 +5,7 @@
 
 #include "core/status.h"
 
-/* A struct_size above this is garbage, not a future version; nothing that far is read. */
+/* A struct_size above this is taken for an error, not for a future version, and is not read. */
 #define STRUCT_SIZE_MAX 65536
 
 static size_t last_size(const fattn_abi *abi)
@@ -17,7 +17,7 @@ static size_t last_size(const fattn_abi *abi)
     return last;
 }
 
-/* The caller's struct_size, which is one of these sizes or past the last. */
+/* Reads the caller's struct_size. It must be the size of a version, or above that of the last. */
 static fattn_status check_size(const void *caller, const fattn_abi *abi, size_t *size)
 {
     const size_t last = last_size(abi);
@@ -31,13 +31,13 @@ static fattn_status check_size(const void *caller, const fattn_abi *abi, size_t 
     }
     if (!known && (*size < last || *size > STRUCT_SIZE_MAX)) {
         return fattn_fail(FATTN_INVALID_STRUCT,
-                          "%s->struct_size is %zu, the size of no version; here it is %zu",
+                          "%s->struct_size is %zu, the size of no version; this library has %zu",
                           abi->name, *size, last);
     }
     return FATTN_OK;
 }
 
-/* What the library does not know is zero. */
+/* Refuses a larger struct unless the bytes that this library does not know are zero. */
 static fattn_status check_tail(const void *caller, const char *name, size_t given, size_t size)
 {
     const unsigned char *const bytes = caller;

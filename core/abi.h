@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Public structs grow at their end. A caller built against an older header passes a smaller struct,
- * whose missing fields read as their defaults; one built against a newer header passes a larger
- * struct, which is accepted as long as the tail that this library does not know is zero. Any other
- * size is a mistake: no version of the struct ended there, and reading it would split a field.
+ * Versions of public structs. A public struct may get new fields at its end. A caller that was
+ * compiled with an older header passes a smaller struct, whose missing fields read as their
+ * defaults. A caller with a newer header passes a larger one, which is accepted if the fields that
+ * this library does not know are zero. Any other size is refused: no version of the struct ended
+ * there, and reading it would split a field.
  */
 #ifndef FATTN_CORE_ABI_H
 #define FATTN_CORE_ABI_H
@@ -18,7 +19,7 @@
 /* Offset of the end of a member. */
 #define FATTN_ABI_END(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
 
-/* A struct that has grown. */
+/* The sizes that a struct has had. */
 typedef struct fattn_abi {
     const char *name;
     size_t sizes[FATTN_ABI_VERSIONS]; /* sizeof in each version, ascending, then 0; the last is this

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which tiles of the score matrix hold anything: for a window (causal included), chunks, lengths
- * and a block mask, whether a tile is empty (skipped), full (every pair kept, no test needed) or
- * partial.
+ * Which tiles of the score matrix have to be computed: given a window (causal included), chunks,
+ * lengths and a block mask, a tile is empty (skipped), full (every pair is kept, no test is needed)
+ * or partial.
  *
- * Keys of row i are those of the half-open range [first, past), both non-decreasing in i; so a
- * block of rows is described by its first and last row. Arithmetic is 64-bit: rows, keys and
+ * Row i attends to the keys of a half-open range [first, past) whose ends are non-decreasing in i;
+ * so the first and the last row describe a block of rows. Arithmetic is 64-bit: rows, keys and
  * diagonals are below 2^43 in size (POSITION_LIMIT in buffers.c), and windows are cut to 2^62.
  */
 #ifndef FATTN_CORE_BAND_H
@@ -17,7 +17,7 @@
 #include "core/integer.h"
 #include "core/problem.h"
 
-/* 0 in images whose rows all decline FATTN_CHUNK: they hold no code for it. */
+/* 0 in GPU images whose kernels all decline FATTN_CHUNK, so that they have no code for it. */
 #ifndef FATTN_BAND_CHUNKS
 #define FATTN_BAND_CHUNKS 1
 #endif
@@ -33,9 +33,9 @@ typedef struct fattn_band {
     int64_t diagonal;    /* row i is aligned with key i + diagonal */
     int64_t left, right; /* -1: unbounded */
 #if FATTN_BAND_CHUNKS
-    uint32_t chunk;     /* keys of a chunk; 0: there are none */
-    uint32_t key_place; /* of key 0 in its chunk */
-    uint32_t row_place; /* of the key that row 0 is aligned with, in its chunk */
+    uint32_t chunk;     /* keys per chunk; 0: no chunks */
+    uint32_t key_place; /* index of key 0 in its chunk */
+    uint32_t row_place; /* index in its chunk of the key that row 0 is aligned with */
 #endif
 } fattn_band;
 
@@ -62,8 +62,8 @@ FATTN_HD fattn_band fattn_band_of(const fattn_problem *p, const fattn_sequence *
     return band;
 }
 
-/* How many keys a row sees on either side of the one that it is aligned with, on average over rows
- * of a long sequence; -1: all. What depends on sizes alone goes by it. */
+/* How many keys a row attends to on either side of the key that it is aligned with, on average over
+ * the rows of a long sequence; -1: all. For decisions that are made from sizes alone. */
 typedef struct fattn_reach {
     int64_t left, right;
 } fattn_reach;
@@ -73,7 +73,7 @@ FATTN_HD fattn_reach fattn_band_reach(const fattn_problem *p)
     fattn_reach reach;
     reach.left = p->window_left;
     reach.right = p->window_right;
-    if (p->chunk) { /* a place in a chunk is as likely as another */
+    if (p->chunk) { /* the mean over all places in a chunk */
         const int64_t left = (p->chunk - 1) / 2, right = p->chunk / 2;
         reach.left = reach.left < 0 ? left : fattn_min64(reach.left, left);
         reach.right = reach.right < 0 ? right : fattn_min64(reach.right, right);
@@ -81,7 +81,7 @@ FATTN_HD fattn_reach fattn_band_reach(const fattn_problem *p)
     return reach;
 }
 
-/* Whether a row of a normalised problem may see less than all keys by its position. */
+/* Whether window or chunk may hide keys from a row of a normalised problem. */
 FATTN_HD int fattn_is_banded(const fattn_problem *p)
 {
     const fattn_reach reach = fattn_band_reach(p);
@@ -89,15 +89,15 @@ FATTN_HD int fattn_is_banded(const fattn_problem *p)
 }
 
 #if FATTN_BAND_CHUNKS
-/* The place in its chunk of what is `n` past one with this place. n, place < 2^31: a division of 32
- * bits, which is cheap. */
+/* The index in its chunk of the key that is `n` keys after one with index `place`. n and place are
+ * below 2^31, so the division has 32 bits, which is cheap. */
 FATTN_HD int64_t fattn_band_place(const fattn_band *band, uint32_t place, int64_t n)
 {
     return ((uint32_t)n + place) % band->chunk;
 }
 #endif
 
-/* The keys that row i sees: first <= j < past, within 0 <= first and past <= keys. */
+/* The keys that row i attends to: first <= j < past, with 0 <= first and past <= keys. */
 FATTN_HD fattn_range fattn_band_row(const fattn_band *band, int64_t i)
 {
     const int64_t limit = INT64_C(1) << 62;
@@ -116,7 +116,7 @@ FATTN_HD fattn_range fattn_band_row(const fattn_band *band, int64_t i)
     return keys;
 }
 
-/* The keys that any of the rows i0 .. i1 - 1 sees. i0 < i1. */
+/* The keys that any of the rows i0 .. i1 - 1 attends to. i0 < i1. */
 FATTN_HD fattn_range fattn_band_rows(const fattn_band *band, int64_t i0, int64_t i1)
 {
     fattn_range keys;
@@ -125,7 +125,7 @@ FATTN_HD fattn_range fattn_band_rows(const fattn_band *band, int64_t i0, int64_t
     return keys;
 }
 
-/* The inverse: the rows, of so many, that see any of the keys j0 .. j1 - 1. j0 < j1. */
+/* The inverse: of rows 0 .. rows - 1 those that attend to any of the keys j0 .. j1 - 1. j0 < j1. */
 FATTN_HD fattn_range fattn_band_queries(const fattn_band *band, int64_t rows, int64_t j0,
                                         int64_t j1)
 {
@@ -145,7 +145,8 @@ FATTN_HD fattn_range fattn_band_queries(const fattn_band *band, int64_t rows, in
     return queries;
 }
 
-/* The tile of rows i0 .. i1 - 1 and keys j0 .. j1 - 1, of which those past the end do not exist. */
+/* The kind of the tile of rows i0 .. i1 - 1 and keys j0 .. j1 - 1. Keys at or past band->keys do
+ * not exist. */
 FATTN_HD fattn_tile_kind fattn_band_tile(const fattn_band *band, int64_t i0, int64_t i1, int64_t j0,
                                          int64_t j1)
 {
@@ -156,22 +157,23 @@ FATTN_HD fattn_tile_kind fattn_band_tile(const fattn_band *band, int64_t i0, int
     return bottom.first <= j0 && j1 <= top.past ? FATTN_TILE_FULL : FATTN_TILE_PARTIAL;
 }
 
-/* Whether all keys of a tile exist, which begins at key j0 < keys. In 32 bits, as kernels count:
- * j0 + width may be 2^31, which no int holds. */
+/* Whether all `width` keys of the tile that begins at key j0 < keys exist. Kernels count keys in 32
+ * bits; j0 + width may be 2^31, which no int holds, so it is not computed. */
 FATTN_HD int fattn_tile_is_whole(int32_t j0, int32_t width, int32_t keys)
 {
     return keys - j0 >= width;
 }
 
-/* One head's block mask: entry (i / rows, j / keys) at mask[(i / rows) * stride_i + ...]. */
+/* One head's block mask: the entry of pair (i, j) is
+ * mask[(i / rows) * stride_i + (j / keys) * stride_j]. */
 typedef struct fattn_block_mask {
     const uint8_t *mask;
     int64_t stride_i, stride_j;
     int64_t rows, keys; /* of a block */
 } fattn_block_mask;
 
-/* What it keeps of the tile of rows i0 .. i1 - 1 and keys j0 .. j1 - 1; i0 < i1, j0 < j1, all of
- * them existing rows and keys. */
+/* The kind of the tile of rows i0 .. i1 - 1 and keys j0 .. j1 - 1 under the block mask. i0 < i1,
+ * j0 < j1, and all of these rows and keys exist. */
 FATTN_HD fattn_tile_kind fattn_block_mask_tile(const fattn_block_mask *m, int64_t i0, int64_t i1,
                                                int64_t j0, int64_t j1)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The half of problem.h that looks at the pointers of one run, and at the lengths behind them. */
+/* Validation of one run: its pointers, and the lengths and tables behind them. The other half of
+ * problem.h is in problem.c. */
 #include <stdio.h>
 #include <string.h>
 
@@ -34,11 +35,12 @@ fattn_status fattn_buffers_read(fattn_buffers *to, const fattn_buffers *from)
     return fattn_abi_read_grown(to, &abi, from);
 }
 
-/* Pointers of tensors are multiples of what the problem promises, all others of their elements. */
+/* A pointer of a tensor must be a multiple of the problem's pointer_alignment, any other pointer a
+ * multiple of its elements' size. */
 static fattn_status fail_misaligned(const fattn_operand *operand)
 {
     const uintptr_t base = operand->region.base;
-    const int64_t given = (int64_t)(base & (~base + 1)); /* the power of two that it is of */
+    const int64_t given = (int64_t)(base & (~base + 1)); /* the largest power of two dividing it */
     const int64_t bytes = operand->dtype ? fattn_dtype_size(operand->dtype) : operand->alignment;
     if (given < bytes) {
         return fattn_fail(FATTN_MISALIGNED,
@@ -47,7 +49,7 @@ static fattn_status fail_misaligned(const fattn_operand *operand)
     }
     return fattn_fail(FATTN_MISALIGNED,
                       "%s is %p, not a multiple of %lld bytes, as the plan's pointer_alignment "
-                      "promises: this pointer takes a plan for %lld at most",
+                      "promises: this pointer needs a plan with pointer_alignment %lld",
                       operand->name, (void *)base, (long long)operand->alignment, (long long)given);
 }
 
@@ -72,7 +74,8 @@ static fattn_status check_pointer(const fattn_operand *operand)
     return FATTN_OK;
 }
 
-/* Says where two operands lie, and how many pages one of them is taken to have. */
+/* The reason has the addresses and sizes of both operands, and num_pages if one of them is paged,
+ * since a wrong num_pages makes it too large. */
 static fattn_status fail_overlap(const fattn_problem *p, const fattn_operand *a,
                                  const fattn_operand *b)
 {
@@ -158,13 +161,14 @@ fattn_status fattn_cu_seqlens_check(const char *name, const int32_t *cu, int64_t
     return FATTN_OK;
 }
 
-/* The length of sequence b: what it uses, else owns, else the problem's. */
+/* The length of sequence b: seqused[b] if given, else from cu_seqlens if given, else the
+ * problem's. */
 static int64_t length_of(const int32_t *used, const int32_t *cu, int64_t length, int64_t b)
 {
     return used ? used[b] : cu ? cu[b + 1] - cu[b] : length;
 }
 
-/* seqused[b] within what sequence b owns. */
+/* seqused[b] must not exceed the rows or keys that sequence b has in its tensor. */
 static fattn_status check_seqused(const char *name, const int32_t *used, const int32_t *cu,
                                   int64_t batch, int64_t length)
 {
@@ -190,7 +194,8 @@ static int64_t keys_of(const fattn_problem *p, const fattn_buffers *buf, int64_t
                      p->features & FATTN_CU_SEQLENS_K ? buf->cu_seqlens_k : NULL, p->seqlen_k, b);
 }
 
-/* Within the keys that sequence b uses; at their end there is none. */
+/* seqstart_k[b] must be in 0 .. the number of keys that sequence b uses; at the upper end it uses
+ * none. */
 static fattn_status check_seqstart(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
 {
     const int32_t start = buf->seqstart_k[b];
@@ -278,7 +283,7 @@ static fattn_status check_positions(const fattn_problem *p, const fattn_buffers 
     return FATTN_OK;
 }
 
-/* Every row and key that dropout sees has a position that fits its counter word. */
+/* With dropout the position of every row and key must fit its counter word (philox.h). */
 static fattn_status check_counters(const fattn_problem *p, const fattn_buffers *buf)
 {
     for (int64_t b = 0; b < p->batch; b++) {
@@ -292,7 +297,7 @@ static fattn_status check_counters(const fattn_problem *p, const fattn_buffers *
             if (sides[n].first < 0 || sides[n].first + sides[n].count > FATTN_DROPOUT_QUERIES) {
                 return fattn_fail(FATTN_INVALID_DATA,
                                   "%s puts the %lld %s of sequence %lld at positions from %lld on: "
-                                  "dropout takes 0..2^33 - 1",
+                                  "with dropout positions must be in 0..2^33 - 1",
                                   sides[n].name, (long long)sides[n].count, sides[n].rows,
                                   (long long)b, (long long)sides[n].first);
             }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In four parts: what is kept, how it is freed, borrowing and returning, the public door. */
+/* In four parts: the cache's data, freeing, borrowing and returning, the public functions. */
 #include "core/cache.h"
 
 #include <string.h>
@@ -10,56 +10,57 @@
 #include "core/memory.h"
 #include "core/status.h"
 
-/* Where the caller says nothing; and the most entries. */
+/* The default limits, and the most entries that a caller may ask for. */
 #define ENTRIES 32
 #define ENTRIES_MOST 4096
 #define BYTES INT64_MAX
 
-/* A full cache has one entry a bucket on average. */
+/* A full cache has one entry per bucket on average. */
 #define BUCKETS ENTRIES_MOST
 
-/* Workspaces that a plan's calls on different streams get before they take turns. Concurrent calls
- * of more threads have one each. */
+/* A plan has at least so many workspaces before calls on different streams share one. It has more
+ * if more threads call at once. */
 #define WORKSPACES 4
 
-/* --- What is kept ----------------------------------------------------------------------------- */
+/* --- The cache's data ------------------------------------------------------------------------- */
 
 struct fattn_workspace {
     fattn_workspace *next;
     fattn_plan *plan; /* retained */
-    void *memory;     /* NULL where the plan needs none */
-    void *event;      /* behind the last use; NULL in host memory, and before the first use */
-    fattn_stream stream;
-    const void *thread; /* that used it last, and on which stream: where waiting costs least */
-    uint64_t capture;   /* the capture whose graph owns it, or 0 */
+    void *memory;     /* NULL if the plan needs none */
+    void *event;      /* recorded after the last use; NULL in host memory */
+    fattn_stream stream; /* of the last use */
+    const void *thread;  /* of the last use: &here of that thread */
+    uint64_t capture;    /* the capture whose graph owns it, or 0 */
 };
 
 typedef struct entry {
-    struct entry *next;  /* of its bucket, or of the waste */
+    struct entry *next;  /* in its bucket, or in a waste list */
     struct entry *newer; /* its neighbours in the order of last use, or NULL */
     struct entry *older;
     fattn_plan *plan;      /* retained */
-    fattn_problem problem; /* as the caller gave it, the alignment apart */
+    fattn_problem problem; /* as the caller gave it, except for pointer_alignment */
     uint64_t hash;
-    fattn_workspace *idle; /* the last returned first */
-    int made;              /* workspaces, idle or lent */
+    fattn_workspace *idle; /* the most recently returned first */
+    int made;              /* number of workspaces, idle or lent */
 } entry;
 
-/* The mutex of all below is FATTN_FORK_CACHE. */
+/* The mutex FATTN_FORK_CACHE protects all of these. */
 static entry *buckets[BUCKETS]; /* chains of entries, by hash */
 static entry *newest, *oldest;  /* ends of the list of all entries, in the order of last use */
 static fattn_workspace *graphs; /* workspaces that graphs own */
 static int64_t entries_most = ENTRIES, bytes_most = BYTES;
-static fattn_cache_info counts; /* all but what is counted when asked */
+static fattn_cache_info counts; /* except graph_bytes, which is summed when asked */
 
 static void lock(void) { fattn_fork_lock(FATTN_FORK_CACHE); }
 
 static void unlock(void) { fattn_fork_unlock(FATTN_FORK_CACHE); }
 
-/* Its address names the thread. */
+/* Its address identifies the thread. */
 static _Thread_local char here;
 
-/* Over the words of the problem. A last step mixes the bits: the lower ones choose the bucket. */
+/* The hash of the problem's words. The last two lines mix the bits, since the lower ones choose the
+ * bucket. */
 static uint64_t hash_problem(const fattn_device *device, const fattn_problem *problem)
 {
     uint64_t hash = FATTN_HASH_BEGIN ^ (uint64_t)(uintptr_t)device;
@@ -72,12 +73,12 @@ static uint64_t hash_problem(const fattn_device *device, const fattn_problem *pr
     return hash ^ hash >> 32;
 }
 
-/* The five that follow run under the mutex. */
+/* The next five functions need the mutex. */
 
-/* Where the chain of entries with that hash begins. */
+/* The chain of entries with that hash. */
 static entry **bucket_of(uint64_t hash) { return &buckets[hash % BUCKETS]; }
 
-/* Makes it the newest. */
+/* Inserts an entry as the newest in the order of last use. */
 static void attach(entry *e)
 {
     e->newer = NULL;
@@ -86,14 +87,14 @@ static void attach(entry *e)
     newest = e;
 }
 
-/* Takes it out of the order. */
+/* Removes an entry from the order of last use. */
 static void detach(entry *e)
 {
     *(e->newer ? &e->newer->older : &newest) = e->older;
     *(e->older ? &e->older->newer : &oldest) = e->newer;
 }
 
-/* Makes the one that it finds the newest. */
+/* Finds an entry, or NULL, and makes it the newest. */
 static entry *find(const fattn_device *device, const fattn_problem *problem, uint64_t hash)
 {
     entry *e = *bucket_of(hash);
@@ -108,7 +109,7 @@ static entry *find(const fattn_device *device, const fattn_problem *problem, uin
     return e;
 }
 
-/* The entry of the loan's plan, NULL: it has been given up. */
+/* The entry of the loan's plan; NULL if it has been evicted meanwhile. */
 static entry *entry_of(const fattn_loan *loan)
 {
     entry *e = *bucket_of(loan->hash);
@@ -118,10 +119,10 @@ static entry *entry_of(const fattn_loan *loan)
     return e;
 }
 
-/* --- How it is freed -------------------------------------------------------------------------- */
+/* --- Freeing ---------------------------------------------------------------------------------- */
 
-/* Taken out under mutex, freed without it: the driver may wait, and a caller's allocator may do
- * what it likes. */
+/* What is to be freed. Functions collect it while they hold the mutex, and dispose() frees it after
+ * they have released the mutex: the driver may wait, and a caller's allocator may do anything. */
 typedef struct waste {
     entry *entries;
     fattn_workspace *workspaces;
@@ -141,7 +142,8 @@ static void throw_workspace(waste *out, fattn_workspace *w)
     out->workspaces = w;
 }
 
-/* Under mutex. The plan's lent workspaces find no entry when they return, and are freed then. */
+/* Removes an entry. Its lent workspaces find no entry when they are returned, and are freed then.
+ * Needs the mutex. */
 static void throw_entry(waste *out, entry *e)
 {
     entry **link = bucket_of(e->hash);
@@ -159,7 +161,7 @@ static void throw_entry(waste *out, entry *e)
     out->entries = e;
 }
 
-/* Under mutex. */
+/* Removes the oldest entries until the limit holds. Needs the mutex. */
 static void trim_entries(waste *out)
 {
     while (counts.entries > entries_most) {
@@ -168,8 +170,8 @@ static void trim_entries(waste *out)
     }
 }
 
-/* Idle workspaces of the device, or of all, until at most so many bytes are left: those of the
- * oldest entries first. Under mutex. */
+/* Removes idle workspaces of the device (NULL: of all devices), those of the oldest entries first,
+ * until at most `most` bytes are left. Needs the mutex. */
 static void trim_bytes(waste *out, const fattn_device *device, int64_t most)
 {
     for (entry *e = oldest; e && counts.bytes > most; e = e->newer) {
@@ -181,16 +183,16 @@ static void trim_bytes(waste *out, const fattn_device *device, int64_t most)
     }
 }
 
-/* While any thread captures a stream, drivers refuse to allocate, to load and to wait, in case a
- * graph should depend on it. No graph depends on the cache: this lets the calling thread do so all
- * the same. *mode is what restore_capture() puts back. */
+/* While any thread captures a stream, drivers refuse to allocate, load and wait, in case a graph
+ * should depend on that. No graph depends on the cache, so this allows it for the calling thread.
+ * *mode is the previous mode, for restore_capture(). */
 static fattn_status relax_capture(const fattn_device *device, int *mode)
 {
     *mode = FATTN_CAPTURE_RELAXED;
     return device->backend->capture_mode(device->impl, mode);
 }
 
-/* Returns status, or the failure to put the mode back. */
+/* Restores the mode. Returns status, or else the failure to restore. */
 static fattn_status restore_capture(const fattn_device *device, int mode, fattn_status status)
 {
     fattn_reason_hold(status);
@@ -199,7 +201,8 @@ static fattn_status restore_capture(const fattn_device *device, int mode, fattn_
     return status ? status : restored;
 }
 
-/* Waits for its last use. Returns status, or the first failure after it. */
+/* Waits for the last use of a workspace and frees it. Returns status, or else the first failure
+ * here. */
 static fattn_status free_workspace(fattn_workspace *w, fattn_status status)
 {
     fattn_device *const device = w->plan->device;
@@ -223,7 +226,8 @@ static fattn_status free_workspace(fattn_workspace *w, fattn_status status)
     return status;
 }
 
-/* Failures are dropped: the calls that used these have returned. */
+/* Frees what was collected. Failures are ignored: the calls that used these objects have
+ * returned. */
 static void dispose(waste *out)
 {
     while (out->workspaces) {
@@ -239,15 +243,16 @@ static void dispose(waste *out)
 
 /* --- Borrowing and returning ------------------------------------------------------------------ */
 
-/* Whether work on the stream follows what this thread or another has queued on the one that the
- * workspace was used on, if handles can be believed. */
+/* Whether the stream is probably the one on which the workspace was used last, so that waiting for
+ * its event costs nothing. */
 static bool is_near(const fattn_workspace *w, fattn_stream stream)
 {
     return w->stream == stream &&
            ((uintptr_t)stream != FATTN_STREAM_PER_THREAD || w->thread == &here);
 }
 
-/* The idle workspace that a call on the stream takes; NULL: it makes one. Under mutex. */
+/* Takes the idle workspace that suits a call on the stream best. NULL: the call has to make one.
+ * Needs the mutex. */
 static fattn_workspace *lend(entry *e, fattn_stream stream)
 {
     fattn_workspace **last = NULL;
@@ -260,7 +265,7 @@ static fattn_workspace *lend(entry *e, fattn_stream stream)
     return last && e->made >= WORKSPACES ? take(last) : NULL;
 }
 
-/* The same under a capture. */
+/* The same for a call that is being captured. */
 static fattn_workspace *lend_graph(const fattn_plan *plan, uint64_t capture)
 {
     for (fattn_workspace **link = &graphs; *link; link = &(*link)->next) {
@@ -271,7 +276,7 @@ static fattn_workspace *lend_graph(const fattn_plan *plan, uint64_t capture)
     return NULL;
 }
 
-/* Memory, and once more after giving back what is idle on the device. */
+/* Allocates device memory. If there is none, frees the device's idle workspaces and tries again. */
 static fattn_status allocate(const fattn_device *device, size_t bytes, fattn_stream stream,
                              void **memory)
 {
@@ -289,7 +294,7 @@ static fattn_status allocate(const fattn_device *device, size_t bytes, fattn_str
     return status;
 }
 
-/* A new one of the plan's. */
+/* Makes a workspace for the plan. */
 static fattn_status make_workspace(fattn_plan *plan, fattn_stream stream, uint64_t capture,
                                    fattn_workspace **made)
 {
@@ -319,7 +324,7 @@ static fattn_status make_workspace(fattn_plan *plan, fattn_stream stream, uint64
     return FATTN_OK;
 }
 
-/* A plan, and an entry for it that is in no bucket yet. */
+/* Makes a plan and an entry for it, which insert() puts into the cache. */
 static fattn_status make_entry(fattn_device *device, const fattn_problem *problem, uint64_t hash,
                                entry **made)
 {
@@ -342,8 +347,9 @@ static fattn_status make_entry(fattn_device *device, const fattn_problem *proble
     return FATTN_OK;
 }
 
-/* Makes a new entry the newest, or where another thread was faster or nothing is kept, waste.
- * Returns the plan's entry, which may be waste. Under mutex. */
+/* Puts a new entry into the cache. If another thread has inserted the same problem meanwhile, or
+ * the cache keeps no entries, the new entry goes to waste instead. Returns the entry to use, which
+ * may be in waste. Needs the mutex. */
 static entry *insert(entry *made, waste *out)
 {
     entry *const e = find(made->plan->device, &made->problem, made->hash);
@@ -359,8 +365,8 @@ static entry *insert(entry *made, waste *out)
     return e ? e : made;
 }
 
-/* An idle workspace of the plan's for the loan, if there is one. *make: there is none, and one is
- * counted, which the caller makes. Under mutex. */
+/* Lends an idle workspace of the plan, if there is one. Otherwise counts a new one and sets *make:
+ * the caller makes it after it has released the mutex. Needs the mutex. */
 static void borrow_workspace(entry *e, fattn_stream stream, fattn_loan *loan, bool *make,
                              waste *out)
 {
@@ -406,8 +412,8 @@ static fattn_status borrow(fattn_device *device, const fattn_problem *problem, f
     return FATTN_OK;
 }
 
-/* Puts a workspace where the next call finds it; w NULL: it could not be made. False: there is no
- * place for it, and it no longer counts. */
+/* Puts a workspace where the next call finds it. NULL for one that could not be made. Returns
+ * whether it is kept; if not, it is no longer counted, and the caller frees it. */
 static bool put_back(const fattn_loan *loan, fattn_workspace *w)
 {
     lock();
@@ -429,8 +435,8 @@ static bool put_back(const fattn_loan *loan, fattn_workspace *w)
     return list != NULL;
 }
 
-/* Lets the stream wait for the workspace's last use. The two streams that the driver has for all
- * threads are known by their handles. */
+/* Makes the stream wait for the workspace's last use. There is no need to if both are the same
+ * stream, which handles prove only for the driver's two global streams. */
 static fattn_status follow(const fattn_workspace *w, fattn_stream stream)
 {
     const fattn_device *const device = w->plan->device;
@@ -465,7 +471,7 @@ fattn_status fattn_cache_borrow(fattn_device *device, const fattn_problem *probl
     return status;
 }
 
-/* Puts the event behind the use; where that fails, waits for it. */
+/* Records the workspace's event after its use. If that fails, waits for the stream instead. */
 static fattn_status mark(fattn_workspace *w, fattn_stream stream)
 {
     const fattn_device *const device = w->plan->device;
@@ -489,7 +495,7 @@ fattn_status fattn_cache_return(fattn_loan *loan, fattn_stream stream, fattn_sta
         const fattn_status marked = mark(w, stream);
         status = status ? status : marked;
         if (marked && loan->capture) {
-            w->capture = 0; /* nothing can follow it: it waits here for no one */
+            w->capture = 0; /* later calls cannot wait for it, so none may find it */
         }
         const bool reusable = (!marked || loan->capture) && put_back(loan, w);
         if (!reusable && marked) {
@@ -502,7 +508,7 @@ fattn_status fattn_cache_return(fattn_loan *loan, fattn_stream stream, fattn_sta
     return status;
 }
 
-/* Of the device, or of all. */
+/* Removes the entries of a device, or with NULL of all devices. */
 static void forget(const fattn_device *device)
 {
     waste out = {NULL, NULL};
@@ -521,7 +527,7 @@ void fattn_cache_empty(void) { forget(NULL); }
 
 void fattn_cache_forget(const fattn_device *device) { forget(device); }
 
-/* --- The public door -------------------------------------------------------------------------- */
+/* --- The public functions --------------------------------------------------------------------- */
 
 void fattn_cache_options_init(fattn_cache_options *options)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device handles and their verbs: the public door checks, the backend's table does. */
+/* The public functions of devices, streams and events: they check their arguments and call the
+ * backend. */
 #include <string.h>
 
 #include "core/abi.h"
@@ -39,7 +40,7 @@ fattn_status fattn_device_options_refuse(const fattn_device_options *options, co
     return FATTN_OK;
 }
 
-/* What is wrong with options whatever the device. */
+/* Refuses options that are wrong on every device. */
 static fattn_status check_options(const fattn_device_options *o)
 {
     const bool own = o->engine == FATTN_ENGINE_DEFAULT || o->engine == FATTN_ENGINE_OWN;
@@ -56,7 +57,8 @@ static fattn_status check_options(const fattn_device_options *o)
     }
     if (o->parallel_for && o->engine != FATTN_ENGINE_DEFAULT) {
         return fattn_fail(FATTN_INVALID_ARGUMENT,
-                          "engine is %d, and parallel_for is an engine already", (int)o->engine);
+                          "engine is %d beside a parallel_for, which needs the default engine",
+                          (int)o->engine);
     }
     if (!o->parallel_for && o->parallel_user) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "parallel_user is %p without a parallel_for",
@@ -71,7 +73,7 @@ static fattn_status check_options(const fattn_device_options *o)
     }
     if (o->cpus && (o->parallel_for || !own)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT,
-                          "cpus is \"%.64s\", and the threads are not the library's own", o->cpus);
+                          "cpus is \"%.64s\", but the threads are not the library's own", o->cpus);
     }
     return FATTN_OK;
 }
@@ -98,9 +100,9 @@ static fattn_status open_on(const fattn_backend *backend, int ordinal,
     return FATTN_OK;
 }
 
-/* The first device that can be used, in the order of backends. One that this build has no code for,
- * that lacks an option or does not work is passed over. Out of memory ends the search: another
- * device would fail likewise. */
+/* Opens the first device that can be used, in the order of backends. It skips devices for which
+ * this build has no code, that lack an option or do not work. Out of memory ends the search:
+ * another device would fail likewise. */
 static fattn_status open_auto(const fattn_device_options *options, fattn_device **device)
 {
     const fattn_backend *backend;
@@ -113,8 +115,7 @@ static fattn_status open_auto(const fattn_device_options *options, fattn_device 
                 return status;
             }
             if (fattn_log_wants(1)) {
-                fattn_log("auto passes %s:%d over: %s", backend->name, ordinal,
-                          fattn_last_reason());
+                fattn_log("auto skips %s:%d: %s", backend->name, ordinal, fattn_last_reason());
             }
         }
     }
@@ -338,7 +339,7 @@ fattn_status fattn_event_create(fattn_device *device, fattn_event **event)
         fattn_device_drop(device);
         return status;
     }
-    created->device = device; /* and holds it */
+    created->device = device; /* retained until the event is destroyed */
     *event = created;
     return FATTN_OK;
 }

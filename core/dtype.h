@@ -48,7 +48,7 @@ static inline const char *fattn_dtype_name(fattn_dtype dtype)
  * Bit patterns
  * ---------------------------------------------------------------------------------------------- */
 
-/* A builtin belongs to no side of a GPU program; the C library's function belongs to the host. */
+/* The builtin can be used in host and device code; memcpy() of the C library only on the host. */
 #if defined(__GNUC__)
 #define FATTN_MEMCPY __builtin_memcpy
 #else
@@ -90,11 +90,11 @@ FATTN_HD uint64_t fattn_shift_rne(uint64_t x, int n)
 }
 
 /*
- * Rounds a finite magnitude, given as the pattern of a format with `mant` mantissa bits and bias
- * `bias`, to a format with fewer mantissa bits and no larger bias. Its exponent field is taken to
- * be unbounded: the caller compares the code with its largest one. Patterns of one sign are ordered
- * as their values, so a carry out of the mantissa rightly becomes the next exponent, and out of the
- * subnormals the smallest normal.
+ * Rounds a finite magnitude, given as the bit pattern of a format with `mant` mantissa bits and
+ * exponent bias `bias`, to a format with fewer mantissa bits and no larger bias. The result's
+ * exponent field is taken to be unbounded; the caller compares the result with the largest code.
+ * Patterns of one sign have the order of their values, so a carry out of the mantissa correctly
+ * gives the next exponent, and a carry out of the subnormals the smallest normal number.
  */
 FATTN_HD uint64_t fattn_pattern_round(uint64_t magnitude, int mant, int bias, int to_mant,
                                       int to_bias)
@@ -130,7 +130,7 @@ FATTN_HD uint32_t fattn_pattern_narrow(uint64_t magnitude, int mant, int bias, i
     return code < overflow ? (uint32_t)code : overflow;
 }
 
-/* The same from the two formats that are narrowed from; the sign is left to the caller. */
+/* The same for an f32 and an f64. The caller adds the sign. */
 FATTN_HD uint32_t fattn_f32_narrow(float x, int mant, int bias, uint32_t overflow, uint32_t nan)
 {
     return fattn_pattern_narrow(fattn_f32_bits(x) & INT32_MAX, 23, 127, mant, bias, overflow, nan);

@@ -19,9 +19,9 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static fattn_env env;
 static char texts[2][VALUE_MAX]; /* copies: the process may change its environment later */
-static char complaint[320];      /* empty when all is well */
-static char strangers[256];      /* FATTN_ names that are no variable, cut at the end */
-static int warned;               /* atomic: the strangers were told */
+static char error[320];          /* the reason of FATTN_BAD_ENVIRONMENT, or empty */
+static char unknown_names[256];  /* FATTN_* names that are not in the tables, truncated */
+static int warned;               /* atomic: a line about unknown_names was logged */
 
 extern char **environ;
 
@@ -102,7 +102,7 @@ static const struct {
     {"FATTN_VERBOSE", read_verbose, &env.verbose, "0, 1, 2 or 3"},
 };
 
-/* Those of backends. */
+/* The backends' own variables. */
 #define OWN_MAX 8
 static struct {
     const fattn_env_variable *variable;
@@ -136,24 +136,24 @@ static bool is_variable(const char *name, size_t length)
     return false;
 }
 
-/* A misspelt name would be ignored in silence. */
-static void find_strangers(void)
+/* Lists FATTN_* names that no table has, so that a misspelt one is not ignored silently. */
+static void find_unknown_names(void)
 {
     static const char prefix[] = "FATTN_";
     size_t used = 0;
-    strangers[0] = '\0';
-    for (char **at = environ; at && *at && used < sizeof strangers; at++) {
+    unknown_names[0] = '\0';
+    for (char **at = environ; at && *at && used < sizeof unknown_names; at++) {
         const size_t length = strcspn(*at, "=");
         if (strncmp(*at, prefix, sizeof prefix - 1) == 0 && !is_variable(*at, length)) {
-            used += (size_t)snprintf(strangers + used, sizeof strangers - used, "%s%.*s",
+            used += (size_t)snprintf(unknown_names + used, sizeof unknown_names - used, "%s%.*s",
                                      used ? ", " : "", (int)length, *at);
         }
     }
 }
 
-static void complain(const char *name, const char *text, const char *expected)
+static void set_error(const char *name, const char *text, const char *expected)
 {
-    snprintf(complaint, sizeof complaint, "%s is \"%.100s\", not %s", name, text, expected);
+    snprintf(error, sizeof error, "%s is \"%.100s\", not %s", name, text, expected);
 }
 
 static void read_own(void)
@@ -166,7 +166,7 @@ static void read_own(void)
         char expected[128] = "a word";
         if (text && (!read_text(text, &own[i].value, own[i].text) ||
                      !variable->takes(text, expected, sizeof expected))) {
-            complain(variable->name, text, expected);
+            set_error(variable->name, text, expected);
         }
     }
 }
@@ -174,14 +174,14 @@ static void read_own(void)
 static void read_environment(void)
 {
     memset(&env, 0, sizeof env);
-    complaint[0] = '\0';
+    error[0] = '\0';
     warned = 0;
     read_own();
-    find_strangers();
+    find_unknown_names();
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
         const char *const text = getenv(variables[i].name);
         if (text && !variables[i].read(text, variables[i].field)) {
-            complain(variables[i].name, text, variables[i].expected);
+            set_error(variables[i].name, text, variables[i].expected);
             return;
         }
     }
@@ -191,10 +191,11 @@ fattn_status fattn_env_get(const fattn_env **result)
 {
     pthread_once(&once, read_environment);
     *result = &env;
-    if (strangers[0] && env.verbose >= 1 && !__atomic_exchange_n(&warned, 1, __ATOMIC_RELAXED)) {
-        fattn_log("the environment has %s, which this library does not know", strangers);
+    if (unknown_names[0] && env.verbose >= 1 &&
+        !__atomic_exchange_n(&warned, 1, __ATOMIC_RELAXED)) {
+        fattn_log("the environment has %s, which this library does not know", unknown_names);
     }
-    return complaint[0] ? fattn_fail(FATTN_BAD_ENVIRONMENT, "%s", complaint) : FATTN_OK;
+    return error[0] ? fattn_fail(FATTN_BAD_ENVIRONMENT, "%s", error) : FATTN_OK;
 }
 
 void fattn_env_reload(void)

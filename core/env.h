@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The FATTN_* environment variables: read once, at the first use of the library, from one table. */
+/* The FATTN_* environment variables: env.c has a table of them, and reads them once, at the first
+ * use of the library. */
 #ifndef FATTN_CORE_ENV_H
 #define FATTN_CORE_ENV_H
 
@@ -17,19 +18,20 @@ typedef struct fattn_env {
     int verbose;         /* FATTN_VERBOSE, 0..3 */
 } fattn_env;
 
-/* The parsed environment; FATTN_BAD_ENVIRONMENT, naming the variable and its value, as long as one
- * of them is wrong. */
+/* Gives the parsed environment. If a variable has a wrong value, this fails every time, with
+ * FATTN_BAD_ENVIRONMENT and a reason that names variable and value. */
 fattn_status fattn_env_get(const fattn_env **env);
 
-/* A backend's own variable, whose value is a word. */
+/* An environment variable of one backend, whose value is a word. */
 typedef struct fattn_env_variable {
     const char *name;
-    /* Whether it may have this value. If not, writes what it may have, as in "FATTN_X is "y", not
-     * the name of a z". What this machine lacks is refused where a device is opened. */
+    /* Whether the variable may have this value on any machine. If not, writes into `expected` what
+     * it may have, for the sentence "NAME is "value", not EXPECTED". A value that only this machine
+     * does not support is refused later, when a device is opened. */
     bool (*takes)(const char *value, char *expected, size_t size);
 } fattn_env_variable;
 
-/* The value of a backend's variable (backend.h), after fattn_env_get(); NULL when unset. */
+/* The value of a backend's variable (backend.h), after fattn_env_get(); NULL if it is unset. */
 const char *fattn_env_own(const fattn_env_variable *variable);
 
 /* Tests only: reads the environment again. No other thread may be inside the library. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Running a plan: pointers are checked and nothing else is decided. */
+/* Running a plan: the pointers are checked, nothing is decided. */
 #include "core/memory.h"
 #include "core/plan.h"
 #include "core/problem.h"
@@ -58,7 +58,7 @@ fattn_status fattn_plan_check(const fattn_plan *plan, const fattn_buffers *given
     return fattn_buffers_check_unused(plan->problem.op, plan->features, *checked);
 }
 
-/* The caller's workspace holds none of the tensors. */
+/* Refuses a workspace that overlaps a tensor. */
 static fattn_status check_workspace(const fattn_plan *plan, const fattn_buffers *buffers,
                                     const void *workspace)
 {
@@ -100,7 +100,7 @@ fattn_status fattn_execute_onto(const fattn_plan *plan, const fattn_buffers *buf
     if (status) {
         return status;
     }
-    /* What is logged are the results of a run. */
+    /* run_onto() may never write the run's own results, which the log is about. */
     return plan->logs_tensors
                ? fattn_plan_run_then_merge(plan, checked, job, workspace, stream)
                : plan->device->backend->run_onto(plan, checked, job, workspace, stream);

@@ -73,7 +73,7 @@ static const fattn_feature rows[] = {
 };
 _Static_assert(sizeof rows / sizeof rows[0] == FATTN_FEATURE_COUNT &&
                    FATTN_FEATURES_ALL == (UINT64_C(1) << FATTN_FEATURE_COUNT) - 1,
-               "a row for every feature");
+               "every feature needs a row");
 
 const fattn_feature *fattn_feature_row(int bit) { return &rows[bit]; }
 

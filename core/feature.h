@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One row a feature: its names, its numbers in fattn_problem with their defaults and bounds, and
- * its option in the tool. Validation, reasons, plans in words, JSON, the options of `fattn`, and
- * the random problems of `fattn check` read these rows. A feature that is a bit and some numbers
- * needs one row here, and what kernels make of it.
+ * The table of features: for each one its names, its numbers in fattn_problem with their defaults
+ * and bounds, and its option in the tool `fattn`. Validation, reasons, fattn_plan_describe(), JSON,
+ * the options of `fattn` and the random problems of `fattn check` read these rows. A new feature
+ * that consists of a bit and some numbers needs one row here, and kernels that honour it.
  */
 #ifndef FATTN_CORE_FEATURE_H
 #define FATTN_CORE_FEATURE_H
@@ -25,19 +25,19 @@ typedef struct fattn_feature_field {
     const char *name; /* in fattn_problem; NULL after the last */
     size_t offset;
     fattn_field_kind kind;
-    int64_t usual;     /* its value without the feature */
-    int64_t low, high; /* of integers, with the feature; both 0: problem.c has a rule of its own */
+    int64_t usual;     /* its value without the feature: the default */
+    int64_t low, high; /* bounds of an integer with the feature; both 0: problem.c has the rule */
 } fattn_feature_field;
 
 typedef struct fattn_feature {
     uint64_t bit;
     const char *constant; /* "FATTN_WINDOW" */
     const char *name;     /* "window" */
-    const char *option;   /* "window L,R", without dashes; NULL where it is more than numbers */
-    const char *help;     /* of the option; further lines after \n */
-    int values;           /* so many fields, the first, are what the option takes and words show */
-    bool zero_is_none;    /* the option's 0 means that the feature is off */
-    bool on_diagonal; /* depends on which key a query is aligned with: on anchor and positions */
+    const char *option;   /* "window L,R", without dashes; NULL if the table cannot describe it */
+    const char *help;     /* of the option; \n begins a new line */
+    int values;           /* how many of the fields are the option's value, and are printed */
+    bool zero_is_none;    /* 0 as the option's value turns the feature off */
+    bool on_diagonal; /* depends on the alignment of queries with keys: on anchor and positions */
     fattn_feature_field fields[FATTN_FEATURE_FIELDS + 1];
 } fattn_feature;
 
@@ -47,7 +47,7 @@ const fattn_feature *fattn_feature_row(int bit);
 /* The name of feature bit `bit`, as in "cu_seqlens_q"; NULL past the last. */
 const char *fattn_feature_name(int bit);
 
-/* A field of a problem: integers and dtypes as they are. */
+/* The value of a field of a problem: an integer or dtype, or a real number. */
 int64_t fattn_feature_integer(const fattn_problem *problem, const fattn_feature_field *field);
 double fattn_feature_real(const fattn_problem *problem, const fattn_feature_field *field);
 

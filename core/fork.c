@@ -47,10 +47,11 @@ bool fattn_fork_is_guarded(void)
     return registered == 0;
 }
 
-/* Registered before it holds anything: registering may wait for a fork, which waits for locks. */
+/* Registers the handlers before it takes a lock: pthread_atfork() may wait for a fork, which waits
+ * for the locks. */
 void fattn_fork_lock(fattn_fork_level level)
 {
-    (void)fattn_fork_is_guarded(); /* where not, opening a device says so */
+    (void)fattn_fork_is_guarded(); /* if not, opening a device fails and says so */
     pthread_mutex_lock(&locks[level]);
 }
 

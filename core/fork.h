@@ -1,31 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A fork may happen while another thread is inside the library, and its child may call at once. So
- * the locks that are held for a while live here: a fork takes them all, outermost first, and gives
- * them back on both sides; and what threads have left behind in a child is put in order.
+ * fork(). A process may fork while another of its threads is inside the library, and the child may
+ * call the library at once. So the library's locks live here: handlers of pthread_atfork() take
+ * them all before the fork, outermost first, and release them in parent and child. In the child
+ * they also reset the state of threads, which do not exist there.
  */
 #ifndef FATTN_CORE_FORK_H
 #define FATTN_CORE_FORK_H
 
 #include <stdbool.h>
 
-/* A thread that holds one may take those that follow. */
+/* The locks. A thread that holds one may take only those that follow it here. */
 typedef enum fattn_fork_level {
-    FATTN_FORK_DEFAULT, /* of the default device */
-    FATTN_FORK_CACHE,   /* of fattn_attention()'s plans */
-    FATTN_FORK_THREADS, /* the backend's that has threads */
-    FATTN_FORK_LOG,
+    FATTN_FORK_DEFAULT, /* the default device */
+    FATTN_FORK_CACHE,   /* the plans of fattn_attention() */
+    FATTN_FORK_THREADS, /* the threads of the CPU backend */
+    FATTN_FORK_LOG,     /* the log callback */
     FATTN_FORK_LEVELS
 } fattn_fork_level;
 
 void fattn_fork_lock(fattn_fork_level level);
 void fattn_fork_unlock(fattn_fork_level level);
 
-/* Whether forks take the locks. false: there was no memory to register that, and a child may find
- * them held for ever. */
+/* Whether the handlers are registered. false: there was no memory for that, and a child may find
+ * locks held for ever. */
 bool fattn_fork_is_guarded(void);
 
-/* What a child does first, while it holds all locks. */
+/* Sets the function that a child calls first, while all locks are held. */
 typedef void (*fattn_fork_child)(void);
 void fattn_fork_set_child(fattn_fork_child act);
 

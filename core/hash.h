@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* FNV-1a, over bytes or over words: hash = fattn_hash_step(hash, x) for each, from the beginning.
- * A step is a bijection of the hash, and of x. Lower bits do not depend on higher bits of words. */
+/* FNV-1a, over bytes or over 64-bit words: start with FATTN_HASH_BEGIN, and hash =
+ * fattn_hash_step(hash, x) for each x. A step is a bijection of the hash, and of x. The lower bits
+ * of the hash do not depend on the higher bits of the words. */
 #ifndef FATTN_CORE_HASH_H
 #define FATTN_CORE_HASH_H
 

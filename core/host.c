@@ -45,7 +45,7 @@ fattn_status fattn_host_copy(void *impl, void *dst, const void *src, size_t byte
 {
     (void)impl;
     const fattn_status status = fattn_host_stream_check(stream);
-    if (status == FATTN_OK && bytes > 0) { /* memmove takes no NULL, not even for 0 bytes */
+    if (status == FATTN_OK && bytes > 0) { /* memmove() must not get NULL, even for 0 bytes */
         memmove(dst, src, bytes);
     }
     return status;
@@ -89,7 +89,7 @@ fattn_status fattn_host_capture_mode(void *impl, int *mode)
     return FATTN_OK;
 }
 
-/* An event is the time at which it was recorded; the zero time means not yet. */
+/* An event is the time at which it was recorded; a time of zero means that it has not been. */
 fattn_status fattn_host_event_create(void *impl, void **event)
 {
     (void)impl;

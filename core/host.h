@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory, row, stream and event verbs of a backend whose memory is the host's, for the tables
- * of such backends: work is done when a call returns, NULL is the only stream, events read a clock.
+ * Functions for the tables of backends that compute in host memory: memory, rows, streams, events.
+ * Work is done when a call returns, NULL is the only stream, and events read a clock.
  */
 #ifndef FATTN_CORE_HOST_H
 #define FATTN_CORE_HOST_H
@@ -28,14 +28,14 @@ fattn_status fattn_host_capture_mode(void *impl, int *mode);
 fattn_status fattn_host_event_synchronize(void *impl, void *event);
 fattn_status fattn_host_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
 
-/* One row after another. */
+/* Moves one row after another, on the calling thread. */
 fattn_status fattn_host_rows(void *impl, const fattn_rows_args *args, fattn_stream stream);
 
-/* By the backend that "auto" passes over, the oracle, which reads any host memory. */
+/* Calls inspect() of backend "reference", which reads any host memory. */
 fattn_status fattn_host_inspect(void *impl, const fattn_problem *problem,
                                 const fattn_buffers *buffers, const fattn_inspect_args *args);
 
-/* A clock that never goes back. */
+/* A monotonic clock, in seconds. */
 double fattn_host_seconds(void);
 
 /* FATTN_INVALID_ARGUMENT for a stream that is not NULL. */

@@ -21,10 +21,10 @@ fattn_status fattn_inspect_refuse(void *impl, const fattn_problem *problem,
 {
     (void)impl, (void)problem, (void)buffers, (void)args;
     return fattn_fail(FATTN_UNSUPPORTED,
-                      "no kernel of this backend writes scores: devices of host memory do");
+                      "this backend cannot write scores; devices in host memory can");
 }
 
-/* Defaults filled in, numbers checked. */
+/* Checks the numbers and fills in defaults. */
 static fattn_status complete(const fattn_problem *p, fattn_inspect_args *a)
 {
     if (a->what != FATTN_SCORES && a->what != FATTN_PROBABILITIES) {
@@ -34,7 +34,7 @@ static fattn_status complete(const fattn_problem *p, fattn_inspect_args *a)
         return fattn_fail(FATTN_INVALID_ARGUMENT, "reserved is %u, not 0", (unsigned)a->reserved);
     }
     if (p->op != FATTN_FORWARD) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "op is backward: scores are a forward's");
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "op is backward, and only a forward has scores");
     }
     bool given = false;
     for (int axis = 0; axis < 4; axis++) {
@@ -101,7 +101,7 @@ fattn_status fattn_inspect(fattn_device *device, const fattn_problem *problem,
     fattn_status status = fattn_abi_read(&a, sizeof a, args, "fattn_inspect_args");
     status = status ? status : fattn_problem_normalise(problem, &p);
     status = status ? status : complete(&p, &a);
-    p.outputs = 0; /* none is written, none need be there */
+    p.outputs = 0; /* outputs are not written, and their pointers may be NULL */
     status = status ? status : fattn_buffers_normalise(&p, buffers, &b);
     status = status ? status : fattn_buffers_check_unused(p.op, problem->features, &b);
     status = status ? status : check_memory(&p, &b, &a);

@@ -50,7 +50,7 @@ void fattn_memory_free(void *memory)
     }
 }
 
-/* malloc's own pointer is kept in the word before the aligned block. */
+/* The word before the aligned block holds the pointer that the allocator returned. */
 void *fattn_memory_alloc_aligned(size_t bytes)
 {
     const size_t slack = FATTN_MEMORY_ALIGNMENT + sizeof(void *);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The only door to the heap. Everything that fattn allocates on the host passes here, so that tests
- * can make the n-th allocation fail and count what is alive.
+ * The heap. All host memory that fattn allocates comes from these functions, so that tests can make
+ * the n-th allocation fail and count the blocks that have not been freed.
  */
 #ifndef FATTN_CORE_MEMORY_H
 #define FATTN_CORE_MEMORY_H
@@ -11,7 +11,7 @@
 
 #define FATTN_MEMORY_ALIGNMENT 256
 
-/* bytes of memory, or NULL. Aligned for any type. */
+/* Allocates memory that is aligned for any type; NULL if there is none. Freeing NULL is allowed. */
 void *fattn_memory_alloc(size_t bytes);
 void fattn_memory_free(void *memory);
 
@@ -19,11 +19,11 @@ void fattn_memory_free(void *memory);
 void *fattn_memory_alloc_aligned(size_t bytes);
 void fattn_memory_free_aligned(void *memory);
 
-/* Tests only. The n-th allocation from now on fails, counting from 1, and only that one; 0 lets all
- * pass. Returns whether the previous order has been carried out. */
+/* Tests only. Makes the n-th allocation from now on fail, counting from 1, and only that one; with
+ * 0 none fails. Returns 1 if the allocation that the previous call named has failed, else 0. */
 int fattn_memory_fail_at(int64_t n);
 
-/* Allocations alive now. */
+/* The number of blocks that are allocated now. */
 int64_t fattn_memory_alive(void);
 
 #endif

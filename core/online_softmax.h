@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The recurrence of online softmax: a row of scores comes one tile at a time, and its state is
- * {m, l}, the largest score so far and the sum of 2^(unit (x - m)). Every kernel, split and merge
- * of fattn runs these lines, except for weight() in tensor-core kernels, whose scores have 16-bit
- * inputs, so that one multiply-add is enough. A tile of scores x and values v is added to a row by
+ * The recurrence of online softmax (Milakov and Gimelshein, 2018; FlashAttention-2, Algorithm 1).
+ * The scores of a row come one tile at a time, and the row's state is {m, l}: the largest score so
+ * far and the sum of 2^(unit (x - m)). Every kernel, split and merge of fattn uses these functions,
+ * except for weight() in tensor-core kernels: their scores have 16-bit inputs, so that one
+ * multiply-add is accurate enough. A tile of scores x and values v is added to a row by
  *
  *     alpha = raise(&state, the largest x, unit)       m = max(m, x)
  *     p     = weight(x, unit, base(state))             p = 2^(unit (x - m))
  *     add(&state, the sum of p)                        l = alpha l + sum p
  *     o     = alpha o + sum p v
  *
- * In the end the row is o * normaliser(state), and its log-sum-exp is lse(state, natural).
+ * At the end the row is o * normaliser(state), and its log-sum-exp is lse(state, natural).
  *
- * Scores have any unit > 0, log2 e for natural ones. m is one of the scores, so it has no rounding
- * of its own, and the largest key weighs exactly 1 however large its score is. Only differences are
- * rounded, and they are small where the weight is not. (A query multiplied by scale * log2 e in
- * advance would round every one of its products.) Any reference near the maximum is as good: CPU
- * kernels raise m only when a score exceeds it by a margin (soften.h).
+ * A score times `unit` is in log2 units: unit is log2 e for natural scores, and > 0. m is one of
+ * the scores, so it has no rounding of its own, and the largest key weighs exactly 1 however large
+ * its score is. Only differences are rounded, and they are small where the weight is not. (A query
+ * multiplied by scale * log2 e in advance would round every one of its products.) Any m near the
+ * maximum is as good: CPU kernels raise m only when a score exceeds it by a margin (soften.h).
  *
  * -inf and NaN give what the formula gives because
  *   - base() is 0 where m is -inf: exp2(-inf - (-inf)) would be NaN for a row whose scores so far
@@ -87,13 +88,14 @@ FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_sink)(fv x)
     return state;
 }
 
-/* What scores are taken relative to. */
+/* What is subtracted from scores: m, and 0 as long as m is -inf. */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_base)(SOFTMAX_NAME(fattn_softmax) state)
 {
     return fv_select(fv_eq(state.m, SOFTMAX_MINUS_INFINITY), fv_set1(0.0f), state.m);
 }
 
-/* Takes note of scores of which x is the largest. Returns the factor for all sums so far. */
+/* Raises m to x, the largest of some new scores, if x is larger, and rescales l. Returns the factor
+ * by which the caller must multiply o. */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_raise)(SOFTMAX_NAME(fattn_softmax) * state, fv x, fv unit)
 {
     const fv before = state->m;
@@ -142,12 +144,12 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_round)(fv x)
 }
 
 /*
- * The natural logarithm of the sum of exp(x), and -inf for an empty row: natural m + ln l, within
+ * The natural logarithm of the sum of exp(x), natural m + ln l, and -inf for an empty row, within
  * half an ulp and 2^-23. natural: a score times this is in natural units.
  *
- * l = 2^n f, f about 1. An integer n times the 9 bits of 355/512 is exact and the rest of ln l
- * small. So large numbers are added only once. The rounding errors of this sum (Knuth's two-sum)
- * and of the product are added back.
+ * Let l = 2^n f with f about 1. An integer n times 355/512, which has 9 bits and is nearly ln 2, is
+ * exact, and the rest of ln l is small. So large numbers are added only once. The rounding errors
+ * of that sum (by Knuth's two-sum) and of the product natural m are added back.
  */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_lse)(SOFTMAX_NAME(fattn_softmax) state, fv natural)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public view of operands.c's table, from which bindings make and check arrays. */
+/* The public functions fattn_operand_*(), with which bindings allocate and check arrays: a view of
+ * the list in operands.h. */
 #include <string.h>
 
 #include "core/abi.h"
@@ -14,7 +15,7 @@ void fattn_operand_info_init(fattn_operand_info *info)
     info->struct_size = sizeof *info;
 }
 
-/* Integers have one type a width, but for the words of the random stream. */
+/* The width decides an integer's type; 8 bytes are i64, but u64 in seed_ptr and offset_ptr. */
 static const char *type_of(const fattn_operand *operand, int64_t bytes)
 {
     if (operand->dtype) {

@@ -151,8 +151,8 @@ static void append_tensors(list *l)
         fattn_operand *const dbias = append_scores(
             l, "dbias", AT(dbias), statistics, fattn_dtype_size(statistics), p->dbias_stride, 1, 1);
         dbias->output = true;
-        for (int a = 0; a < 4; a++) { /* axes that are summed over have one place in the output */
-            if (p->dbias_stride[a] == 0) { /* and is written even when nothing is summed */
+        for (int a = 0; a < 4; a++) { /* an axis that is summed over has length 1, even if the */
+            if (p->dbias_stride[a] == 0) { /* problem has length 0 there: the sum is 0 then */
                 dbias->region.extent[a] = 1;
             }
         }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The operands of a run, from one table: which pointers a problem needs, the bytes behind each, how
- * they must be aligned and which of them are written. Validation, staging between host and device,
- * and the tensor statistics of FATTN_VERBOSE=3 all walk this list.
+ * The list of a run's operands: which pointers a problem needs, the bytes behind each, how they
+ * must be aligned and which of them are written. Validation, copies between host and device
+ * (staging.c), the public fattn_operand_info and the tensor statistics of FATTN_VERBOSE=3 use this
+ * list.
  */
 #ifndef FATTN_CORE_OPERANDS_H
 #define FATTN_CORE_OPERANDS_H
@@ -15,11 +16,11 @@
 
 #define FATTN_OPERANDS_MAX 32
 
-/* How an operand's region is to be read as an array. */
+/* What the axes of an operand are. */
 typedef enum fattn_operand_kind {
     FATTN_OPERAND_TENSOR, /* (batch, sequence, head, channel) */
     FATTN_OPERAND_SCORES, /* (batch, head, query, key) */
-    FATTN_OPERAND_LSE,    /* (batch, head, query), one after another */
+    FATTN_OPERAND_LSE,    /* (batch, head, query), contiguous */
     FATTN_OPERAND_TABLE,  /* (batch, entry) */
     FATTN_OPERAND_VECTOR
 } fattn_operand_kind;
@@ -28,7 +29,7 @@ typedef struct fattn_operand {
     const char *name;
     size_t offset;       /* of the pointer in fattn_buffers */
     fattn_dtype dtype;   /* of the elements; 0 for integers */
-    fattn_region region; /* base is the pointer, 0 where there are no buffers */
+    fattn_region region; /* base is the pointer, 0 without buffers */
     int64_t alignment;   /* bytes */
     fattn_operand_kind kind;
     bool output;
@@ -45,8 +46,8 @@ static inline bool fattn_operand_is_present(const fattn_operand *operand)
 int fattn_operands(const fattn_problem *problem, const fattn_buffers *buffers,
                    fattn_operand operands[FATTN_OPERANDS_MAX]);
 
-/* What a run has to check of its pointers, made when its plan is: the operands behind which there
- * are bytes, outputs first. */
+/* For a fast check of the pointers in each run: the operands that are not empty, outputs first.
+ * fattn_pointers_make() is called once per plan. */
 typedef struct fattn_pointers {
     int count, outputs;
     struct {
@@ -59,12 +60,12 @@ typedef struct fattn_pointers {
 
 void fattn_pointers_make(const fattn_problem *problem, fattn_pointers *pointers);
 
-/* Whether addresses alone show that the pointers of a run are good: present, aligned, and no output
- * within the span of another operand. False does not say that they are bad: spans may interleave
- * without sharing a byte. */
+/* Whether the pointers of a run are certainly valid: not NULL, aligned, and no output within the
+ * span of another operand. If false they may still be valid: spans may interleave without sharing a
+ * byte, and fattn_buffers_normalise() decides. */
 bool fattn_pointers_hold(const fattn_pointers *pointers, const fattn_buffers *buffers);
 
-/* Whether they show that no operand shares a byte with some other memory. */
+/* Whether no operand's span shares a byte with other memory. */
 bool fattn_pointers_avoid(const fattn_pointers *pointers, const fattn_buffers *buffers,
                           const void *memory, size_t bytes);
 

@@ -72,7 +72,7 @@ uint32_t fattn_dropout_threshold(double p)
     return t < 1 ? 1 : t > 65535 ? 65535 : (uint32_t)t;
 }
 
-/* --- Numbers one by one ----------------------------------------------------------------------- */
+/* --- Checks of single fields ------------------------------------------------------------------ */
 
 static fattn_status check_enums(const fattn_problem *p)
 {
@@ -307,7 +307,7 @@ static fattn_status check_outputs(const fattn_problem *p)
 
 /* --- Normal form ------------------------------------------------------------------------------ */
 
-/* Defaults filled in. Numbers are legal by now, and fields without their bit at their defaults. */
+/* Fills in defaults. All numbers are legal by now, and fields without their bit at their defaults. */
 static void fill_options(fattn_problem *p)
 {
     const uint64_t f = p->features;
@@ -345,8 +345,8 @@ static void fill_options(fattn_problem *p)
     }
 }
 
-/* Strides of a contiguous (batch, sequence, head, channel) or (batch, head, sequence, channel). A
- * batch stride that does not fit is -1, which no caller can have asked for. */
+/* Strides of a contiguous (batch, sequence, head, channel) or (batch, head, sequence, channel). The
+ * batch stride is -1 if it does not fit. */
 static fattn_strides contiguous(fattn_layout layout, bool packed, int64_t rows, int64_t heads,
                                 int64_t channels)
 {
@@ -433,12 +433,12 @@ static fattn_status check_strides(const fattn_problem *p)
     return status ? status : check_stride("alibi_slopes", "batch", p->alibi_batch_stride);
 }
 
-/* Names the strides, in elements, with the shape that they are too short for. */
+/* The reason names the strides, in elements, and the shape for which they are too small. */
 static fattn_status fail_overlap(const fattn_operand *operand)
 {
     const fattn_region *const r = &operand->region;
     const int64_t size = fattn_dtype_size(operand->dtype), channels = r->run / size;
-    char tail[32] = ")"; /* of the shape of tensors: their channels lie side by side */
+    char tail[32] = ")"; /* a tensor's shape also has its channels, whose stride is 1 */
     if (operand->kind == FATTN_OPERAND_TENSOR) {
         snprintf(tail, sizeof tail, ", %lld)", (long long)channels);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/region.h"
 
-/* The axes of a box that move, by ascending stride. */
+/* The axes of a box with more than one point, by ascending stride. */
 typedef struct axes {
     int count;
     int64_t extent[4], stride[4];
@@ -79,7 +79,8 @@ static int64_t greatest_common_divisor(int64_t a, int64_t b)
     return a;
 }
 
-/* Span of the box's `inner` innermost axes; *period is folded with the strides of the others. */
+/* The span of the box's `inner` innermost axes. *period becomes the greatest common divisor of
+ * itself and the strides of the other axes. */
 static int64_t fold(const axes *box, int inner, int64_t *period)
 {
     int64_t span = box->run;
@@ -93,9 +94,9 @@ static int64_t fold(const axes *box, int inner, int64_t *period)
 }
 
 /*
- * Take the inner axes of each box as one run each. The other strides are multiples of a period, so
- * the boxes can only overlap if their runs overlap modulo the period. If the runs are apart for one
- * choice of inner axes, no byte is shared.
+ * Treat the inner axes of each box as one contiguous run. The strides of all other axes are
+ * multiples of a period, so the boxes can overlap only if their runs overlap modulo the period. If
+ * for one choice of inner axes the runs do not, the boxes share no byte.
  */
 bool fattn_regions_overlap(const fattn_region *a, const fattn_region *b)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of a tensor on their way from one place to another: copied, rounded, added or set to zero. A
- * verb of every backend, for what is divided over ranks.
+ * Moving rows of a tensor: copying them, rounding them, adding to them or setting them to zero.
+ * Every backend has this function (fattn_backend.rows); problems that are divided over ranks need
+ * it.
  */
 #ifndef FATTN_CORE_ROWS_H
 #define FATTN_CORE_ROWS_H
@@ -11,19 +12,20 @@
 #include "core/host_device.h"
 #include "fattn/fattn.h"
 
-/* Rows (B, S, H, C), whose channels lie side by side. `to` and `from` do not overlap. */
+/* to = from, to = from + plus, or to = 0, for rows (B, S, H, C) with contiguous channels. `to` and
+ * `from` do not overlap. */
 typedef struct fattn_rows_args {
     int64_t batch, rows, heads, channels;
     void *to;
     const void *from;                     /* NULL: zeros */
-    const float *plus;                    /* NULL, or what is added to `from`, both f32, with its
-                                           * strides; may be `to` */
+    const float *plus;                    /* NULL, or added to `from`: both are f32 then, and have
+                                           * the same strides; may be `to` */
     fattn_strides to_stride, from_stride; /* in elements */
     fattn_dtype dtype_to;                 /* f32, f16 or bf16 */
-    fattn_dtype dtype_from;               /* the same, or f32, which is rounded */
+    fattn_dtype dtype_from;               /* dtype_to, or f32, which is then rounded */
 } fattn_rows_args;
 
-/* The same with as few axes as possible: rows that follow each other without gaps are one. */
+/* The same move with as few axes as possible: axes without gaps between their rows are joined. */
 static inline fattn_rows_args fattn_rows_joined(const fattn_rows_args *args)
 {
     fattn_rows_args a = *args;
@@ -49,15 +51,15 @@ static inline fattn_rows_args fattn_rows_joined(const fattn_rows_args *args)
                                    {&a.to_stride.seq, &a.from_stride.seq},
                                    {&a.to_stride.head, &a.from_stride.head}};
     for (int n = 0; n < 3; n++) {
-        if (axes[n] == 1) { /* nobody steps along it */
+        if (axes[n] == 1) { /* the stride of an axis of length 1 is not used */
             *strides[n][0] = *strides[n][1] = 0;
         }
     }
     return a;
 }
 
-/* Whether all rows begin at multiples of 16 bytes and are as long, so that a thread of a GPU may
- * take eight channels. */
+/* Whether all pointers are multiples of 16 bytes, and the strides and the number of channels
+ * multiples of eight, so that a GPU thread can move eight channels at a time. */
 FATTN_HD bool fattn_rows_by_eights(const fattn_rows_args *a)
 {
     const fattn_strides *const t = &a->to_stride, *const f = &a->from_stride;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The score of a query and a key, and its derivative: what lies between the dot product and
- * softmax.
+ * The score of a query and a key, computed from their dot product, and its derivative.
  *
  *     x  = dot(q, k)
  *     x *= scale                                        FATTN_SCORE_SCALE
@@ -10,11 +9,11 @@
  *     x -= slope * |i + off - j|                        FATTN_SCORE_ALIBI
  *     x  = keep ? x : -inf                              FATTN_SCORE_KEEP
  *
- * Rounding errors of x count in full in exp(x), so a score sees the roundings of the formula and no
- * others. A run without cap, bias and ALiBi does not multiply by scale either: its scores are dot
- * products, and scale is part of the unit that the exponential is told (online_softmax.h). What is
- * not kept, or has a bias of -inf, is selected away, never added to, so that a masked NaN is
- * masked.
+ * A rounding error of x becomes a relative error of exp(x), so scores have the roundings of the
+ * formula and no others. Without cap, bias and ALiBi a run does not even multiply by scale: its
+ * scores are dot products, and scale is part of the unit that the exponential takes
+ * (online_softmax.h). A pair that is not kept, or has a bias of -inf, is set to -inf by selection,
+ * not by addition, so that a masked NaN does not survive.
  *
  * This is a template header over the vocabulary of the unit that includes it:
  *
@@ -42,7 +41,7 @@ enum {
     FATTN_SCORE_KEEP = 16
 };
 
-/* What is the same for every pair of a run. */
+/* The parameters that all pairs of a run share. */
 typedef struct fattn_score_rule {
     unsigned terms;   /* FATTN_SCORE_*; a kernel adds KEEP for tiles that need it */
     float unit;       /* a score times this is in log2 units; > 0 */
@@ -52,9 +51,11 @@ typedef struct fattn_score_rule {
     float reciprocal; /* 1 / softcap */
 } fattn_score_rule;
 
-/* terms: of CAP, BIAS and ALIBI, and SCALE for a run that needs natural scores. A unit must be > 0,
- * so that maxima are maxima and -inf stays what it is, and not so small that an lse in units of the
- * scores overflows; any other scale is multiplied with. */
+/* terms: CAP, BIAS and ALIBI as the problem has them, and SCALE if the run needs natural scores.
+ * Scale is folded into the unit if there are no terms and scale * log2 e is above 2^-64: a unit
+ * must be > 0, so that the largest score stays the largest and -inf stays -inf, and large enough
+ * that an lse in units of the scores does not overflow. Otherwise every score is multiplied by
+ * scale. */
 FATTN_HD fattn_score_rule fattn_score_rule_make(unsigned terms, double scale, double softcap)
 {
     const float folded = (float)(scale * FATTN_LOG2E);
@@ -81,7 +82,7 @@ FATTN_HD fattn_score_rule fattn_score_rule_make(unsigned terms, double scale, do
 #define SCORE_NAME(name) name
 #endif
 
-/* What belongs to a pair; a term that is off is not looked at. */
+/* The terms of one pair. Those that the run does not have are not read. */
 typedef struct SCORE_NAME(fattn_score_pair) {
     fv bias; /* as the caller gave it */
     fv slope;
@@ -141,15 +142,15 @@ FATTN_HD fv SCORE_NAME(fattn_score_clamp)(fv bias)
     return fv_max(fv_sub(fv_set1(0.0f), limit), fv_min(limit, bias));
 }
 
-/* A finite bias is kept to +-2^126, so that it is finite in log2 units too. */
+/* Clamps a finite bias to +-2^126, so that it is finite in log2 units too. */
 FATTN_HD fv SCORE_NAME(fattn_score_bias)(fv bias)
 {
     const fv infinity = fv_set1(fattn_f32_infinity());
     return fv_select(fv_eq(fv_abs(bias), infinity), bias, SCORE_NAME(fattn_score_clamp)(bias));
 }
 
-/* x and such a bias. An infinite one is selected: -inf hides a pair as a mask does, whatever x is,
- * and +inf makes a NaN of the row whatever x is. */
+/* x + bias, with a finite bias clamped. An infinite bias replaces x: -inf hides a pair as a mask
+ * does, whatever x is, and +inf makes the row NaN, whatever x is. */
 FATTN_HD fv SCORE_NAME(fattn_score_biased)(fv x, fv bias)
 {
     const fv infinity = fv_set1(fattn_f32_infinity());
@@ -174,7 +175,7 @@ FATTN_HD fv SCORE_NAME(fattn_score)(const fattn_score_rule *rule, unsigned terms
     }
     if (terms & FATTN_SCORE_ALIBI) {
         x = fv_sub(x, fv_mul(pair.slope, pair.distance));
-        if (terms & FATTN_SCORE_BIAS) { /* what is subtracted may be infinite */
+        if (terms & FATTN_SCORE_BIAS) { /* a bias of -inf stays: the slope may be infinite */
             const fv none = fv_set1(-fattn_f32_infinity());
             x = fv_select(fv_eq(pair.bias, none), none, x);
         }

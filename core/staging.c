@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host memory on a device that cannot read it: what the one-shot call does for a program that
- * merely sets FATTN_BACKEND. Operands may interleave (slices of one packed tensor), so the unit of
- * copying is not the operand but the union of the address ranges that touch each other.
+ * Running on tensors in host memory that the device cannot read: fattn_attention() copies them to
+ * the device and back, so that a program needs no more than FATTN_BACKEND=cuda. Operands may
+ * interleave (slices of one packed tensor), so the copies are not of single operands but of the
+ * unions of address ranges that touch.
  */
 #include <string.h>
 
@@ -38,7 +39,7 @@ bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers)
     return reads;
 }
 
-/* Adds [first, end), swallowing the ranges that it touches. */
+/* Adds [first, end), merged with the ranges that it touches. */
 static void add_range(staging *s, range added)
 {
     int apart = 0;
@@ -71,8 +72,8 @@ static void find_ranges(staging *s, const fattn_buffers *buffers)
     }
 }
 
-/* Keeps each operand's place modulo the alignment, which is what its promised alignment rests
- * on. */
+/* Copies the ranges to the device. Addresses stay the same modulo FATTN_MEMORY_ALIGNMENT, so that
+ * every operand stays as aligned as it was. */
 static fattn_status copy_in(staging *s, fattn_stream stream)
 {
     const fattn_backend *const backend = s->plan->device->backend;
@@ -127,8 +128,8 @@ static fattn_status copy_out(const staging *s, fattn_stream stream)
     return backend->stream_synchronize(impl, stream);
 }
 
-/* Frees the copies; after a failure, once what was queued no longer uses them. Returns status, or
- * the first failure after it. */
+/* Frees the copies. After a failure it first waits until queued work no longer uses them. Returns
+ * status, or else the first failure here. */
 static fattn_status release(staging *s, fattn_stream stream, fattn_status status)
 {
     if (status) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* FATTN_VERBOSE=3: what the tensors of a run hold, for those who hunt a NaN. */
+/* The tensor statistics of FATTN_VERBOSE=3, for finding where a NaN comes from. */
 #include <math.h>
 
 #include "core/dtype.h"
@@ -48,7 +48,7 @@ static census take_census(const fattn_region *r, const char *first, fattn_dtype 
     return c;
 }
 
-/* Reads the operand where it is, or through a copy of its span on the host. */
+/* Reads the operand in place, or copies its span to the host first. */
 static fattn_status log_operand(const fattn_plan *plan, const fattn_operand *operand,
                                 fattn_stream stream)
 {

@@ -8,8 +8,8 @@
 
 /* Long enough for a sentence with a name and three 64-bit numbers. */
 static _Thread_local char reason[512];
-static _Thread_local int holds;   /* that have not been let go */
-static _Thread_local int kept_by; /* which of them keeps the reason, from 1 on; 0: none does */
+static _Thread_local int holds;   /* calls of fattn_reason_hold() without their let */
+static _Thread_local int kept_by; /* the number of the hold that keeps the reason; 0: none does */
 
 static const struct {
     fattn_status status;

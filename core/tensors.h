@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tensors of a problem: what is asked of each of them walks this table. */
+/* A table of a problem's tensors, for code that treats them all alike. */
 #ifndef FATTN_CORE_TENSORS_H
 #define FATTN_CORE_TENSORS_H
 
@@ -21,7 +21,7 @@ enum {
 
 typedef struct fattn_tensor {
     const char *name;
-    size_t offset; /* of its strides in the problem ... */
+    size_t offset; /* of its strides in fattn_problem */
     fattn_strides strides;
     fattn_dtype dtype;
     bool used;                     /* the operation has it */
@@ -29,12 +29,12 @@ typedef struct fattn_tensor {
     int64_t rows, heads, channels; /* of a batch entry, or of a page */
 } fattn_tensor;
 
-/* In the order of the enumeration. Of a problem that is not normalised yet, types and rows that the
- * caller left out are 0. */
+/* Fills the table in the order of the enumeration. If the problem is not normalised yet, dtypes and
+ * totals that the caller left at their defaults are 0. */
 void fattn_tensors_of(const fattn_problem *problem, fattn_tensor tensors[FATTN_TENSORS]);
 
-/* Whether rows of the tensor begin at multiples of so many bytes, a multiple of its element: by its
- * strides, and by what is promised of the pointer. */
+/* Whether all rows of the tensor begin at multiples of `bytes`, which is a multiple of its element
+ * size: by its strides, and by the problem's pointer_alignment. */
 bool fattn_tensor_is_aligned(const fattn_problem *problem, const fattn_tensor *tensor,
                              int64_t bytes);
 

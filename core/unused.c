@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fields whose feature bit is clear. They must be at their defaults: a mask without FATTN_MASK is a
- * bit forgotten, and computing without it would be wrong in silence.
+ * Fields whose feature bit is clear must be at their defaults. A mask without FATTN_MASK is
+ * probably a forgotten bit, and computing without the mask would be silently wrong.
  *
- * A value that says what the library fills in is accepted too (scale 1 / sqrt(D), window_right 0
- * under FATTN_CAUSAL, total_q Sq), so that a normal form is its own normal form.
+ * The value that normalisation would fill in is accepted too (scale 1 / sqrt(D), window_right 0
+ * with FATTN_CAUSAL, total_q Sq), so that a normalised problem can be normalised again.
  */
 #include <math.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 
 #define BIT(feature) feature, #feature
 
-/* What the normal form has in a field whose feature is off. */
+/* The value that normalisation puts into a field whose feature is off. */
 static int64_t filled_integer(const fattn_problem *p, const fattn_feature_field *field)
 {
     switch (field->offset) {
@@ -88,7 +88,7 @@ static fattn_status check_score_strides(const fattn_problem *p)
     return FATTN_OK;
 }
 
-/* Only FATTN_STRIDED reads these. */
+/* The tensors' strides, which only layout FATTN_STRIDED reads. */
 static fattn_status check_tensor_strides(const fattn_problem *p)
 {
     fattn_tensor tensors[FATTN_TENSORS];
@@ -114,7 +114,7 @@ fattn_status fattn_problem_check_unused(const fattn_problem *p)
     return status ? status : check_tensor_strides(p);
 }
 
-/* Fields of fattn_buffers that are at their defaults where none of a row's features is on. */
+/* A field of fattn_buffers and the feature without which it must be at its default. */
 typedef struct buffer_field {
     uint64_t feature;
     const char *feature_name, *name;
@@ -161,7 +161,7 @@ static const buffer_field buffer_fields[] = {
 };
 #define FIELD_COUNT (sizeof buffer_fields / sizeof buffer_fields[0])
 
-/* A forward may share its buffers with the backward that reads dlse. */
+/* A forward may share its buffers with a backward, which reads dlse. */
 static uint64_t legal_features(fattn_op op, uint64_t features)
 {
     return features | (op == FATTN_FORWARD ? FATTN_DLSE : 0);

@@ -440,7 +440,7 @@ Test(buffers, pointers)
     w.b.k = memory + 1025;
     refused_buffers(&w, FATTN_MISALIGNED,
                     "not a multiple of 16 bytes, as the plan's pointer_alignment promises: this "
-                    "pointer takes a plan for 4 at most");
+                    "pointer needs a plan with pointer_alignment 4");
     w.p.pointer_alignment = 4;
     refused_buffers(&w, FATTN_OK, "");
     w.b.k = (char *)memory + 4098;
@@ -713,7 +713,7 @@ Test(buffers, positions)
     w.b.q_offset++;
     refused_buffers(&w, FATTN_INVALID_DATA,
                     "q_offset puts the 5 rows of sequence 0 at positions from 8589934588 on: "
-                    "dropout takes 0..2^33 - 1");
+                    "with dropout positions must be in 0..2^33 - 1");
     w.b.q_offset = 0, w.b.k_offset = -1;
     refused_buffers(&w, FATTN_INVALID_DATA, "k_offset puts");
 }

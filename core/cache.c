@@ -26,9 +26,9 @@
 
 struct fattn_workspace {
     fattn_workspace *next;
-    fattn_plan *plan; /* retained */
-    void *memory;     /* NULL if the plan needs none */
-    void *event;      /* recorded after the last use; NULL in host memory */
+    fattn_plan *plan;    /* retained */
+    void *memory;        /* NULL if the plan needs none */
+    void *event;         /* recorded after the last use; NULL in host memory */
     fattn_stream stream; /* of the last use */
     const void *thread;  /* of the last use: &here of that thread */
     uint64_t capture;    /* the capture whose graph owns it, or 0 */

@@ -71,7 +71,7 @@ static void flash1_forward(fattn_io_head *a)
     writes(a, FATTN_IO_M, a->n + a->v.rows);
 }
 
-/* What a query head adds to backward beside the tensors of its kv head, key_counts(). */
+/* A query head's part of backward; key_counts() has the part of its kv head. */
 static void flash1_backward(fattn_io_head *a)
 {
     const double sink = wants(a, FATTN_OUT_DSINK) ? a->n : 0, rows = a->v.rows + sink;
@@ -117,7 +117,7 @@ static void flash2_backward(fattn_io_head *a)
     writes(a, FATTN_IO_DQ, (a->n + a->v.rows) * a->d);
 }
 
-/* K, V, dK and dV of a kv head. `cleared` keys of those it has room for are set to 0 beforehand. */
+/* dK or dV of a kv head. `cleared` keys of those that it has room for are set to 0 first. */
 static void key_gradient(fattn_io_head *a, fattn_io_tensor tensor, double width)
 {
     const double cleared = a->schedule == FATTN_IO_FLASH2 ? a->slot_k - a->k : a->slot_k;
@@ -215,7 +215,7 @@ static void standard_backward(fattn_io_head *a)
     }
 }
 
-/* Keys past the used ones are set to 0, once a kv head. */
+/* dK and dV of keys past the used ones are set to 0, once per kv head. */
 static void standard_key_counts(fattn_io_head *a)
 {
     const double unused = has(a, FATTN_ACCUMULATE) ? 0 : a->slot_k - a->k;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The planner's half of the I/O model: the counts of a mean sequence, with sums over blocks in
- * closed form.
+ * The planner's half of the I/O model: all sequences are taken to have the mean length, and sums
+ * over blocks have a closed form.
  */
 #include <math.h>
 
@@ -10,10 +10,9 @@
 #include "core/io_counts.h"
 #include "core/problem.h"
 
-/* Lengths of the mean sequence, and the window around its diagonal: row i sees the keys
- * i + low .. i + high, and key j is seen by the rows j - high .. j - low. Positions come when a
- * plan runs; until then the last row is taken to be at the last key, as while tokens are
- * generated. */
+/* Lengths of the mean sequence, and its window: row i attends to the keys i + low .. i + high, and
+ * the rows j - high .. j - low attend to key j. Positions are known only when a plan runs; here the
+ * last row is taken to be aligned with the last key, as when tokens are generated. */
 typedef struct extent {
     double batch, n, k;
     double low, high; /* infinite where unbounded */
@@ -45,8 +44,8 @@ static double clip(double x, double limit) { return x > 0 ? (x < limit ? x : lim
  * infinite. */
 static double sum_clipped(double start, double step, double count, double limit)
 {
-    const double below = clip(floor(-start / step) + 1, count); /* so many are at most 0 ... */
-    const double above = fmax(below, clip(ceil((limit - start) / step), count)); /* ... or less */
+    const double below = clip(floor(-start / step) + 1, count); /* terms that are at most 0 */
+    const double above = fmax(below, clip(ceil((limit - start) / step), count)); /* below limit */
     const double inside = above - below;
     const double linear = inside > 0 ? inside * (start + step * (below + above - 1) / 2) : 0;
     return linear + (count - above) * limit;
@@ -54,9 +53,9 @@ static double sum_clipped(double start, double step, double count, double limit)
 
 static double ceil_to(double x, double unit) { return ceil(x / unit) * unit; }
 
-/* The mean of what rounding x up to a multiple of `unit` adds, for x = start + t step. They fall on
- * the multiples of gcd(step, unit) past start alike; when step is a multiple of unit, all on the
- * same. */
+/* The mean over t of what rounding x = start + t step up to a multiple of `unit` adds. Modulo unit
+ * the x are spread evenly over the residues start + n gcd(step, unit); if step is a multiple of
+ * unit they all have the same residue. */
 static double mean_excess(double start, double step, double unit)
 {
     double a = step, g = unit;
@@ -71,10 +70,10 @@ static double mean_excess(double start, double step, double unit)
 }
 
 /*
- * Blocks of `step` of the `outer` positions, each of which sees the `inner` positions from its own
- * + low to its own + high: the sum over blocks of what they see, in whole tiles of `unit`. What
- * begins at x is read from the multiple of unit below, what ends at x up to the one above. Exact
- * where step is a multiple of unit.
+ * The `outer` positions are cut into blocks of `step`; position x needs the `inner` positions
+ * x + low .. x + high. Returns the sum over blocks of the inner positions that a block needs, in
+ * whole tiles of `unit`: a range is extended down and up to multiples of unit. Exact if step is a
+ * multiple of unit.
  */
 static double sum_of_spans(double outer, double step, double inner, double low, double high,
                            double unit)
@@ -85,7 +84,7 @@ static double sum_of_spans(double outer, double step, double inner, double low, 
     double ends = sum_clipped(end + mean_excess(end, step, unit), step, full, inner);
     if (rest > 0) ends += isfinite(high) ? clip(ceil_to(outer + high, unit), inner) : inner;
 
-    /* Blocks that begin past the last position see nothing; the tile below it must not count. */
+    /* Blocks that begin past the last position need nothing; the tile below it must not count. */
     const double seeing = clip(ceil((inner - low) / step), blocks);
     const double begin = low - mean_excess(-low, step, unit);
     const double begins = sum_clipped(begin, step, seeing, inner) + (blocks - seeing) * inner;
@@ -97,7 +96,7 @@ static double kept_pairs(const extent *e)
     return sum_of_spans(e->n, 1, e->k, e->low, e->high, 1);
 }
 
-/* A head of the mean sequence. */
+/* A head of the mean sequence, without its visits. */
 static fattn_io_head mean_head(const fattn_problem *p, const extent *e, fattn_io_schedule schedule,
                                fattn_io_counts *counts)
 {
@@ -112,14 +111,15 @@ static fattn_io_head mean_head(const fattn_problem *p, const extent *e, fattn_io
     return a;
 }
 
-/* Visits of row blocks of `step` positions that take in keys by bc, or the other way round. */
+/* The visits of a head: blocks of `rows` rows go over tiles of `keys` keys, in backward the other
+ * way round. */
 static void mean_visits(fattn_io_visits *v, const extent *e, bool forward, double rows, double keys)
 {
     if (e->n == 0 || e->k == 0) return;
     const double seen = forward ? sum_of_spans(e->n, rows, e->k, e->low, e->high, keys)
                                 : sum_of_spans(e->k, keys, e->n, -e->high, -e->low, rows);
     const double outer = forward ? e->n : e->k, step = forward ? rows : keys;
-    v->pairs = outer * seen / ceil(outer / step); /* blocks see as much on average */
+    v->pairs = outer * seen / ceil(outer / step); /* as if all blocks had the mean number of keys */
     v->rows = forward ? v->pairs / keys : seen;
     v->keys = forward ? seen : v->pairs / rows;
     v->tiles = seen / (forward ? keys : rows);
@@ -188,7 +188,7 @@ static void writes(fattn_io_counts *counts, fattn_io_tensor tensor, double eleme
     counts->tensor[tensor].writes += elements;
 }
 
-/* Copies that a tensor has along batch and heads: 1 where it is broadcast. */
+/* The number of distinct (batch entry, head) slices of a tensor: a broadcast axis counts as 1. */
 static double copies(const fattn_problem *p, int64_t stride_batch, bool packed, int64_t heads,
                      int64_t stride_head)
 {
@@ -201,7 +201,7 @@ static double row_copies(const fattn_problem *p, const fattn_strides *stride)
     return copies(p, stride->batch, p->features & FATTN_CU_SEQLENS_Q, p->heads_q, stride->head);
 }
 
-/* Keys of all sequences, `seen` of each; pages may be shared, so that there are fewer. */
+/* Distinct keys of all sequences if `seen` keys of each are read; pages may be shared. */
 static double distinct_keys(const fattn_problem *p, const fattn_strides *stride, double seen)
 {
     if (p->features & FATTN_PAGED) {
@@ -218,7 +218,7 @@ static double own(double length, int64_t stride) { return stride != 0 ? length :
 static void bound_inputs(const fattn_problem *p, const extent *e, fattn_io_counts *counts)
 {
     const double d = (double)p->dim, dv = (double)p->dim_v;
-    /* Of rows and keys, those that see any, and those that any sees. */
+    /* The rows that attend to any key, and the keys that any row attends to. */
     const double rows = e->k > 0 ? sum_of_spans(e->k, e->k, e->n, -e->high, -e->low, 1) : 0;
     const double keys = e->n > 0 ? sum_of_spans(e->n, e->n, e->k, e->low, e->high, 1) : 0;
     const fattn_io_visits seen = {rows > 0 && keys > 0, rows, keys, kept_pairs(e), 0};

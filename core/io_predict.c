@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The accesses of an execution, counted exactly: which tiles each head visits, and its formulas. */
+/* The exact half of the I/O model: counts the tiles that each head visits and applies the formulas
+ * of io_counts.h. */
 #include "core/band.h"
 #include "core/integer.h"
 #include "core/io_counts.h"
 #include "core/problem.h"
 
-/* A head of a sequence, and how it is gone through. */
+/* One head of one sequence, and the algorithm that computes it. */
 typedef struct walk {
     const fattn_problem *p;
     fattn_io_schedule schedule;
@@ -14,13 +15,13 @@ typedef struct walk {
     fattn_block_mask mask;
 } walk;
 
-/* Blocks of the mask that first .. first + count, in steps of one entry, touch. */
+/* Entries of the block mask for the rows (or keys) first .. first + count - 1, along one axis. */
 static double blocks_touched(int64_t first, int64_t count, int64_t block, int64_t stride)
 {
     return stride == 0 ? 1 : (double)((first + count - 1) / block - first / block + 1);
 }
 
-/* Adds the tiles of rows i .. i + rows that contain any of the keys first .. end. */
+/* Adds the tiles of rows i .. i + rows - 1 that contain any of the keys first .. end - 1. */
 static void visit_row_block(const walk *w, int64_t i, int64_t rows, int64_t first, int64_t end,
                             fattn_io_visits *v)
 {

@@ -21,13 +21,12 @@ static const char *name_missing(uint64_t missing, char *text, size_t size)
     return text;
 }
 
-/* The name of the tensor whose rows may begin elsewhere than at multiples of `align` bytes, or
- * NULL. */
+/* The name of an input whose rows need not begin at multiples of `align` bytes, or NULL. */
 static const char *misaligned(const fattn_problem *p, int64_t align)
 {
     fattn_tensor tensors[FATTN_TENSORS];
     fattn_tensors_of(p, tensors);
-    tensors[FATTN_TENSOR_DOUT].dtype = p->dtype; /* at least: more alignment in f32 */
+    tensors[FATTN_TENSOR_DOUT].dtype = p->dtype; /* the stricter case: f32 rows align better */
     for (int n = 0; align && n < FATTN_TENSORS; n++) {
         const bool input = n <= FATTN_TENSOR_V || n == FATTN_TENSOR_DOUT;
         if (input && tensors[n].used && !fattn_tensor_is_aligned(p, &tensors[n], align)) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public functions fattn_merge() and fattn_dropout_mask(): arguments are checked, the backend
- * works. */
+/* The public functions fattn_merge() and fattn_dropout_mask(): they check their arguments and call
+ * the backend. */
 #include <string.h>
 
 #include "core/abi.h"
@@ -89,8 +89,8 @@ static fattn_status check_overlap(const fattn_merge_args *a, const state *in, co
         const bool by_o = fattn_regions_overlap(&o, &inputs[i]);
         if (by_o || fattn_regions_overlap(&lse, &inputs[i])) {
             return fattn_fail(FATTN_OVERLAP,
-                              "%s overlaps %s: o and lse may only be %s and %s themselves, with "
-                              "the same strides",
+                              "%s overlaps %s: o and lse may only be exactly %s and %s, with the "
+                              "same strides",
                               by_o ? out->name : out->lse_name, i ? in->lse_name : in->name,
                               in->name, in->lse_name);
         }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fattn_attention(): a run of a plan from the cache, with a workspace from there, on the default
- * device where none is named.
+ * fattn_attention(), which runs a plan from the cache with a workspace from the cache; and the
+ * default device.
  */
 #include "core/backend.h"
 #include "core/cache.h"
@@ -10,7 +10,7 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-#define ALIGNMENT_MAX 16 /* what kernels make use of: a larger one would only multiply plans */
+#define ALIGNMENT_MAX 16 /* kernels make no use of more, which would only multiply plans */
 
 static fattn_device *default_device; /* under FATTN_FORK_DEFAULT */
 
@@ -83,7 +83,7 @@ fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
                              const fattn_buffers *buffers, fattn_stream stream)
 {
     if (!fattn_fork_is_guarded()) {
-        return fattn_fail(FATTN_OUT_OF_MEMORY, "a handler of forks could not be registered");
+        return fattn_fail(FATTN_OUT_OF_MEMORY, "no memory to register a handler of fork()");
     }
     if (device) {
         return attend(device, problem, buffers, stream);

@@ -36,14 +36,14 @@
 #include "core/dtype.h"
 #include "core/host_device.h"
 
-/* Positions and indices below these bounds have counter words of 32 bits; others cannot be had. The
- * interface takes keys to the bound of queries. */
+/* Positions and indices below these bounds fit counter words of 32 bits; larger ones are refused.
+ * The public interface limits key positions to FATTN_DROPOUT_QUERIES too. */
 #define FATTN_DROPOUT_QUERIES (INT64_C(1) << 33)
 #define FATTN_DROPOUT_KEYS (INT64_C(1) << 34)
 #define FATTN_DROPOUT_HEADS (INT64_C(1) << 32)
 #define FATTN_DROPOUT_BATCHES (INT64_C(1) << 32)
 
-/* All that a kernel needs to know of a run's dropout. */
+/* A run's dropout, as kernels use it. */
 typedef struct fattn_dropout {
     uint32_t key[2];    /* key' */
     uint32_t threshold; /* t, 0..65536 */
@@ -75,7 +75,7 @@ FATTN_HD uint32_t fattn_mulhilo32(uint32_t a, uint32_t b, uint32_t *hi)
     return (uint32_t)product;
 }
 
-/* The scalar vocabulary; macros, so that it can stand in front of a unit's own for a while. */
+/* The scalar vocabulary: macros, so that they can hide a unit's own names until the #undef below. */
 #define uv uint32_t
 #define uv_set1(x) (x)
 #define uv_add(a, b) ((a) + (b))
@@ -111,7 +111,7 @@ FATTN_HD void PHILOX_NAME(fattn_philox4x32_10)(const uv counter[4], const uint32
     words[3] = c3;
 }
 
-/* The query side of a vector of scores. It serves every key, so a tile makes it once. */
+/* The rows' part of the counter words. It is the same for every key, so a tile computes it once. */
 typedef struct PHILOX_NAME(fattn_dropout_rows) {
     uv row;   /* (i >> 4) * 8 + (i & 7) */
     uv first; /* all ones where bit 3 of i is clear: words 0 and 1; else 0: words 2 and 3 */
@@ -135,8 +135,8 @@ FATTN_HD PHILOX_NAME(fattn_dropout_rows)
     return rows;
 }
 
-/* The four words of the patch in a column of patches: word 2 * (bit 3 of i) + (bit 3 of j) belongs
- * to (i, j), its low half to the even key. */
+/* The four words of the patch that the rows have in a column of patches. Word 2 * (bit 3 of i) +
+ * (bit 3 of j) belongs to pair (i, j); its low half is for even j. */
 FATTN_HD void PHILOX_NAME(fattn_dropout_patch)(const fattn_dropout *dropout,
                                                PHILOX_NAME(fattn_dropout_rows) rows,
                                                uint32_t column, uv words[4])
@@ -145,7 +145,7 @@ FATTN_HD void PHILOX_NAME(fattn_dropout_patch)(const fattn_dropout *dropout,
     PHILOX_NAME(fattn_philox4x32_10)(counter, dropout->key, words);
 }
 
-/* The same of the patch that holds key j. */
+/* The same for the patch that holds key j. */
 FATTN_HD void PHILOX_NAME(fattn_dropout_words)(const fattn_dropout *dropout,
                                                PHILOX_NAME(fattn_dropout_rows) rows, int64_t j,
                                                uv words[4])
@@ -153,7 +153,7 @@ FATTN_HD void PHILOX_NAME(fattn_dropout_words)(const fattn_dropout *dropout,
     PHILOX_NAME(fattn_dropout_patch)(dropout, rows, fattn_dropout_column(j), words);
 }
 
-/* Each lane's own of the words of rows i and i + 8. */
+/* Selects, for each lane, the first or the second word by bit 3 of its row. */
 FATTN_HD uv PHILOX_NAME(fattn_dropout_pick)(PHILOX_NAME(fattn_dropout_rows) rows, uv first,
                                             uv second)
 {
@@ -182,8 +182,8 @@ FATTN_HD fv PHILOX_NAME(fattn_dropout_at)(const fattn_dropout *dropout,
         dropout, PHILOX_NAME(fattn_dropout_pick)(rows, first, second), (int)j & 1);
 }
 
-/* Z of the rows and the keys j .. j + 15, j a multiple of 16: a quarter of the calls that 16 single
- * keys would take. */
+/* Z of the rows and the keys j .. j + 15, j a multiple of 16, with a quarter of the Philox calls
+ * that 16 single keys would take. */
 FATTN_HD void PHILOX_NAME(fattn_dropout_block)(const fattn_dropout *dropout,
                                                PHILOX_NAME(fattn_dropout_rows) rows, int64_t j,
                                                fv multipliers[16])
@@ -211,7 +211,7 @@ FATTN_HD void PHILOX_NAME(fattn_dropout_block)(const fattn_dropout *dropout,
 #undef fv
 #undef fv_from_bits
 
-/* The dropout of one run. threshold is what the plan made of the probability (problem.h). */
+/* The dropout of one run. threshold is fattn_dropout_threshold() of the probability. */
 FATTN_HD fattn_dropout fattn_dropout_make(uint32_t threshold, uint64_t seed, uint64_t offset)
 {
     const uint32_t counter[4] = {(uint32_t)offset, (uint32_t)(offset >> 32), 0, 0};

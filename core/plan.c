@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making plans: validate, take the first kernel row that takes the problem, cut it into tiles,
- * load. */
+/* Making plans: validate the problem, choose the first kernel row that takes it, divide it into
+ * tiles, load the kernel. */
 #include "core/plan.h"
 
 #include <stdarg.h>
@@ -18,7 +18,7 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-/* Lines "row: why it declined", cut at the end. */
+/* Lines "row: why it declined", truncated if there are too many. */
 typedef struct declined {
     char text[4096];
     size_t used;
@@ -35,7 +35,7 @@ static void note(declined *notes, const char *kernel, const char *why)
     }
 }
 
-/* Why this row is passed over; NULL when it is taken. */
+/* Why this row is not chosen; NULL if it is. */
 static const char *declines(const fattn_kernel *row, const fattn_problem *problem,
                             const char *missing, bool named, int64_t splits,
                             const fattn_limits *limits, char *text, size_t size)
@@ -63,12 +63,12 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
         return why;
     }
     if (!row->split || problem->features & FATTN_BATCH_INVARIANT) {
-        return "cannot cut the keys into the splits asked for";
+        return "cannot split the keys as requested";
     }
     return NULL;
 }
 
-/* The row that a plan for the problem would have, or NULL. */
+/* The row that a plan for the problem would choose, or NULL. */
 static const fattn_kernel *first_row(const fattn_device *device, const fattn_problem *problem,
                                      const fattn_limits *limits)
 {
@@ -83,8 +83,8 @@ static const fattn_kernel *first_row(const fattn_device *device, const fattn_pro
     return NULL;
 }
 
-/* "; row R takes it" for a problem that the named row declines, or all rows do: another row of the
- * device, or the oracle's. Nothing is written where there is none. */
+/* For a problem that the named row, or every row, declines: writes "; row R takes it" with another
+ * row of the device, or else the oracle's. Writes nothing if no row takes it. */
 static void name_taker(const fattn_plan *plan, bool named, const fattn_limits *limits, char *text,
                        size_t size)
 {
@@ -103,9 +103,9 @@ static void name_taker(const fattn_plan *plan, bool named, const fattn_limits *l
     }
 }
 
-/* Finds the row for plan->problem, or fails with the reason of the last one that was meant and can
- * run here: the last row takes everything that the backend can do, so its reason is the one that
- * counts. */
+/* Finds the row for plan->problem. If all rows decline, the reason is that of the last row that
+ * computes the op, is not by_name and can run here: it takes everything that the backend can do, so
+ * its reason tells the caller most. */
 static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t splits,
                                   const fattn_limits *limits, declined *notes)
 {
@@ -113,7 +113,7 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
     const fattn_kernel *row = NULL;
     const char *missing = NULL;
     char reason[320] = "";
-    /* How near a row came to being taken: the reason of the nearest is told. */
+    /* How near a row came to being chosen: the failure gives the reason of the nearest. */
     enum nearness { NO_ROW, NOT_MEANT, CANNOT_RUN, DECLINES } nearest = NO_ROW;
     for (int i = 0; (row = backend->kernel(plan->device->impl, i, &missing)); i++) {
         if (wanted && strcmp(wanted, row->name) != 0) {
@@ -139,16 +139,17 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
                           wanted ? wanted : "", backend->name);
     }
     char taker[128] = "";
-    if (splits <= 1) { /* else it may be splits that are declined */
+    if (splits <= 1) { /* else the splits may be what is declined, not the problem */
         name_taker(plan, wanted != NULL, limits, taker, sizeof taker);
     }
     return fattn_fail(FATTN_UNSUPPORTED, "backend %s has no kernel for the problem: %s%s",
                       backend->name, reason, taker);
 }
 
-/* Among sequences of different lengths, those of few queries have the row that a plan for them
- * alone would have, if that is one for few rows: prompts and single tokens come in one batch. How
- * many keys they have is not known; the row is one that pays even for FEW_KEYS of them. */
+/* A batch may mix prompts and single tokens. If sequences may differ in their number of queries,
+ * those with few queries get the row that a plan for them alone would choose, provided that it is a
+ * row for few rows (rows_max). Their number of keys is not known yet, so the row must pay even for
+ * FEW_KEYS keys. */
 static fattn_status leave_few(fattn_plan *plan, const fattn_limits *limits)
 {
     enum { FEW_KEYS = 64 };
@@ -186,10 +187,10 @@ static fattn_limits device_limits(const fattn_device *device, const fattn_env *e
     return limits;
 }
 
-/* Without queries there is nothing to compute, however many heads there are: outputs of which every
- * batch has a part are empty, others become 0 as they do without a batch. Backends see none, and
- * walk none. Where runs validate lengths, a longest sequence of 0 is not taken for the absence of
- * queries while there are rows: cu_seqlens_q may contradict it. */
+/* Without queries there is nothing to compute, however many heads there are: outputs with a batch
+ * axis are empty, and the others are 0 as they are for batch 0. So backends get batch 0, and loop
+ * over nothing. If runs validate lengths, seqlen_q 0 does not count as "no queries" while total_q
+ * is above 0, because cu_seqlens_q may contradict it and has to be checked. */
 static void drop_empty_batch(fattn_problem *p, bool validates)
 {
     const int64_t queries = validates ? p->total_q : p->seqlen_q;
@@ -200,7 +201,7 @@ static void drop_empty_batch(fattn_problem *p, bool validates)
     }
 }
 
-/* Everything that decides: fills plan->problem, kernel and tiling. Loads nothing. */
+/* Makes all decisions: fills plan->problem, kernel and tiling. Loads nothing. */
 static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const char *kernel,
                            const fattn_wish *wish, declined *notes)
 {
@@ -368,7 +369,8 @@ fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info)
     return fattn_abi_write(info, &known, sizeof known, "fattn_plan_info");
 }
 
-/* snprintf at the end of text; *used counts what the whole text needs. */
+/* snprintf at the end of text; *used is the length of the whole text, as if it were not
+ * truncated. */
 static void append(char *text, size_t size, size_t *used, const char *format, ...)
     FATTN_PRINTF(4, 5);
 

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans inside the library, where tests and tools may name a kernel, a tile and splits. */
+/* Functions of plans for use inside the library. Tests and tools can also name a kernel, a tile and
+ * splits. */
 #ifndef FATTN_CORE_PLAN_H
 #define FATTN_CORE_PLAN_H
 
 #include "core/backend.h"
 
-/* fattn_plan_create with choices made by the caller; NULL and zeros leave them to the environment
- * and the planner. kernel is a row's name. */
+/* fattn_plan_create() with choices by the caller. kernel is a row's name. NULL for kernel or wish,
+ * and zeros in wish, leave a choice to the environment and the planner. */
 fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem,
                                     const char *kernel, const fattn_wish *wish, fattn_plan **plan);
 
-/* Reference counting, for the one-shot cache. fattn_plan_destroy() gives a reference up. */
+/* Adds a reference, for the cache of fattn_attention(). fattn_plan_destroy() drops one. */
 fattn_plan *fattn_plan_retain(fattn_plan *plan);
 
 /* Checks the buffers of a run. *checked becomes the caller's struct, or *copy, a normalised
@@ -22,11 +23,11 @@ fattn_status fattn_plan_check(const fattn_plan *plan, const fattn_buffers *given
 fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                             fattn_stream stream);
 
-/* fattn_execute() by the backend's run_onto(); workspace is not NULL. */
+/* fattn_execute(), but with the backend's run_onto(). workspace must not be NULL. */
 fattn_status fattn_execute_onto(const fattn_plan *plan, const fattn_buffers *buffers,
                                 const fattn_merge_job *job, void *workspace, fattn_stream stream);
 
-/* Whether every operand of the run lies where the plan's device reads it. */
+/* Whether the plan's device can read every operand of the run. */
 bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers);
 
 /* Copies the operands of a run from host memory to the device, runs the plan, copies the outputs
@@ -34,8 +35,8 @@ bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers);
 fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *buffers,
                                    void *workspace, fattn_stream stream);
 
-/* Logs a line for each tensor of a run: how many NaNs, infinities and zeros, least and greatest.
- * Waits for the stream first. */
+/* Waits for the stream, and logs a line for each tensor of a run: the numbers of NaNs, infinities
+ * and zeros, and the range of the finite values. */
 fattn_status fattn_plan_log_tensors(const fattn_plan *plan, const fattn_buffers *buffers,
                                     fattn_stream stream);
 

@@ -307,7 +307,7 @@ static fattn_status check_outputs(const fattn_problem *p)
 
 /* --- Normal form ------------------------------------------------------------------------------ */
 
-/* Fills in defaults. All numbers are legal by now, and fields without their bit at their defaults. */
+/* Fills in defaults. Numbers are legal by now, and fields without their bit at their defaults. */
 static void fill_options(fattn_problem *p)
 {
     const uint64_t f = p->features;

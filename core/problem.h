@@ -88,8 +88,8 @@ uint32_t fattn_dropout_threshold(double p);
 
 /* Sequence b of a run: its lengths, its place in the tensors, and its positions. */
 typedef struct fattn_sequence {
-    int64_t sq, sk; /* rows and keys that exist */
-    int64_t slot_k; /* keys that the sequence has room for; dk and dv are set to 0 past sk */
+    int64_t sq, sk;       /* rows and keys that exist */
+    int64_t slot_k;       /* keys that the sequence has room for; dk and dv are set to 0 past sk */
     int64_t q_row, k_row; /* first row in q and k: cu_seqlens, else 0 */
     int64_t q_batch;  /* index along the batch axis of q, o, dout, dq: b, or 0 with cu_seqlens_q */
     int64_t k_batch;  /* the same for k, v, dk, dv */

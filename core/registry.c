@@ -53,7 +53,7 @@ int fattn_device_count(const char *name)
     return backend ? backend->count() : 0;
 }
 
-/* "a, b, c": what this build has. */
+/* Writes the names of this build's backends, as in "cpu, reference". */
 static const char *list_names(char *text, size_t size)
 {
     size_t used = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The list of work of a tiling, as formulas: item n of tiling->items is a block of rows of one
- * head, and one part of its keys. Nothing is stored, so planning takes the same time for any size.
- * Kernels of every backend use these formulas.
+ * The work list of a tiling, as formulas: item n of tiling->items is a block of rows of one head
+ * and one part of its keys. Nothing is stored, so planning takes the same time for any size.
+ * Kernels of all backends use these formulas.
  */
 #ifndef FATTN_CORE_SCHEDULE_H
 #define FATTN_CORE_SCHEDULE_H
@@ -17,8 +17,8 @@ typedef struct fattn_work {
     int64_t split; /* part of the keys */
 } fattn_work;
 
-/* What items are counted in. Divisions and products of 64 bits are slow on a GPU, although
- * compilers try to divide 32 bits first. A kernel whose numbers are all below 2^32 defines
+/* The type in which items are counted. 64-bit divisions and products are slow on a GPU, although
+ * compilers try a 32-bit division first. A kernel whose numbers are all below 2^32 defines
  * FATTN_SMALL_QUOTIENTS. */
 #ifdef FATTN_SMALL_QUOTIENTS
 typedef uint32_t fattn_count;
@@ -30,23 +30,23 @@ typedef uint64_t fattn_count;
  * on a GPU. */
 FATTN_HD fattn_count fattn_share(fattn_count a, fattn_count b) { return b == 1 ? a : a / b; }
 
-/* The same of numbers that are not negative. */
+/* The same for signed numbers that are not negative. */
 FATTN_HD int64_t fattn_quotient(int64_t a, int64_t b)
 {
     return (int64_t)fattn_share((fattn_count)a, (fattn_count)b);
 }
 
 /*
- * Items of a head follow one another, so that its keys and values stay in cache. Within a head the
- * last rows come first: under a causal mask they have the most work, and the items that are left
- * when workers run out of work should be small. Under such a mask as many heads as a cache holds,
- * `together`, take turns: heads a and b of three blocks of rows each are
+ * The items of a head follow one another, so that its keys and values stay in cache. Within a head
+ * the last rows come first: under a causal mask they have the most work, and the items at the end
+ * of the list should be small, so that all workers finish at about the same time. Under such a mask
+ * the items of `together` heads alternate, as many heads as a cache holds. Two heads, a and b, with
+ * three blocks of rows each are
  *
- *     a2 b2 a1 b1 a0 b0    together 2: small items are last
- *     a2 a1 a0 b2 b1 b0    together 1: a large one, b2, is in the second half
+ *     a2 b2 a1 b1 a0 b0    with together 2: small items are last
+ *     a2 a1 a0 b2 b1 b0    with together 1: a large one, b2, is in the second half
  *
- * In a batch of ragged lengths the last rows do not exist in short sequences; their items end at
- * once.
+ * In a ragged batch the last blocks do not exist in short sequences; their items return at once.
  */
 FATTN_HD fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t heads, int64_t item)
 {
@@ -69,11 +69,12 @@ FATTN_HD fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t head
 
 /* The parts of the keys of a block of rows. */
 typedef struct fattn_parts {
-    int64_t first, past; /* key blocks that some row sees */
-    int64_t size;        /* key blocks of a part; the last one may have fewer */
+    int64_t first, past; /* key blocks to which some row attends */
+    int64_t size;        /* key blocks per part; the last part may have fewer */
 } fattn_parts;
 
-/* Most parts that so many key blocks are worth. More blocks are never worth fewer parts. */
+/* The number of parts into which so many key blocks are cut at most. More blocks never give fewer
+ * parts. */
 FATTN_HD int64_t fattn_schedule_most(const fattn_tiling *tiling, int64_t blocks)
 {
     if (tiling->splits == 1 || blocks <= tiling->whole_blocks) {
@@ -85,9 +86,9 @@ FATTN_HD int64_t fattn_schedule_most(const fattn_tiling *tiling, int64_t blocks)
 
 /*
  * Cuts the key blocks first .. past - 1 into parts. A plan is made for the longest possible
- * sequence; the actual lengths are in memory. So a plan says how many parts there are at most, and
- * a block of rows has as many as the keys that it sees are worth: one where they are few. This
- * depends on its own sequence alone. Kernels and what merges their parts both call this function.
+ * sequence, while the actual lengths are data. So the plan only limits the number of parts, and a
+ * block of rows with few keys gets fewer, down to one. The result depends on the block's own
+ * sequence alone. Kernels, and the code that merges their parts, both call this function.
  */
 FATTN_HD fattn_parts fattn_schedule_parts(const fattn_tiling *tiling, int64_t first, int64_t past)
 {
@@ -103,8 +104,7 @@ FATTN_HD fattn_parts fattn_schedule_parts(const fattn_tiling *tiling, int64_t fi
     return parts;
 }
 
-/* Whether one part has all key blocks. Otherwise each has some, and parts from the count on do not
- * exist. */
+/* Whether there is only one part. */
 FATTN_HD int fattn_parts_are_one(const fattn_parts *parts)
 {
     return parts->past - parts->first <= parts->size;
@@ -116,8 +116,8 @@ FATTN_HD int64_t fattn_parts_count(const fattn_parts *parts)
     return blocks <= parts->size ? 1 : fattn_quotient(blocks + parts->size - 1, parts->size);
 }
 
-/* The key blocks of part `split`: first .. past - 1. Returns whether the part exists: the first one
- * does even where it has no keys. */
+/* The key blocks of part `split`: first .. past - 1. Returns whether the part exists. Part 0 always
+ * does, even without keys. */
 FATTN_HD int fattn_schedule_keys(const fattn_parts *parts, int64_t split, int64_t *first,
                                  int64_t *past)
 {

@@ -7,7 +7,7 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-/* What tiles are compared by: the row's own cost, or bytes of traffic. */
+/* The cost of a tile: by the kernel's own function, or else bytes of traffic. */
 static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
                       const fattn_kernel *kernel, fattn_tile tile)
 {
@@ -15,9 +15,9 @@ static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
                         : fattn_io_plan_bytes(problem, tile.br, tile.bc, kernel->packs_groups);
 }
 
-/* The tile that costs least among those that fit fast memory; the smallest where none does. The
- * tile of a batch-invariant problem must not depend on lengths or batch, as costs do: it is the
- * first that would fit with long sequences. */
+/* The cheapest tile among those that fit fast memory; the smallest if none fits. The tile of a
+ * batch-invariant problem must not depend on lengths or batch, and costs do: it is the first tile
+ * that would fit with long sequences. */
 static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
                             const fattn_kernel *kernel)
 {
@@ -55,12 +55,12 @@ static bool has_tile(const fattn_kernel *kernel, const fattn_problem *p, fattn_t
     return menu->br && kernel->fast_bytes(kernel, p, *menu) >= 0;
 }
 
-/* Parts for a row that memory bounds. Its pieces are alike, and units take them in rounds, of which
- * the last should be a full one; a round costs `extra` key blocks besides its own, and so does
- * merging. */
+/* The number of parts for a kernel that memory bounds. Its pieces take equal time, and units
+ * compute them in rounds, of which the last should be full. A round costs `extra` key blocks
+ * besides its own, and so does merging. */
 static int64_t pick_even_splits(int64_t units, int64_t extra, const fattn_tiling *tiling)
 {
-    enum { ROUNDS = 8 }; /* of more, the last is a small part however few pieces it has */
+    enum { ROUNDS = 8 }; /* with more rounds it hardly matters whether the last one is full */
     int64_t best = 1, best_cost = INT64_MAX;
     for (int64_t rounds = 0; rounds <= ROUNDS && tiling->items <= ROUNDS * units; rounds++) {
         const int64_t wanted = fattn_min64(rounds * units / tiling->items, tiling->k_blocks);
@@ -88,8 +88,8 @@ int64_t fattn_tiling_pieces(const fattn_problem *problem, const fattn_limits *li
     return kernel->split(kernel, problem, limits).pieces;
 }
 
-/* Parts that the keys are cut into: enough pieces of work, each with keys enough to pay for
- * itself. Where runs cut by lengths, one sequence may have them all. */
+/* The number of parts into which keys are cut: enough pieces of work, each with enough keys to pay
+ * for itself. If runs cut keys by their lengths (pieces > 0), one sequence may get all parts. */
 static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kernel,
                            const fattn_problem *problem, const fattn_tiling *tiling, int64_t pieces)
 {
@@ -105,9 +105,9 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
 }
 
 /*
- * Key blocks, n, that cost as much in one part as in all: of fewer, pick_even_splits() makes one.
- * Units need `taken` rounds for whole blocks of rows and `more` for their parts, a round costs
- * `extra` besides its key blocks, and merging costs `extra`:
+ * The number of key blocks n for which one part costs as much as `splits` parts; for fewer,
+ * pick_even_splits() makes one part. Units need `taken` rounds for undivided blocks of rows and
+ * `more` for their parts; a round costs `extra` besides its key blocks, and merging costs `extra`:
  *
  *     taken (n + extra) = more (n / splits + extra) + extra
  */
@@ -122,12 +122,12 @@ static int64_t even_whole_blocks(int64_t units, int64_t extra, int64_t blocks, i
     return costs < saved * most ? (int64_t)(costs / saved) : k_blocks - 1;
 }
 
-/* Into how many parts shorter sequences than the plan's are cut: about as many as a plan for their
- * length would have. blocks: of rows */
+/* Sets how sequences that are shorter than the plan's longest are cut: into about as many parts as
+ * a plan for their length would have. `blocks` is the number of blocks of rows. */
 static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kernel,
                            const fattn_problem *problem, int64_t blocks, fattn_tiling *t)
 {
-    const int64_t some = t->k_blocks / t->splits; /* of a part of all */
+    const int64_t some = t->k_blocks / t->splits; /* key blocks per part of the longest sequence */
     t->part_blocks = t->whole_blocks = 1;
     if (t->splits == 1) {
         return;
@@ -141,7 +141,8 @@ static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kerne
     }
 }
 
-/* Bytes that the blocks of a head all read: keys and values, or, in backward, all about queries. */
+/* Bytes that every block of a head reads: keys and values in forward; q, dout and f32 dq in
+ * backward. */
 static double walked_bytes(const fattn_problem *p)
 {
     const double dims = (double)(p->dim + p->dim_v);
@@ -153,8 +154,9 @@ static double walked_bytes(const fattn_problem *p)
                : (double)p->seqlen_q * group * (dims * element + (double)p->dim * sizeof(float));
 }
 
-/* Heads whose rows take turns where some rows may see more keys than others, under a causal mask or
- * a bias of -inf: all of them or as many as half of a shared cache holds, in parts of one size. */
+/* The number of heads whose items alternate (schedule.h). That pays if some rows may attend to more
+ * keys than others: under a causal mask, or a mask or bias. All heads, or as many as fit half of
+ * the shared cache, in groups of equal size. */
 static int64_t pick_together(const fattn_problem *p, const fattn_limits *limits, int64_t heads)
 {
     const bool differ =
@@ -167,9 +169,10 @@ static int64_t pick_together(const fattn_problem *p, const fattn_limits *limits,
 }
 
 /*
- * Slow-memory bytes of a run. Behind a shared cache, the blocks of a head that run at once read its
- * keys and values from slow memory once. If the heads at work fit half of the cache, so do all
- * blocks of a head: later ones find the keys there. Together they move what one large block would.
+ * Slow-memory bytes of a run. With a shared cache, the blocks of a head that run at the same time
+ * read its keys and values from slow memory only once. If the heads that are at work fit half of
+ * the cache, that holds for all blocks of a head: later ones find the keys in the cache. Such
+ * blocks together move as much as one large block.
  */
 static double traffic_of(const fattn_problem *p, const fattn_limits *limits,
                          const fattn_kernel *kernel, const fattn_tiling *t)

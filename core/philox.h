@@ -75,7 +75,7 @@ FATTN_HD uint32_t fattn_mulhilo32(uint32_t a, uint32_t b, uint32_t *hi)
     return (uint32_t)product;
 }
 
-/* The scalar vocabulary: macros, so that they can hide a unit's own names until the #undef below. */
+/* The scalar vocabulary: macros, which can hide a unit's own names until the #undef below. */
 #define uv uint32_t
 #define uv_set1(x) (x)
 #define uv_add(a, b) ((a) + (b))

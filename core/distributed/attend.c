@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pieces of a step: queries of this rank against keys of an owner, on the group's device. What
- * forward makes of a piece is merged with what there is of its queries. */
+/* Computes the pieces of a step: queries of this rank against keys of an owner, on the group's
+ * device. In forward the result of a piece is merged with the result of its queries so far. */
 #include <string.h>
 
 #include "core/backend.h"
@@ -10,7 +10,7 @@
 
 /* --- Merging ---------------------------------------------------------------------------------- */
 
-/* The results of some queries (a run, or both) over the keys so far. */
+/* The results so far of a run of queries, or of both runs. */
 static fattn_state state_of(const fattn_group_plan *plan, int q_run)
 {
     const fattn_problem *const p = &plan->problem;
@@ -26,7 +26,7 @@ static fattn_state state_of(const fattn_group_plan *plan, int q_run)
                          .lse_head = length};
 }
 
-/* The rows of a run in the last piece's result, which has those of `q_run`. */
+/* The rows of `run` in the result of the last piece, which has the rows of `q_run`. */
 static fattn_state part_of(const fattn_group_plan *plan, int q_run, int run)
 {
     const fattn_problem *const p = &plan->problem;
@@ -41,7 +41,7 @@ static fattn_state part_of(const fattn_group_plan *plan, int q_run, int run)
     return part;
 }
 
-/* The same rows where the caller wants them. */
+/* The same rows in the caller's tensors. */
 static fattn_state result_of(const fattn_group_plan *plan, const fattn_buffers *given, int run)
 {
     const fattn_problem *const l = &plan->local;
@@ -57,7 +57,8 @@ static fattn_state result_of(const fattn_group_plan *plan, const fattn_buffers *
     return result;
 }
 
-/* Merges the rows of a run, or of both, of a piece that has those of `q_run`. */
+/* The job that merges the rows of `run` (a run, or both) of a piece that has the rows of `q_run`.
+ * With `given` the result goes to the caller's tensors. */
 static fattn_merge_job job_of(const fattn_group_plan *plan, const fattn_buffers *given, int q_run,
                               int run)
 {
@@ -80,7 +81,7 @@ static void note_done(fattn_group_plan *plan, const fattn_buffers *given, int ru
     plan->done |= given ? (run == FATTN_BOTH ? 3u : 1u << run) : 0;
 }
 
-/* Both runs of queries have a result each, which a piece of both is merged with. */
+/* Whether a piece of both runs has to be merged run by run, because each run has its own result. */
 static bool are_apart(const fattn_group_plan *plan, int q_run)
 {
     return q_run == FATTN_BOTH && !plan->together;
@@ -105,12 +106,13 @@ static const fattn_plan *plan_of(const fattn_group_plan *plan, const fattn_probl
 {
     int64_t n = 0;
     while (memcmp(&plan->pieces[n].problem, p, sizeof *p) != 0) {
-        n++; /* planned, by the same walk */
+        n++; /* ends: make_pieces() has planned every piece */
     }
     return plan->pieces[n].plan;
 }
 
-/* Biases and masks have the rows of the share and all keys of the problem. */
+/* Points bias, mask and dbias to the piece's first row and key. They have the rows of the share and
+ * all keys of the problem. */
 static void shift_scores(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
                          int q_run, int k_run, fattn_buffers *b)
 {
@@ -135,7 +137,7 @@ static void *at_row(const void *tensor, int64_t row, const fattn_strides *stride
     return (char *)tensor + row * strides->seq * fattn_dtype_size(dtype);
 }
 
-/* job: what its results are merged with, or NULL */
+/* Runs one piece. job: how its result is merged, or NULL. */
 static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *given,
                            const fattn_visit *visit, const fattn_held *keys, char *sums,
                            const fattn_merge_job *job)
@@ -158,7 +160,7 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     b.alibi_slopes = given->alibi_slopes ? (const float *)given->alibi_slopes + head : NULL;
     b.sink = p.features & FATTN_SINK ? (const float *)given->sink + head : NULL;
     shift_scores(plan, given, owner, q_run, k_run, &b);
-    if (p.features & FATTN_DROPOUT) { /* not so where dropout_p is 0 */
+    if (p.features & FATTN_DROPOUT) { /* the bit is clear if dropout_p is 0 */
         b.seed = given->seed;
         b.offset = given->offset;
         b.seed_ptr = given->seed_ptr;
@@ -189,8 +191,8 @@ static bool has_piece(const fattn_group_plan *plan, int lane, int64_t step, int 
            fattn_group_piece_of(plan, visit, &p, &b);
 }
 
-/* Whether no piece comes after this one that has some of its queries, and no message: its results
- * may go to the caller. */
+/* Whether neither a piece with some of the same queries nor a message follows this piece, so that
+ * its results can be written to the caller's tensors. */
 static bool is_last(const fattn_group_plan *plan, int lane, int64_t step, int n, int q_run)
 {
     const int most = plan->q_runs * plan->k_runs;

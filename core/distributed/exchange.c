@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From the caller's tensors to the packed rows that a rank computes with, and back. In a ring these
- * are the rank's own rows. Where ranks share heads, each *member* of a group of ranks gets the rows
- * of all members for its part of the heads, and sends what it made of them back: all to all.
+ * Copies the caller's tensors to the packed rows that a rank computes with, and the results back.
+ * In FATTN_SCHEME_RING these are the rank's own rows. If ranks share heads, each *member* of a
+ * group of ranks gets the rows of all members for its part of the heads, and returns the results:
+ * an all-to-all exchange.
  */
 #include "core/backend.h"
 #include "core/distributed/group.h"
@@ -11,7 +12,7 @@
 
 enum { TENSORS = 7 };
 
-/* A tensor in its two places. */
+/* A tensor, as a share in the caller's memory and as packed rows. */
 typedef struct tensor {
     bool keys;               /* rows are keys */
     int64_t heads, channels; /* heads of a member */
@@ -20,12 +21,13 @@ typedef struct tensor {
     fattn_strides strides;
     char *packed[FATTN_RUNS];
     bool rows_last;               /* lse: (B, H, rows), not (B, rows, H, channels) */
-    bool sum;                     /* packed in f32, to be rounded */
-    bool together;                /* packed: both runs of a sequence's queries side by side */
-    unsigned skipped;             /* runs that are not copied */
-    const char *plus[FATTN_RUNS]; /* sums: NULL, or what is added, laid out as `packed` */
+    bool sum;                     /* the packed rows are f32, and are rounded into the share */
+    bool together;                /* in the packed rows both runs of a sequence are adjacent */
+    unsigned skipped;             /* bit n: run n is not copied */
+    const char *plus[FATTN_RUNS]; /* NULL, or f32 rows like `packed` that are added to it */
 } tensor;
 
+/* Where rows are: in the caller's tensor, packed, or in the bytes of a message. */
 typedef enum place { SHARE, PACKED, STREAM } place;
 
 /* --- Which tensors ---------------------------------------------------------------------------- */
@@ -50,19 +52,19 @@ static void add_lse(const fattn_group_plan *plan, tensor *list, int *count, void
     list[*count - 1].rows_last = true;
 }
 
-/* A place in a block; NULL before there is one. */
+/* block + offset; NULL if block is NULL, while only sizes are computed. */
 static char *inside(char *block, int64_t offset) { return block ? block + offset : NULL; }
 
-/* Where the last one of a list is packed. */
+/* Sets where the runs of the last tensor of a list are packed. */
 static void pack_at(tensor *list, int count, void *first, void *second)
 {
     list[count - 1].packed[0] = first;
     list[count - 1].packed[1] = second;
 }
 
-/* Of a turn. Turns that share keys get them with the first one, and give their gradients with the
- * last. Where keys are cut into slices, tensors of queries are packed for the first slice of a
- * turn, and keys for each. */
+/* Lists the inputs of a turn; results() lists its results. Turns that share a key/value head get
+ * its keys with the first of them, and return its gradients with the last. If keys are cut into
+ * slices, queries are packed for the first slice of a turn, and keys for each. */
 static int inputs(const fattn_group_plan *plan, const fattn_buffers *b, int64_t turn, tensor *list)
 {
     const fattn_problem *const p = &plan->problem, *const l = &plan->local;
@@ -147,7 +149,7 @@ static int results(const fattn_group_plan *plan, const fattn_buffers *b, int64_t
 
 /* --- Copying ---------------------------------------------------------------------------------- */
 
-/* Bytes of all rows of a rank in a stream; tensors begin at multiples of 64. */
+/* Bytes of all rows of a rank in a message; tensors begin at multiples of 64. */
 static int64_t stream_bytes(const fattn_group_plan *plan, const tensor *t, int64_t rank)
 {
     int64_t rows = 0;
@@ -157,20 +159,21 @@ static int64_t stream_bytes(const fattn_group_plan *plan, const tensor *t, int64
     return (rows * t->heads * t->channels * fattn_dtype_size(t->dtype) + 63) / 64 * 64;
 }
 
-/* Where rows lie, in elements. */
+/* One side of a copy: the address and layout of its rows. */
 typedef struct side {
     char *data;
-    const char *plus; /* NULL, or f32 that is added */
+    const char *plus; /* NULL, or f32 rows that are added */
     fattn_strides strides;
     fattn_dtype dtype;
 } side;
 
-/* A run of rows of a rank, of one sequence or of all: how many, and where it begins. */
+/* A run of rows of a rank, of one sequence or of all: how many rows, and its first row in each
+ * place. In the packed rows it takes every packed_step-th row. */
 typedef struct rows {
     int64_t batch, count, share, packed, packed_step, stream;
 } rows;
 
-/* Of a run, from one sequence to the next. */
+/* Packed rows from one sequence of a run to the next. */
 static int64_t packed_rows(const fattn_group_plan *plan, const tensor *t, int run)
 {
     if (plan->ragged) {
@@ -199,7 +202,7 @@ static side side_of(const fattn_group_plan *plan, const tensor *t, place where, 
                   t->sum ? FATTN_F32 : t->dtype};
 }
 
-/* Places `first` rows further on, and takes every (step)-th from there. */
+/* Moves a side to the first row of r, and makes its stride that of r's rows. */
 static void advance(side *s, place where, const rows *r)
 {
     const int64_t first[] = {r->share, r->packed, r->stream};
@@ -232,9 +235,9 @@ static fattn_status move_rows(const fattn_group_plan *plan, const tensor *t, con
 }
 
 /*
- * Copies all rows of a rank (of itself, where one side is its share) for a member's heads, the
- * first of which is first_head. A run of a rank is part of a run of its group: every (step)-th row
- * of it, from some row on. Sequences of equal length go together.
+ * Copies all rows of a rank (of this rank, if one side is its share) for the heads of a member,
+ * which begin at first_head. A run of a rank is part of a run of its group: every packed_step-th
+ * row of it, from some row on. If all sequences have the same length, one copy moves them all.
  */
 static fattn_status copy(const fattn_group_plan *plan, const tensor *t, int64_t rank,
                          int64_t first_head, place from, place to, char *stream)
@@ -279,14 +282,14 @@ static fattn_status copy(const fattn_group_plan *plan, const tensor *t, int64_t 
 
 /* --- All to all ------------------------------------------------------------------------------- */
 
-/* What two members exchange of a turn: inputs, or results. */
+/* The tensors of a turn that members exchange: its inputs (in) or its results. */
 static int tensors_of(const fattn_group_plan *plan, const fattn_buffers *b, bool in, int64_t turn,
                       tensor *list)
 {
     return in ? inputs(plan, b, turn, list) : results(plan, b, turn, list);
 }
 
-/* Bytes of them in a stream, of a member's rows; 0 where there is no such turn. */
+/* Their bytes in a message, for a member's rows; 0 if there is no such turn. */
 static int64_t bytes_of(const fattn_group_plan *plan, bool in, int64_t turn, int64_t member)
 {
     const fattn_buffers none = {.struct_size = sizeof none};
@@ -300,7 +303,7 @@ static int64_t bytes_of(const fattn_group_plan *plan, bool in, int64_t turn, int
     return bytes;
 }
 
-/* Turns that share keys differ in what they exchange. */
+/* The most bytes over all turns and members: turns that share keys exchange different tensors. */
 static int64_t most_bytes(const fattn_group_plan *plan, bool in)
 {
     int64_t most = 0;
@@ -313,10 +316,10 @@ static int64_t most_bytes(const fattn_group_plan *plan, bool in)
 }
 
 /*
- * A message of exchange x has the results of turn x - 2 and, behind them, the inputs of turn x.
- * What even exchanges carry, and what odd ones do, lies in memory of its own: one is under way
- * while the other is read or written. Results that have come stay until the end, one turn behind
- * another; the inputs that came with them are used up when the next results take their place.
+ * A message of exchange x has the results of turn x - 2 and, after them, the inputs of turn x.
+ * Even and odd exchanges have separate memory, because one is travelling while the other is read or
+ * written. Results that have arrived stay until the end, one turn after another; the inputs that
+ * came with them are no longer needed when the next results overwrite them.
  */
 fattn_slots fattn_group_slots(const fattn_group_plan *plan)
 {
@@ -340,8 +343,8 @@ static char *inward_at(const fattn_group_plan *plan, int64_t exchange, int64_t m
     return plan->inward[exchange % 2] + member * plan->slots.inward + before * plan->slots.results;
 }
 
-/* The first head that a member has in a turn, of queries or of keys. Without other members buffers
- * begin at the turn's heads. */
+/* The first head, of queries or of keys, that a member computes in a turn. Without other members
+ * the buffers already begin at the turn's heads. */
 static int64_t first_head(const fattn_group_plan *plan, const tensor *t, int64_t turn,
                           int64_t member)
 {
@@ -352,8 +355,8 @@ static int64_t first_head(const fattn_group_plan *plan, const tensor *t, int64_t
                    : member * plan->heads_q + turn * t->heads;
 }
 
-/* Between a stream of all tensors of a turn and the share, of which it is this rank's rows; or
- * packed rows, of which it is the member's. */
+/* Copies the listed tensors of a turn between a message and the share (this rank's rows) or the
+ * packed rows (the member's rows). */
 static fattn_status copy_stream(const fattn_group_plan *plan, const tensor *list, int count,
                                 int64_t turn, int64_t member, place from, place to, char *stream)
 {
@@ -423,7 +426,7 @@ fattn_status fattn_group_store_results(const fattn_group_plan *plan, const fattn
     return status;
 }
 
-/* To the member so far up, and from the one so far down. */
+/* Appends the messages of exchange x to the member `distance` up, and from the one as far down. */
 static void add_exchange(const fattn_group_plan *plan, int64_t x, int64_t distance,
                          fattn_message *messages, int *count)
 {
@@ -461,7 +464,7 @@ fattn_status fattn_group_exchange(const fattn_group_plan *plan, int64_t exchange
     return status;
 }
 
-/* --- The act ---------------------------------------------------------------------------------- */
+/* --- Packing ---------------------------------------------------------------------------------- */
 
 fattn_status fattn_group_move(const fattn_group_plan *plan, const fattn_rows_args *args)
 {

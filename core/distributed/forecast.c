@@ -39,7 +39,7 @@ static double rows_of(const fattn_whole *whole, int64_t rank,
     return kinds == 1 ? rows * (double)whole->problem->batch : rows;
 }
 
-/* Keys, or queries, of one of its runs. */
+/* Keys, or queries, of one run of a rank, over the batch. */
 static double rows_of_run(const fattn_whole *whole, bool keys, int64_t rank, int run)
 {
     const int64_t kinds = fattn_whole_kinds(whole);
@@ -50,7 +50,7 @@ static double rows_of_run(const fattn_whole *whole, bool keys, int64_t rank, int
     return kinds == 1 ? rows * (double)whole->problem->batch : rows;
 }
 
-/* Bytes of a key and its value in all heads, with so many an element of each. */
+/* Bytes of a key and its value in all heads, with k_size and v_size bytes per element. */
 static double bytes_of_key(const fattn_problem *p, int64_t k_size, int64_t v_size)
 {
     return (double)p->heads_k * (double)(p->dim * k_size + p->dim_v * v_size);
@@ -61,7 +61,7 @@ static double bytes_of_inputs(const fattn_problem *p)
     return bytes_of_key(p, fattn_dtype_size(p->dtype_kv), fattn_dtype_size(p->dtype_v));
 }
 
-/* Of the gradients that are wanted, in f32. */
+/* The same for the gradients that are wanted, in f32. */
 static double bytes_of_sums(const fattn_problem *p)
 {
     return bytes_of_key(p, p->outputs & FATTN_OUT_DK ? 4 : 0, p->outputs & FATTN_OUT_DV ? 4 : 0);
@@ -77,7 +77,8 @@ typedef struct walker {
     double keys[FATTN_RUNS]; /* of its own, by runs */
 } walker;
 
-/* What a rank does in a step. The walkers' starts are known, their ends become so. */
+/* Adds what a rank does in a step, and computes when the step ends from when it starts on each
+ * rank. */
 static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_speed *speed,
                  int64_t rank, int64_t step, walker *walkers)
 {
@@ -143,8 +144,8 @@ static void take_walker(fattn_forecast *f, const walker *w)
     f->seconds = w->end > f->seconds ? w->end : f->seconds;
 }
 
-/* What a turn's ring has room for beside its last computing step: seconds, of the rank that
- * computes least, and peers whose messages fit that step's group. */
+/* What fits into the last computing step of a turn's ring: the seconds that the rank with the least
+ * work computes, and the number of peers whose messages fit into that step's group. */
 typedef struct room {
     double seconds, peers;
 } room;
@@ -207,7 +208,7 @@ static int64_t head_ranks(const fattn_whole *whole, int64_t limit)
     return most;
 }
 
-/* Bytes of inputs, or of results, that a rank exchanges for its rows, if it kept none itself. */
+/* Bytes of inputs (in) or results that a rank would exchange for its rows if it kept none. */
 static double exchanged_bytes(const fattn_whole *whole, bool in)
 {
     const fattn_problem *const p = whole->problem;
@@ -238,7 +239,7 @@ bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k
 
 int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, int64_t wanted)
 {
-    /* Beside 1 MiB the latency of a message is small, whatever carries it. */
+    /* The latency of a message is small compared with the time of 1 MiB on any link. */
     const double least = 1 << 20;
     const int64_t members =
         fattn_scheme_declines(whole, scheme) ? 1 : fattn_scheme_members(whole, scheme);
@@ -258,8 +259,9 @@ int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, int64_
     return turns;
 }
 
-/* Inputs of the first turn come and results of the last one go by themselves; the rest goes beside
- * the last step of a turn's ring that computes, as far as a group has room for it. */
+/* The inputs of the first turn and the results of the last one travel while nothing is computed.
+ * All others travel during the last computing step of a turn's ring, as far as its group of
+ * messages has room. */
 static fattn_status foretell_heads(const fattn_whole *whole, fattn_scheme scheme,
                                    const fattn_speed *speed, fattn_forecast *f)
 {
@@ -393,8 +395,8 @@ static fattn_status foretell(const fattn_whole *whole, fattn_scheme scheme,
     return status;
 }
 
-/* Whether the choice may fall on a scheme unasked: a reduction wants all queries on every rank,
- * which is for callers with too few of them to divide. */
+/* Whether FATTN_SCHEME_AUTO may choose a scheme. A reduction needs all queries on every rank, so it
+ * is offered only, and alone, if there are too few queries to divide. */
 static bool offered(const fattn_whole *whole, fattn_scheme scheme)
 {
     return !fattn_scheme_declines(whole, scheme) &&

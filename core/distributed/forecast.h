@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long a divided problem takes, from the rate at which a rank computes and the bandwidth and
- * latency of its link; and which scheme is the fastest. A model, not a measurement: every rank
- * computes at the same rate whatever the shape, and every link is as fast as any other.
+ * A model of how long a divided problem takes, from a rank's rate of computing and its link's
+ * bandwidth and latency; and of which scheme is the fastest. It assumes that every rank computes at
+ * the same rate, whatever the shape, and that all links are equally fast.
  */
 #ifndef FATTN_DISTRIBUTED_FORECAST_H
 #define FATTN_DISTRIBUTED_FORECAST_H
@@ -10,47 +10,49 @@
 #include "core/distributed/ring.h"
 
 typedef struct fattn_speed {
-    double flops;     /* a second, of one rank */
-    double bandwidth; /* bytes a second that a rank sends, and receives, at a time */
-    double latency;   /* seconds of a message */
-    double row;       /* seconds that a row of queries takes besides, in each step after the first:
-                       * merging, mostly */
+    double flops;     /* per second and rank */
+    double bandwidth; /* bytes per second that a rank can send and, at the same time, receive */
+    double latency;   /* seconds per message */
+    double row;       /* additional seconds per query row in each step after the first: mostly for
+                       * merging */
 } fattn_speed;
 
 typedef struct fattn_forecast {
     fattn_scheme scheme;
     int64_t head_ranks;             /* ranks that share the heads: 1 in a ring */
-    int64_t turns;                  /* that heads take: 1 in a ring */
-    int64_t steps;                  /* of the ring, its own block included */
-    double least_pairs, most_pairs; /* of a rank, all query heads */
-    double least_bytes, most_bytes; /* that a rank sends */
-    double computing, transferring; /* seconds of the rank that has most of it */
-    double seconds;                 /* all of it, transfers beside computation */
+    int64_t turns;                  /* of heads: 1 in a ring */
+    int64_t steps;                  /* of the ring, that with the own block included */
+    double least_pairs, most_pairs; /* pairs of the rank that has fewest, and most; all heads */
+    double least_bytes, most_bytes; /* bytes sent by the rank that sends fewest, and most */
+    double computing, transferring; /* seconds of the rank that computes, or transfers, longest */
+    double seconds;                 /* in all, with transfers during computation */
     double efficiency;              /* time of one rank / (ranks * seconds) */
 } fattn_forecast;
 
 /* "ring", "heads", "both", "reduce"; "auto". Static. */
 const char *fattn_scheme_name(fattn_scheme scheme);
 
-/* Which division suits the masks of a normalised problem: zigzag where they are causal and nothing
- * else, else contiguous parts, of which a window reaches only neighbours. */
+/* The split that suits the masks of a normalised problem: zigzag under a causal mask without a
+ * window, else contiguous parts, which let a window reach only neighbours. */
 fattn_split fattn_split_choose(const fattn_problem *problem);
 
-/* Why a scheme cannot be had for a problem; NULL where it can. */
+/* Why a scheme does not support a problem; NULL if it does. */
 const char *fattn_scheme_declines(const fattn_whole *whole, fattn_scheme scheme);
 
-/* Ranks that share the heads: 1 in a ring. The scheme is one that can be had. */
+/* The number of ranks that share the heads: 1 in a ring. The scheme must support the problem. */
 int64_t fattn_scheme_members(const fattn_whole *whole, fattn_scheme scheme);
 
-/* Whether the heads of a rank can take so many turns. Turns divide the heads of keys; in a ring,
- * and where heads are all that ranks exchange, several turns may also share a head of keys. */
+/* Whether the heads of a rank can be computed in so many turns. The number of turns divides the
+ * number of key/value heads; in FATTN_SCHEME_RING and _HEADS several turns may also share a
+ * key/value head. */
 bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k, int64_t turns);
 
-/* How many they take, unless memory asks for more: as many as are wanted, or by size where that is
- * 0; the next smaller number that can be had. */
+/* The number of turns if memory does not require more: `wanted`, or with 0 a number that follows
+ * from the sizes, rounded down to a possible one. */
 int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, int64_t wanted);
 
-/* Foretells a scheme; FATTN_UNSUPPORTED, with the reason, for one that cannot be had. */
+/* Writes the forecast of a scheme; for FATTN_SCHEME_AUTO that of the fastest one.
+ * FATTN_UNSUPPORTED, with the reason, if the scheme does not support the problem. */
 fattn_status fattn_forecast_make(const fattn_whole *whole, fattn_scheme scheme,
                                  const fattn_speed *speed, fattn_forecast *forecast);
 

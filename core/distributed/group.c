@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public door of groups: what is wrong is found, ranks compare what they were given, and all
- * that an execution needs is planned and reserved. */
+/* The public functions of groups and their plans. To make a plan, a rank checks its arguments, the
+ * ranks compare what they were given, and everything that an execution needs is planned and
+ * allocated. */
 #include "core/distributed/group.h"
 
 #include <string.h>
@@ -42,7 +43,7 @@ void fattn_group_init(fattn_group *group)
 
 /* --- Checks ----------------------------------------------------------------------------------- */
 
-/* The group, and how to reach the other ranks. If that fails, there is no way to tell them. */
+/* Reads the group and its transport. If this fails, the other ranks cannot be told. */
 static fattn_status read_group(const fattn_group *group, fattn_group *g, fattn_transport *t)
 {
     fattn_status status = fattn_abi_read(g, sizeof *g, group, "fattn_group");
@@ -76,7 +77,7 @@ static fattn_status check_choices(const fattn_group *g, const fattn_transport *t
                           (int)g->scheme);
     }
     if (!t->device_memory && t->stream) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "stream of fattn_transport is set, and "
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "stream of fattn_transport is set, but "
                                                   "device_memory is not");
     }
     if (g->turns < 0) {
@@ -96,12 +97,12 @@ static fattn_status check_features(const fattn_problem *p)
     const uint64_t packed = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
     const char *why = NULL;
     if (p->features & ~HONOURED) {
-        why = "block masks, seqused, seqstart, pages, positions, chunks, accumulation and batch "
-              "invariance are not divided over ranks";
+        why = "groups do not support block masks, seqused, seqstart, pages, positions, chunks, "
+              "accumulation, batch invariance and FATTN_CHECKED";
     } else if (p->dtype == FATTN_F64 || p->dtype_kv == FATTN_E4M3 || p->dtype_v == FATTN_E4M3) {
-        why = "f64 and e4m3 are not divided over ranks";
+        why = "groups do not support f64 and e4m3";
     } else if (p->features & packed && (p->features & packed) != packed) {
-        why = "a ragged batch that is divided over ranks has both cu_seqlens";
+        why = "groups support a ragged batch only with both cu_seqlens";
     }
     return why ? fattn_fail(FATTN_UNSUPPORTED, "%s", why) : FATTN_OK;
 }
@@ -118,20 +119,20 @@ static fattn_status check_scheme(const fattn_group_plan *plan)
     const bool striped = plan->whole.split == FATTN_SPLIT_STRIPED;
     const bool scores = p->features & (FATTN_BIAS | FATTN_MASK);
     if (plan->ragged && plan->transport.device_memory) {
-        why = "a ragged batch is not divided over devices with memory of their own";
+        why = "groups support a ragged batch only on devices that compute in host memory";
     } else if (scores && plan->ragged) {
-        why = "a ragged batch that is divided over ranks has neither bias nor mask";
+        why = "groups support no bias or mask with a ragged batch";
     } else if (scores && plan->members > 1) {
-        why = "bias and masks are divided by rows, and not over heads";
+        why = "schemes that exchange heads support no bias or mask";
     } else if (p->outputs & FATTN_OUT_DBIAS && p->dbias_stride[2] == 0) {
-        why = "dbias that is summed over queries is not divided over ranks";
+        why = "groups do not support a dbias that is summed over queries";
     } else if (striped && plan->scheme == FATTN_SCHEME_REDUCE) {
-        why = "scheme \"reduce\" does not take striped rows";
+        why = "scheme \"reduce\" does not support striped rows";
     } else if (striped && p->features & (FATTN_DROPOUT | FATTN_ALIBI) &&
                !(p->features & FATTN_ALIBI_BIAS && !(p->features & FATTN_DROPOUT))) {
-        why = "striped rows have neither dropout nor ALiBi, which need neighbouring positions";
+        why = "striped rows support no dropout or ALiBi, which need neighbouring positions";
     } else if (striped && plan->ragged && p->window_left >= 0 && p->window_right >= 0) {
-        why = "striped rows of a ragged batch have no window with two ends";
+        why = "striped rows of a ragged batch support no window that is bounded on both sides";
     }
     return why ? fattn_fail(FATTN_UNSUPPORTED, "%s", why) : FATTN_OK;
 }
@@ -199,7 +200,7 @@ static uint64_t hash(uint64_t seed, const void *data, size_t bytes)
     return seed;
 }
 
-/* Of all that ranks must have in common. */
+/* The hash of everything in which ranks must agree. */
 static uint64_t hash_of(const fattn_group_plan *plan)
 {
     fattn_problem p = plan->problem;
@@ -217,15 +218,15 @@ static uint64_t hash_of(const fattn_group_plan *plan)
     return h;
 }
 
-/* What a rank says about itself when ranks compare; 64 bytes at most, for it is freed after errors
- * of the transport. Lengths are told apart from the rest: they differ where shares do not fit
- * together. */
+/* What a rank sends when ranks compare. At most 64 bytes, because it is freed after errors of the
+ * transport (fattn_transport.wait). Lengths are separate from the hash so that the reason can name
+ * them: they are what usually differs. */
 typedef struct answer {
     uint64_t what, status;
     int64_t seqlen_q, seqlen_k;
 } answer;
 
-/* Gathers what is in host memory, by way of the device where messages are of its memory. */
+/* An all-gather of host memory; through device memory if that is what the transport carries. */
 static fattn_status compare(const fattn_group_plan *plan, void *all, int64_t bytes)
 {
     const fattn_transport *const t = &plan->transport;
@@ -259,8 +260,8 @@ static fattn_status fail_disagreement(const answer *all, int32_t other, int32_t 
                       (long long)(queries ? b->seqlen_q : b->seqlen_k));
 }
 
-/* Fails on all ranks where one has failed or was given another problem. A rank that failed itself
- * keeps its own reason. */
+/* Fails on all ranks if one of them has failed or was given another problem. A rank that failed
+ * itself keeps its own reason. */
 static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64_t what)
 {
     const int32_t ranks = plan->transport.ranks, rank = plan->transport.rank;
@@ -287,7 +288,7 @@ static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64
 
 /* --- What an execution needs ------------------------------------------------------------------ */
 
-/* Takes bytes from the plan's memory; NULL while only their sum is wanted. */
+/* Takes bytes from the plan's memory. NULL while only the total is computed. */
 static void *take(fattn_group_plan *plan, int64_t bytes)
 {
     char *const at = plan->memory_at ? (char *)plan->memory_at + plan->bytes : NULL;
@@ -364,7 +365,7 @@ static void lay_out(fattn_group_plan *plan, int64_t workspace)
     plan->workspace = take(plan, workspace);
 }
 
-/* Beginnings of this rank's shares in packed tensors. */
+/* Computes where this rank's shares begin in packed tensors. */
 static void begin_shares(const fattn_group_plan *plan)
 {
     const fattn_whole *const w = &plan->shares;
@@ -377,7 +378,7 @@ static void begin_shares(const fattn_group_plan *plan)
     }
 }
 
-/* The arrays of a ragged batch, in one piece of memory behind the copies of the lengths. */
+/* Allocates the arrays of a ragged batch, with copies of the lengths, as one block. */
 static fattn_status make_arrays(fattn_group_plan *plan, const int32_t *cu_q, const int32_t *cu_k)
 {
     const int64_t n = plan->problem.batch + 1;
@@ -457,7 +458,7 @@ static void set_slice(fattn_group_plan *plan, int64_t slice)
 static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
 {
     const int most_runs = plan->q_runs * plan->k_runs;
-    /* Dropout knows the number of a head. */
+    /* With dropout pieces of different turns differ in head_offset. */
     const int64_t turns = plan->problem.features & FATTN_DROPOUT ? plan->turns : 1;
     const int64_t most = (int64_t)plan->rounds * FATTN_LANES * most_runs;
     const int64_t all = turns * plan->slices * most;
@@ -489,15 +490,17 @@ static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
 
 /* --- Groups of members ------------------------------------------------------------------------ */
 
-/* The rows of a group together are one share of as many as there are groups. So its members have
- * neighbouring parts, or stripes as far apart as there are groups. */
+/* The rows of a group's members together are the group's share when the problem is divided over
+ * groups. So members have neighbouring parts; if rows are striped, ranks that are as far apart as
+ * there are groups. */
 int64_t fattn_group_rank(const fattn_group_plan *plan, int64_t group, int64_t member)
 {
     return plan->shares.split == FATTN_SPLIT_STRIPED ? member * plan->whole.ranks + group
                                                      : group * plan->members + member;
 }
 
-/* Needs the undivided problem; its heads are divided later, by make_own(). */
+/* Forms the groups of ranks that share heads. plan->problem is undivided here; make_own() divides
+ * its heads later. */
 static void form_groups(fattn_group_plan *plan)
 {
     const int64_t rank = plan->transport.rank;
@@ -528,8 +531,8 @@ static bool is_packed(const fattn_strides *s, int64_t rows, int64_t heads, int64
            (s->head == packed.head || heads == 1);
 }
 
-/* Whether the rank's own keys and values can travel from where the caller has them, all of them at
- * once. */
+/* Whether the rank's own keys and values can be sent from the caller's tensors, because they are
+ * laid out like a block. */
 static bool lies_as_block(const fattn_group_plan *plan)
 {
     const fattn_problem *const l = &plan->local;
@@ -538,7 +541,7 @@ static bool lies_as_block(const fattn_group_plan *plan)
            is_packed(&l->v, l->seqlen_k, l->heads_k, l->dim_v, l->batch);
 }
 
-/* Leaves of the undivided problem this rank's part: its heads, and the strides of its own bias and
+/* Reduces plan->problem to this rank's heads, and gives it the strides of the rank's own bias and
  * mask, which are not packed. */
 static void make_own(fattn_group_plan *plan)
 {
@@ -551,11 +554,11 @@ static void make_own(fattn_group_plan *plan)
     p->head_offset += p->features & FATTN_DROPOUT ? plan->member * p->heads_q : 0;
 }
 
-/* The caller's strides describe this rank's share. The undivided problem is given a contiguous
- * layout instead; a bias or mask is still broadcast along the axes whose stride is 0. */
+/* The caller's strides describe this rank's share, so the undivided problem gets a contiguous
+ * layout instead. Bias and mask stay broadcast along axes whose stride is 0. */
 static void forget_strides(fattn_problem *p)
 {
-    /* Not yet validated, so unsigned: what overflows is refused for its sizes. */
+    /* Unsigned, since the sizes have not been validated: those that overflow are refused later. */
     const uint64_t rows = (uint64_t)fattn_max64(p->seqlen_q, 1);
     const uint64_t keys = (uint64_t)fattn_max64(p->seqlen_k, 1);
     const uint64_t full[] = {(uint64_t)p->heads_q * rows * keys, rows * keys, keys, 1};
@@ -568,9 +571,9 @@ static void forget_strides(fattn_problem *p)
     }
 }
 
-/* --- The act ---------------------------------------------------------------------------------- */
+/* --- Describing ------------------------------------------------------------------------------- */
 
-/* Everything about the arguments that this rank can check without the others. */
+/* Checks everything about the arguments that does not need the other ranks. */
 fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *problem,
                                   const int32_t *cu_q, const int32_t *cu_k)
 {
@@ -592,7 +595,7 @@ fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *p
     plan->gradients = fattn_split_has_sums(p);
     if (!plan->ragged && (cu_q || cu_k)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT,
-                          "cu_seqlens are given, and the problem has no FATTN_CU_SEQLENS_Q");
+                          "cu_seqlens are given, but the problem has no FATTN_CU_SEQLENS_Q");
     }
     if (plan->ragged) {
         status = check_lengths(p, cu_q, cu_k);
@@ -619,8 +622,8 @@ static void destroy_pieces(fattn_group_plan *plan)
     plan->piece_count = 0;
 }
 
-/* Plans pieces and memory of a plan with `all` turns. Up to heads_q of them share out the heads;
- * a multiple of heads_q is a turn for each head, and the other factor the slices of keys. */
+/* Plans pieces and memory for `all` turns. Up to heads_q turns divide the heads. A multiple of
+ * heads_q means one turn for each head, and the factor is the number of slices of keys. */
 static fattn_status size_up(fattn_group_plan *plan, int64_t all)
 {
     fattn_problem *const p = &plan->problem;
@@ -635,7 +638,7 @@ static fattn_status size_up(fattn_group_plan *plan, int64_t all)
     p->heads_k = plan->heads_k * plan->sharing / turns;
     plan->keys_direct = lies_as_block(plan);
     plan->slots = fattn_group_slots(plan);
-    plan->merges = plan->whole.all_queries; /* with the results of others */
+    plan->merges = plan->whole.all_queries; /* FATTN_SCHEME_REDUCE merges with other ranks */
     plan->workspace_bytes = 0;
     const fattn_status status = make_pieces(plan, &plan->workspace_bytes);
     lay_out(plan, plan->workspace_bytes);
@@ -650,8 +653,7 @@ static bool may_take_turns(const fattn_group_plan *plan)
                : plan->members > 1;
 }
 
-/* At most so many slices of keys: with more, memory that slices do not reduce is nearly all of
- * it. */
+/* The most slices of keys: with 16 nearly all memory is memory that slices do not reduce. */
 enum { SLICES_MAX = 16 };
 
 static bool can_turn(const fattn_group_plan *plan, int64_t turns)
@@ -662,7 +664,7 @@ static bool can_turn(const fattn_group_plan *plan, int64_t turns)
                : turns % heads == 0 && slices <= SLICES_MAX && (slices & (slices - 1)) == 0;
 }
 
-/* As few turns as are wanted and the limit allows. */
+/* Finds the fewest turns, at least those wanted, with which the plan fits its limit of memory. */
 fattn_status fattn_group_size(fattn_group_plan *plan)
 {
     make_own(plan);
@@ -682,7 +684,7 @@ fattn_status fattn_group_size(fattn_group_plan *plan)
     return status || fits
                ? status
                : fattn_fail(FATTN_OUT_OF_MEMORY,
-                            "the plan of a group takes %lld bytes at least, memory is %lld",
+                            "the plan of a group needs at least %lld bytes, and memory is %lld",
                             (long long)plan->bytes, (long long)plan->memory);
 }
 
@@ -706,7 +708,8 @@ static fattn_status join_turns(fattn_group_plan *plan)
     return status || turns == all_turns ? status : size_up(plan, turns);
 }
 
-/* What lies between tensors in messages travels with them: nothing of another use of the memory. */
+/* Clears the gaps between tensors, which are sent with them, so that no old contents of the memory
+ * travel. */
 static void clear_gaps(const fattn_group_plan *plan)
 {
     if (plan->own) {
@@ -730,8 +733,8 @@ static fattn_status reserve(fattn_group_plan *plan)
     if (plan->transport.device_memory) {
         return fattn_event_create(plan->device, &plan->finished);
     }
-    /* Kernels branch on scores behind the last key before they mask them; valgrind would report
-     * scratch that was never written. */
+    /* Kernels branch on scores past the last key before they mask them. Without this valgrind would
+     * report branches on memory that was never written. */
     memset(plan->workspace, 0, (size_t)plan->workspace_bytes);
     clear_gaps(plan);
     return FATTN_OK;
@@ -750,9 +753,9 @@ static fattn_status open_device(fattn_group_plan *plan, fattn_device *device)
     status = fattn_device_get_info(device, &info);
     if (!status && !info.host_memory != !!t->device_memory) {
         status = fattn_fail(FATTN_UNSUPPORTED,
-                            "device %s has memory of %s, and the transport carries that of %s",
-                            info.backend, info.host_memory ? "the host" : "its own",
-                            t->device_memory ? "devices" : "the host");
+                            "device %s computes in %s memory, and the transport carries %s memory",
+                            info.backend, info.host_memory ? "host" : "device",
+                            t->device_memory ? "device" : "host");
     }
     return status || !t->device_memory
                ? status
@@ -779,7 +782,7 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     }
     memset(made, 0, sizeof *made);
     made->transport = t;
-    made->timeout = g.timeout > 0 ? g.timeout : usual_timeout; /* others are told what is wrong */
+    made->timeout = g.timeout > 0 ? g.timeout : usual_timeout; /* for telling others of the error */
     made->scheme = g.scheme;
     made->late = -1;
     made->memory = g.memory;
@@ -788,7 +791,7 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     made->shares = (fattn_whole){
         .split = g.split, .ranks = t.ranks, .all_queries = g.scheme == FATTN_SCHEME_REDUCE};
     status = open_device(made, g.device);
-    if (status && t.device_memory) { /* nothing to compare with */
+    if (status && t.device_memory) { /* without device memory ranks cannot compare */
         t.abort(t.user, fattn_last_reason());
     } else {
         status = status ? status : check_choices(&g, &t);

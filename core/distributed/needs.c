@@ -10,10 +10,11 @@
 #include "core/operands.h"
 #include "core/status.h"
 
-/* All of so many ranks are asked, and some of more: a plan is made for each. */
+/* Up to ALL_MAX ranks are all computed, of more only SOME: each takes a plan. */
 enum { ALL_MAX = 16, SOME = 3 };
 
-/* Elements that differ, of all operands; of scores those of the rank's rows and all keys. */
+/* Bytes of the rank's operands, without counting broadcast axes; of tensors over pairs those of the
+ * rank's rows and all keys. */
 static int64_t bytes_of_tensors(const fattn_group_plan *plan)
 {
     fattn_operand operands[FATTN_OPERANDS_MAX];
@@ -32,7 +33,8 @@ static int64_t bytes_of_tensors(const fattn_group_plan *plan)
     return all;
 }
 
-/* Of one rank. Where the others' turns are known the limit has been observed already. */
+/* The needs of one rank. `others` is the number of turns that another rank needs, or 0; once it is
+ * known, the limit of memory need not be tried again. */
 static fattn_status ask(const fattn_group *group, int64_t ranks, int64_t rank, int64_t others,
                         const fattn_problem *problem, const int32_t *cu_q, const int32_t *cu_k,
                         fattn_group_needs *needs)
@@ -79,7 +81,8 @@ fattn_status fattn_group_foresee(const fattn_group *group, int64_t ranks,
     const int64_t asked = ranks <= ALL_MAX ? ranks : SOME;
     int64_t others = 0, most = 0;
     fattn_status status = FATTN_OK;
-    /* Once more where a rank needs fewer turns than another: all take as many. */
+    /* Repeated if ranks differ in the turns that they need: all take as many as the one that needs
+     * most. */
     for (bool again = true; !status && again; others = most) {
         memset(needs, 0, sizeof *needs);
         again = false;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory that a divided problem takes on a rank, told by one process without the others: what
- * its shares hold, and what fattn_group_plan_create() would reserve beside them. */
+/* The memory that a divided problem needs on a rank, computed by one process without the others:
+ * that of its shares, and that which fattn_group_plan_create() would allocate. */
 #ifndef FATTN_DISTRIBUTED_NEEDS_H
 #define FATTN_DISTRIBUTED_NEEDS_H
 
@@ -9,13 +9,13 @@
 typedef struct fattn_group_needs {
     int64_t tensors;   /* bytes of a rank's shares of all operands */
     int64_t plan;      /* bytes of its plan: fattn_group_plan_bytes() */
-    int64_t workspace; /* those among them that are the kernels' own */
-    int64_t turns;     /* that heads take */
-    int64_t slices;    /* of keys in each of them */
+    int64_t workspace; /* of these the workspace of kernels */
+    int64_t turns;     /* of heads */
+    int64_t slices;    /* of keys, in each turn */
 } fattn_group_needs;
 
-/* The most on any of `ranks`; of more than 16, of the first, the middle one and the last. Of the
- * group all is read but transport and timeout. */
+/* The needs of the rank that needs most; of more than 16 ranks only the first, the middle and the
+ * last are computed. The group's transport and timeout are not read. */
 fattn_status fattn_group_foresee(const fattn_group *group, int64_t ranks,
                                  const fattn_problem *problem, const int32_t *cu_q,
                                  const int32_t *cu_k, fattn_group_needs *needs);

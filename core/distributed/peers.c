@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages between devices of one process: ranks are threads, and a message is a copy from the
+ * The transport between devices of one process: ranks are threads, and a message is a copy from the
  * sender's memory to the receiver's, which a GPU's copy engine makes while its multiprocessors
  * compute.
  *
- * Both sides of a message leave it in a slot, [from][to][tag], when they start it. Starting is
- * short, since the caller queues kernels next. Once both sides have come, the first of them to wait
- * queues the copy on the sender's stream of messages, behind what either side's stream held when it
- * started. So a message is over for the host as soon as it is queued: the streams of both sides
- * wait for the copy, the threads only for each other. The receiver empties the slot, and the sender
- * waits until it has: only then may its event stand for another message.
+ * Both sides of a message enter it into a slot, [from][to][tag], in start(). That is short, because
+ * the caller queues kernels next. Once both sides have entered it, the first of them that calls
+ * wait() queues the copy on the sender's stream of messages, after the work that was on either
+ * side's stream in start(). For the threads a message is done as soon as its copy is queued: the
+ * streams of both sides wait for the copy, the threads only for each other. The receiver empties
+ * the slot. The sender waits for that, because only then may its event be used for another message.
  */
 #define _POSIX_C_SOURCE 200809L /* CLOCK_MONOTONIC */
 #include <pthread.h>
@@ -22,20 +22,21 @@
 #include "core/status.h"
 #include "fattn/distributed.h"
 
-enum { TAGS = 16, RANKS_MAX = 64, SMALL = 64 }; /* SMALL: bytes of a message */
+/* SMALL: messages of up to so many bytes must be over when wait() fails (fattn_transport.wait). */
+enum { TAGS = 16, RANKS_MAX = 64, SMALL = 64 };
 
 typedef enum slot_state {
-    SLOT_WAITS, /* for a side */
-    SLOT_BUSY,  /* a thread queues the copy */
+    SLOT_WAITS, /* for one or both sides */
+    SLOT_BUSY,  /* a thread is queueing the copy */
     SLOT_QUEUED,
-    SLOT_FAILED /* or one side has taken it back */
+    SLOT_FAILED /* the copy failed, or one side has withdrawn */
 } slot_state;
 
 typedef struct slot {
-    const fattn_message *send, *receive; /* NULL where the side has not come */
-    fattn_event *copied;                 /* the sender's, of this message; NULL on a host */
+    const fattn_message *send, *receive; /* NULL until the side has entered its message */
+    fattn_event *copied;                 /* the sender's event for this copy; NULL on a host */
     slot_state state;
-    int64_t begun, taken; /* messages since the beginning: by the sender, by the receiver */
+    int64_t begun, taken; /* messages so far: entered by the sender, taken by the receiver */
 } slot;
 
 typedef struct peer {
@@ -43,19 +44,19 @@ typedef struct peer {
     fattn_peers *all;
     fattn_device *device;
     fattn_stream messages; /* copies to others */
-    fattn_event *computed; /* what its messages wait for */
+    fattn_event *computed; /* the work that its messages wait for */
     fattn_event *copied[FATTN_MESSAGES_MAX];
-    int64_t number[FATTN_MESSAGES_MAX]; /* of the group's sends: slot.begun */
+    int64_t number[FATTN_MESSAGES_MAX]; /* slot.begun of each message that the group sends */
     bool broken;
-    int holds; /* threads that wait for its stream of messages; under the engine's mutex */
+    int holds; /* threads that wait for its stream of messages; under the common mutex */
 } peer;
 
 struct fattn_peers {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    int32_t ranks, failed; /* the rank that gave up first, or -1 */
+    int32_t ranks, failed; /* failed: the rank that failed first, or -1 */
     char reason[256];
-    peer **peers; /* those that are open */
+    peer **peers; /* [ranks]: NULL if the rank is not open */
     slot *slots;
 };
 
@@ -88,8 +89,9 @@ static fattn_status queue_copy(const peer *from, const peer *to, const slot *s)
     return status || !s->copied ? status : fattn_event_record(s->copied, from->messages);
 }
 
-/* Queues a copy if both sides have come. The mutex is held, but not while the copy is queued, for a
- * host makes it then: *met, and whoever called must look at everything again. */
+/* Queues the copy of a message if both sides have entered it, and sets *met. Called with the mutex,
+ * which it releases while it queues the copy, because on a host that makes the copy; so after *met
+ * the caller must look at everything again. */
 static fattn_status meet(const peer *p, const fattn_message *m, bool *met)
 {
     fattn_peers *const all = p->all;
@@ -116,7 +118,7 @@ static fattn_status meet(const peer *p, const fattn_message *m, bool *met)
     return status;
 }
 
-/* Takes back what the others have not taken; waits for those who are copying. */
+/* Withdraws this rank's messages that are not done; waits for copies that are being queued. */
 static void take_back(const peer *p, const fattn_message *messages, const bool *done, int count)
 {
     for (int n = 0; n < count; n++) {
@@ -130,7 +132,7 @@ static void take_back(const peer *p, const fattn_message *messages, const bool *
             pthread_cond_wait(&p->all->changed, &p->all->mutex);
         }
         s->state = s->state == SLOT_QUEUED ? SLOT_FAILED : s->state;
-        s->copied = NULL; /* an event of a rank that may be closed next */
+        s->copied = NULL; /* its rank may be closed next */
         *side = NULL;
     }
 }
@@ -158,7 +160,7 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
             p->number[n] = ++s->begun;
         }
     }
-    if (status) { /* nobody has looked at them since the mutex was taken */
+    if (status) { /* no other rank has seen the messages: the mutex was held throughout */
         const bool done[FATTN_MESSAGES_MAX] = {false};
         take_back(p, messages, done, count);
     }
@@ -170,7 +172,8 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
 
 /* --- Waiting ---------------------------------------------------------------------------------- */
 
-/* Whether a message is over for this side. The receiver empties the slot of a queued copy. */
+/* Whether a message is done for this side. If so, its stream waits for the copy, and the receiver
+ * empties the slot. */
 static bool take(const peer *p, const fattn_message *m, int n, fattn_status *status)
 {
     slot *const s = slot_for(p, m);
@@ -193,8 +196,8 @@ static bool take(const peer *p, const fattn_message *m, int n, fattn_status *sta
     return true;
 }
 
-/* Waits for the copies that a rank has queued. The mutex is held, but not meanwhile: `holds` keeps
- * the stream. */
+/* Waits for the copies that a rank has queued. Called with the mutex, which it releases while it
+ * waits; `holds` keeps the rank's stream from being destroyed. */
 static void settle(fattn_peers *all, int32_t rank)
 {
     peer *const p = all->peers[rank];
@@ -209,7 +212,7 @@ static void settle(fattn_peers *all, int32_t rank)
     pthread_cond_broadcast(&all->changed);
 }
 
-/* After an error: small messages are over when wait() returns. */
+/* After an error: waits for copies of small messages, which must be over when wait() returns. */
 static void settle_small(const peer *p, const fattn_message *messages, int count)
 {
     for (int n = 0; n < count; n++) {
@@ -219,8 +222,8 @@ static void settle_small(const peer *p, const fattn_message *messages, int count
     }
 }
 
-/* The time in so many seconds. More than 10^9 (30 years) would overflow time_t where that has 32
- * bits, and means for ever. */
+/* The time `seconds` from now. It is limited to 10^9 s (30 years), since more would overflow a
+ * 32-bit time_t. */
 static struct timespec later(double seconds)
 {
     struct timespec end;
@@ -232,7 +235,7 @@ static struct timespec later(double seconds)
     return end;
 }
 
-/* The reason for which a rank waits in vain. */
+/* Fails a wait(): another rank has failed, or the time has passed. */
 static fattn_status fail_waiting(const fattn_peers *all, const fattn_message *missing,
                                  double seconds)
 {
@@ -266,7 +269,7 @@ static fattn_status wait(void *user, const fattn_message *messages, int count, d
         if (!moved && !status && late) {
             break;
         }
-        if (!moved && !status) { /* nothing has changed since the mutex was taken */
+        if (!moved && !status) { /* the mutex was held throughout, so no change can be missed */
             late = pthread_cond_timedwait(&all->changed, &all->mutex, &end) != 0;
         }
     }
@@ -344,7 +347,7 @@ void fattn_peers_destroy(fattn_peers *peers)
     fattn_memory_free(peers);
 }
 
-/* A stream and events of a device with memory of its own. */
+/* Creates the stream and events of a rank whose device has memory of its own. */
 static fattn_status make_queue(peer *p)
 {
     fattn_status status = fattn_stream_create(p->device, &p->messages);
@@ -355,7 +358,7 @@ static fattn_status make_queue(peer *p)
     return status;
 }
 
-/* Joins the other ranks, and lets their devices and its own copy to each other directly. */
+/* Enters the rank, and makes copies between its device and those of the other ranks direct. */
 static fattn_status join(peer *p, int32_t rank)
 {
     fattn_peers *const all = p->all;
@@ -363,7 +366,7 @@ static fattn_status join(peer *p, int32_t rank)
     fattn_status status = FATTN_OK;
     pthread_mutex_lock(&all->mutex);
     if (all->peers[rank]) {
-        status = fattn_fail(FATTN_INVALID_ARGUMENT, "rank %d is open", (int)rank);
+        status = fattn_fail(FATTN_INVALID_ARGUMENT, "rank %d is already open", (int)rank);
     }
     for (int32_t r = 0; !status && r < all->ranks; r++) {
         const peer *const other = all->peers[r];

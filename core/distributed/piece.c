@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pieces of a ring as problems for one device, and the blocks that keys travel in. */
+/* The pieces of a divided problem as problems for one device, and the layout of the blocks in which
+ * keys travel. */
 #include "core/distributed/group.h"
 #include "core/dtype.h"
 #include "core/integer.h"
@@ -43,8 +44,8 @@ static int64_t aligned(int64_t bytes)
     return (bytes + BLOCK_ALIGNMENT - 1) / BLOCK_ALIGNMENT * BLOCK_ALIGNMENT;
 }
 
-/* A ragged block has its runs one after another; in another, the runs of a sequence lie side by
- * side, so that a piece may have both. */
+/* In a ragged batch a block has its runs one after another. Otherwise both runs of a sequence are
+ * adjacent, so that one piece can have both. */
 fattn_block fattn_group_block(const fattn_group_plan *plan, int64_t owner, int64_t k_size,
                               int64_t v_size)
 {
@@ -124,13 +125,12 @@ fattn_strides fattn_group_packed(int64_t rows, int64_t heads, int64_t channels)
     return (fattn_strides){rows * heads * channels, heads * channels, channels};
 }
 
-/* Where q, o and dout are those of the caller, the piece's are where its run begins. */
 int64_t fattn_group_row(const fattn_group_plan *plan, int q_run)
 {
     return q_run == 1 ? fattn_group_queries(plan, 0).longest : 0;
 }
 
-/* The strides of a piece, and the alignment that pointers to its first rows have. */
+/* Sets the strides of a piece, and the alignment of pointers to its first rows. */
 static void lay(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run, fattn_problem *p)
 {
     const fattn_problem *const l = &plan->local;
@@ -168,7 +168,8 @@ static void lay(const fattn_group_plan *plan, int64_t owner, int q_run, int k_ru
     p->pointer_alignment = fattn_min64(lowest, 16);
 }
 
-/* What all pieces have in common: results and gradients in f32. */
+/* The problem of a piece as far as it does not depend on the piece's rows and keys. Results and
+ * gradients are f32. */
 static fattn_problem common(const fattn_group_plan *plan, bool first)
 {
     fattn_problem p = plan->problem;
@@ -192,9 +193,9 @@ static fattn_problem common(const fattn_group_plan *plan, bool first)
     return p;
 }
 
-/* Where a piece stands. Neighbouring rows keep the undivided problem's own words, so that distances
- * and dropout are right too. Striped rows are only masked: their band becomes a window in numbers
- * of the runs. */
+/* Sets the positions and the window of a piece. If its rows are neighbours in the sequence it keeps
+ * the window of the undivided problem, with offsets, so that distances and dropout are right too.
+ * Striped rows have only masks: their band becomes a window over indices within the runs. */
 static void place(const fattn_group_plan *plan, const fattn_piece *piece, int64_t b,
                   fattn_problem *p, fattn_buffers *buffers)
 {
@@ -218,16 +219,16 @@ static void place(const fattn_group_plan *plan, const fattn_piece *piece, int64_
     }
 }
 
-/* Neither bias nor distances nor dropout: what is left of positions is a band. */
+/* Without bias, mask, ALiBi and dropout positions matter only through the band of kept pairs. */
 static bool is_only_masked(const fattn_problem *p)
 {
     return !(p->features & (FATTN_ALIBI | FATTN_BIAS | FATTN_MASK | FATTN_DROPOUT));
 }
 
 /*
- * Both runs of an owner's keys as one sequence. Query i sees keys of the second run up to i + high.
- * If the first query sees the key before that run, all see the whole first run, which lies before
- * it; so no key of it is lost where the runs are joined.
+ * Whether both runs of an owner's keys can be one sequence in one piece. Query i attends to keys of
+ * the second run up to i + high. If high >= -1, so that the first query attends to all keys before
+ * that run, all queries attend to the whole first run, and one bound describes both.
  */
 static bool is_joined(const fattn_group_plan *plan, int64_t owner, int q_run)
 {
@@ -237,12 +238,12 @@ static bool is_joined(const fattn_group_plan *plan, int64_t owner, int q_run)
     }
     const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 0);
     const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 1);
-    /* A second run without pairs may not have travelled (ring.h). */
+    /* A second run without pairs may not have been sent (ring.h). */
     return a.q.count > 0 && a.k.count > 0 && fattn_piece_pairs(&b) > 0 &&
            (p->window_right < 0 || b.high >= -1);
 }
 
-/* In numbers of the joined keys, as in place(). */
+/* place() for joined keys. */
 static void place_joined(const fattn_group_plan *plan, int64_t owner, int q_run, fattn_problem *p,
                          fattn_buffers *buffers)
 {
@@ -258,20 +259,21 @@ static void place_joined(const fattn_group_plan *plan, int64_t owner, int q_run,
     }
 }
 
-/* Both runs of queries against keys of an owner, from run 0 on: query i sees key j where j - i <=
- * high. */
+/* Both runs of queries against one or both runs of an owner's keys, numbered through: query i
+ * attends to key j if j - i <= high. */
 typedef struct bound {
     int64_t queries, keys, high;
 } bound;
 
-/* What a bound of j - i says of a piece: whether it is none of its pairs, all, or which. */
+/* Clips a bound on j - i to the range in which it makes a difference for a piece: from none of its
+ * pairs to all. */
 static int64_t clip(int64_t high, const fattn_piece *piece)
 {
     return fattn_max64(fattn_min64(high, piece->k.count - 1), -piece->q.count);
 }
 
-/* Halves of one run of queries against the one run of keys: the second half's bound is the first's,
- * as many rows further on. */
+/* find_joint() for two halves of one run of queries and one run of keys: the bound of the first
+ * half holds for both. */
 static bool join_halves(const fattn_group_plan *plan, int64_t owner, bound *found)
 {
     const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->rank, 0, owner, 0);
@@ -281,9 +283,10 @@ static bool join_halves(const fattn_group_plan *plan, int64_t owner, bound *foun
 }
 
 /*
- * Whether one bound over both runs of queries and keys, numbered through, says the same of each
- * pair of runs as their own: of own keys, where it is the diagonal of the share; and of others',
- * where all queries see the same whole runs. Of those, the second may be seen by nobody.
+ * Whether both runs of queries can be one piece: whether one bound over the runs of queries and
+ * keys, numbered through, keeps the same pairs as each pair of runs has. That holds for the rank's
+ * own keys, where the bound is the diagonal of the share, and for other owners' keys if all queries
+ * attend to the same whole runs. A second run of keys without pairs is left out.
  */
 static bool find_joint(const fattn_group_plan *plan, int64_t owner, bound *found)
 {
@@ -327,7 +330,7 @@ static bool find_joint(const fattn_group_plan *plan, int64_t owner, bound *found
     return pairs[0] > 0;
 }
 
-/* In numbers of the share's queries and the joined keys. */
+/* place() for both runs of queries, with the bound that find_joint() found. */
 static void place_joint(const bound *joint, fattn_problem *p, fattn_buffers *buffers)
 {
     p->seqlen_q = joint->queries;
@@ -357,7 +360,7 @@ bool fattn_group_visit(const fattn_group_plan *plan, int lane, int64_t step, int
     return visit->owner >= 0 && !(both && n > 0);
 }
 
-/* The same for each sequence of a ragged batch: into the plan's arrays. */
+/* place() for each sequence of a ragged batch, into the plan's arrays. */
 static void place_ragged(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
                          bool no_keys, fattn_problem *p, fattn_buffers *buffers)
 {
@@ -389,7 +392,7 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit
     const int q_run = visit->q_run, k_run = visit->k_run;
     const bool first = fattn_group_is_first(plan, owner, k_run);
     if (plan->problem.outputs == FATTN_OUT_DSINK && !first) {
-        return false; /* dsink is all of the first pieces */
+        return false; /* the first pieces compute all of dsink */
     }
     if (q_run == FATTN_BOTH) {
         bound joint = {0, 0, 0};
@@ -432,7 +435,7 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit
         p->mask_stride[3] *= piece.k.stride;
         p->dbias_stride[3] *= piece.k.stride;
     }
-    /* An empty band is no window that a problem can have, and a full one needs none. */
+    /* A window cannot express an empty band, and a full band needs no window. */
     if (pairs == 0 || (!plan->ragged && pairs == (double)q.longest * (double)k.longest)) {
         p->features &= ~FATTN_WINDOW;
         p->window_left = p->window_right = -1;

@@ -8,9 +8,9 @@
 #include "core/status.h"
 
 /*
- * How far a block has to go up and down: everything but the widest gap of ranks that do not need
- * it. `needed[d]` is whether the rank d hops up needs it. Of equal gaps the one that is furthest up
- * is left out.
+ * How many hops a block makes up and down: it goes round the ring except for the widest gap of
+ * ranks that do not need it. `needed[d]` is whether the rank d hops up needs it. Of several widest
+ * gaps the one that is furthest up is skipped.
  */
 static void reach_of(const bool *needed, int64_t ranks, int32_t *up, int32_t *down)
 {
@@ -108,8 +108,8 @@ fattn_status fattn_ring_make(const fattn_whole *whole, fattn_ring *ring)
             }
         }
     }
-    /* A run is in one place, or in two (keys and values): that takes two messages for one, of which
-     * both lanes together would have too many. */
+    /* To send runs separately keys and values of a run must each be contiguous, and they may take
+     * two messages instead of one: too many for a group if both lanes are used. */
     ring->trims = (whole->cu_q || whole->problem->batch == 1) &&
                   (ring->longest[FATTN_UP] == 0 || ring->longest[FATTN_DOWN] == 0);
     ring->last_step = fattn_max64(ring->longest[FATTN_UP], ring->longest[FATTN_DOWN]);

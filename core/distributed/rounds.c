@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Executing a plan of a group: shares are packed (exchange.c), rounds of messages and pieces
- * (attend.c) go by, partial results of all ranks are merged where they have the same queries, and
- * results are rounded into the caller's tensors at the end, once every rank has done its part.
+ * Executing a plan of a group. Shares are packed (exchange.c); in each round messages travel while
+ * pieces are computed (attend.c); in FATTN_SCHEME_REDUCE the ranks' results are merged. At the end,
+ * when every rank has done its part, results are rounded into the caller's tensors.
  */
 #include <string.h>
 
@@ -11,16 +11,16 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-/* Tags of messages: a kind in a lane, and VALUES more for values or their gradients where those do
- * not travel in one message with keys. */
+/* The tag of a message is its kind plus KINDS * lane; plus VALUES for values or their gradients, if
+ * they do not travel in one message with the keys. */
 enum { BLOCK, GRADIENT, HOME, KINDS, VALUES = FATTN_LANES * KINDS };
 
 /* --- Sums ------------------------------------------------------------------------------------- */
 
-/* to = 0, or to += from: numbers side by side. */
+/* to += from, or with from NULL to = 0, for `count` contiguous floats. */
 static fattn_status add(const fattn_group_plan *plan, void *to, const void *from, int64_t count)
 {
-    /* As rows of some length, so that a GPU has many of them, and the rest. */
+    /* As many rows of equal length, which a GPU moves in parallel, and a rest. */
     const int64_t length = 1024, rows = count / length, rest = count - rows * length;
     const fattn_strides strides = {.seq = length};
     const fattn_rows_args many = {.batch = 1,
@@ -56,12 +56,13 @@ static int64_t sums_of(const fattn_group_plan *plan, int64_t owner)
 
 /* --- Rounds ----------------------------------------------------------------------------------- */
 
-/* Where some runs of a block are: one stretch of bytes, or two. */
+/* A contiguous part of a block. */
 typedef struct stretch {
     int64_t at, bytes;
 } stretch;
 
-/* Runs of keys and of values, each from where its first run is. */
+/* Where these runs of keys, and of values, are in a block: offsets from block.k[0] and from
+ * block.v[0]. */
 static void find_keys(const fattn_group_plan *plan, int64_t owner, unsigned runs, stretch found[2])
 {
     const fattn_problem *const p = &plan->problem;
@@ -75,7 +76,8 @@ static void find_keys(const fattn_group_plan *plan, int64_t owner, unsigned runs
     found[1] = (stretch){block.v[n] - block.v[0], rows * p->dim_v * fattn_dtype_size(p->dtype_v)};
 }
 
-/* Runs of a ragged block, or of gradients, from where the block begins. */
+/* Where these runs of a ragged block, or of gradients, are: one stretch or two, from the beginning
+ * of the block. */
 static void find_runs(const fattn_group_plan *plan, int64_t owner, unsigned runs, bool sums,
                       stretch found[2])
 {
@@ -98,7 +100,7 @@ static void find_runs(const fattn_group_plan *plan, int64_t owner, unsigned runs
     found[1] = (stretch){block.v[n], rows * p->dim_v * (p->outputs & FATTN_OUT_DV ? 4 : 0)};
 }
 
-/* To or from the rank of the ring that has the same heads. */
+/* Appends messages to or from the rank of group `peer` that has the same heads as this rank. */
 static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int *count,
                      int64_t peer, int tag, bool receive, char *const data[2],
                      const stretch found[2])
@@ -109,9 +111,9 @@ static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int 
     }
 }
 
-/* Runs of an owner's keys and values, in two messages: one rank may send them from the caller's
- * tensors, while another receives them into a block. Those of ragged batches are one message, since
- * both are blocks. */
+/* Appends the messages of these runs of an owner's keys and values. They are two, because the
+ * sender may have them in the caller's tensors while the receiver has a block. In ragged batches
+ * both have a block, and one message suffices. */
 static void add_keys(const fattn_group_plan *plan, fattn_message *messages, int *count,
                      int64_t peer, int tag, bool receive, const fattn_held *keys, int64_t owner,
                      unsigned runs)
@@ -126,7 +128,7 @@ static void add_keys(const fattn_group_plan *plan, fattn_message *messages, int 
     add_ring(plan, messages, count, peer, tag, receive, data, found);
 }
 
-/* Runs of an owner's gradients. */
+/* Appends the messages of these runs of an owner's gradients. */
 static void add_gradients(const fattn_group_plan *plan, fattn_message *messages, int *count,
                           int64_t peer, int tag, bool receive, char *sums, int64_t owner,
                           unsigned runs)
@@ -136,7 +138,7 @@ static void add_gradients(const fattn_group_plan *plan, fattn_message *messages,
     add_ring(plan, messages, count, peer, tag, receive, (char *[]){sums, sums}, found);
 }
 
-/* to = 0, or to += from, of those runs. */
+/* to += from, or with from NULL to = 0, for these runs of an owner's gradients. */
 static fattn_status add_sums(const fattn_group_plan *plan, char *to, const char *from,
                              int64_t owner, unsigned runs)
 {
@@ -165,7 +167,7 @@ static fattn_held keys_of(const fattn_group_plan *plan, const fattn_buffers *giv
                : (fattn_held){NULL, NULL};
 }
 
-/* What goes and comes in a lane while step t is computed (ring.h). */
+/* Appends the messages that travel in a lane while step t is computed (ring.h). */
 static void add_messages(const fattn_group_plan *plan, const fattn_buffers *given, int lane,
                          int64_t step, fattn_message *messages, int *count)
 {
@@ -218,9 +220,9 @@ static fattn_status compute(fattn_group_plan *plan, const fattn_buffers *given, 
     return status;
 }
 
-/* After a round: adds the sums that arrived to those computed, which are sent on in the next one. A
- * sum that comes home in the last round is added when gradients are rounded, where they are written
- * at once. */
+/* After a round: adds the sums that arrived to this rank's shares, which are sent in the next
+ * round. If gradients are rounded right after the last round, a sum that came home in that round is
+ * added while rounding (plan->late) instead of here. */
 static fattn_status collect(fattn_group_plan *plan, int64_t step)
 {
     fattn_status status = FATTN_OK;
@@ -238,14 +240,14 @@ static fattn_status collect(fattn_group_plan *plan, int64_t step)
             status = add_sums(plan, fattn_group_own_sum(plan), plan->home[lane], plan->rank,
                               fattn_group_home_runs(plan, lane));
         }
-        char *const sent = plan->sending[lane]; /* the same one where a lane is of one step */
+        char *const sent = plan->sending[lane]; /* the same buffer if the lane has one step */
         plan->sending[lane] = plan->share[lane];
         plan->share[lane] = sent;
     }
     return status;
 }
 
-/* An axis of dbias that is summed over has one entry. */
+/* dbias = 0. An axis that is summed over has one entry. */
 static fattn_status clear_dbias(const fattn_group_plan *plan, float *dbias)
 {
     const fattn_problem *const p = &plan->problem;
@@ -267,7 +269,7 @@ static fattn_status clear_dbias(const fattn_group_plan *plan, float *dbias)
     return status;
 }
 
-/* Clears what pieces add to. */
+/* Clears the sums to which pieces add. */
 static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *given)
 {
     const fattn_problem *const p = &plan->problem;
@@ -286,7 +288,7 @@ static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *giv
     return status || !(p->outputs & FATTN_OUT_DBIAS) ? status : clear_dbias(plan, given->dbias);
 }
 
-/* Whether the first messages have what is packed: own keys. */
+/* Whether the first messages send packed keys, so that packing must come before them. */
 static bool sends_packed(const fattn_group_plan *plan)
 {
     return plan->ring.last_step > 0 && !plan->keys_direct;
@@ -296,8 +298,8 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
 {
     const fattn_transport *const t = &plan->transport;
     const bool exchanges = plan->members > 1 && step == plan->ring.last_step;
-    /* At most seven in each lane: keys and values that go and that come, and three sums; or ten in
-     * one, where runs of sums travel apart too (fattn_ring.trims). */
+    /* At most seven in each lane: keys and values sent and received, and three sums; or ten in one
+     * lane if runs of sums travel separately too (fattn_ring.trims). */
     fattn_message messages[FATTN_MESSAGES_MAX];
     int count = 0;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
@@ -308,7 +310,7 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
     }
     fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
     const bool started = !status && count;
-    if (step == 0) { /* beside the first messages */
+    if (step == 0) { /* while the first messages travel */
         status = status || sends_packed(plan) ? status : fattn_group_pack(plan, given);
         status = status ? status : begin(plan, given);
     }
@@ -333,7 +335,7 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
 
 /* --- One reduction ---------------------------------------------------------------------------- */
 
-/* Sends (o, lse) to a rank, receives its (o, lse) into the part, or both. */
+/* Sends (o, lse) to a rank, receives its (o, lse) into o and lse, or both. */
 static fattn_status trade(const fattn_group_plan *plan, int64_t peer, bool send, bool receive,
                           float *o, float *lse)
 {
@@ -353,10 +355,10 @@ static fattn_status trade(const fattn_group_plan *plan, int64_t peer, bool send,
 }
 
 /*
- * Merges the results of all ranks, on all ranks, by recursive doubling: the first 2^n ranks, as
- * many as there are, exchange results with the rank at distance 1, then 2, then 4 and so on. Each
- * rank beyond the first 2^n sends its result to one of them before, and receives the merged one
- * after. Merging commutes exactly, so all end with the same bits.
+ * Merges the results of all ranks, on all ranks, by recursive doubling: the first 2^n ranks, for
+ * the largest such n, exchange results with the rank at distance 1, then 2, then 4 and so on. Each
+ * rank beyond them first sends its result to one of them, and at the end receives the merged one.
+ * Merging commutes exactly, so all ranks end with the same bits.
  */
 static fattn_status reduce(fattn_group_plan *plan, const fattn_buffers *given)
 {
@@ -383,7 +385,7 @@ static fattn_status reduce(fattn_group_plan *plan, const fattn_buffers *given)
     return status;
 }
 
-/* --- The act ---------------------------------------------------------------------------------- */
+/* --- Executing -------------------------------------------------------------------------------- */
 
 /* The caller's buffers, checked against the rank's own shares. */
 static fattn_status check(const fattn_group_plan *plan, const fattn_buffers *given,
@@ -393,7 +395,7 @@ static fattn_status check(const fattn_group_plan *plan, const fattn_buffers *giv
     fattn_status status = fattn_buffers_read(&b, given);
     if (!status && (b.cu_seqlens_q || b.cu_seqlens_k)) {
         status = fattn_fail(FATTN_INVALID_ARGUMENT,
-                            "%s is set: the lengths of a group are those of its plan",
+                            "%s is set: a group takes its lengths when it is planned",
                             b.cu_seqlens_q ? "cu_seqlens_q" : "cu_seqlens_k");
     }
     if (status) {
@@ -429,7 +431,7 @@ static void shift(void *pointer, int64_t elements, fattn_dtype dtype)
     }
 }
 
-/* The heads whose turn it is. (Sinks and slopes are those of all.) */
+/* The buffers of the current turn's heads. (Sinks and slopes are those of all heads.) */
 static fattn_buffers turn_of(const fattn_group_plan *plan, const fattn_buffers *given)
 {
     const fattn_problem *const l = &plan->local;
@@ -451,7 +453,7 @@ static fattn_buffers turn_of(const fattn_group_plan *plan, const fattn_buffers *
     return b;
 }
 
-/* All ranks are told of an error that is this rank's alone. */
+/* Tells all ranks of an error that only this rank has. */
 static fattn_status tell(const fattn_group_plan *plan, fattn_status status)
 {
     if (status) {
@@ -471,7 +473,7 @@ static fattn_status go_rounds(fattn_group_plan *plan, const fattn_buffers *b)
     return status;
 }
 
-/* The last messages of an execution: results are the caller's only then. */
+/* The last messages of an execution: outputs are written only after them. */
 static fattn_status gather_dsink(const fattn_group_plan *plan)
 {
     const int64_t bytes = plan->heads_q * (int64_t)sizeof(float);
@@ -479,7 +481,7 @@ static fattn_status gather_dsink(const fattn_group_plan *plan)
     return dsink ? fattn_group_gather(plan, plan->dsink, bytes) : FATTN_OK;
 }
 
-/* A turn of heads that no other member has, against a slice of keys or all. */
+/* Computes a turn if ranks do not share heads, against a slice of keys or all keys. */
 static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *given)
 {
     const fattn_buffers b = turn_of(plan, given);
@@ -493,8 +495,8 @@ static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *gi
     return status ? status : fattn_group_unpack(plan, &b);
 }
 
-/* One of heads that members exchange: while a turn is computed, results of the one before go and
- * inputs of the next one come. */
+/* Computes a turn if members exchange heads: meanwhile the results of the previous turn and the
+ * inputs of the next one travel. */
 static fattn_status execute_exchanged_turn(fattn_group_plan *plan, const fattn_buffers *b)
 {
     fattn_status status = tell(plan, fattn_group_load_results(plan, plan->turn - 1));
@@ -517,8 +519,8 @@ static fattn_status end_exchanges(const fattn_group_plan *plan, const fattn_buff
     return status ? status : fattn_group_store_results(plan, b);
 }
 
-/* Notes where the execution's work ends, also what a failed one has queued: the plan's memory is in
- * use until then. */
+/* Records the event after the execution's work, even if it failed: the plan's memory is in use
+ * until then. */
 static fattn_status finish(const fattn_group_plan *plan, fattn_status status)
 {
     const fattn_stream stream = plan->transport.stream;

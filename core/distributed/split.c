@@ -8,7 +8,7 @@
 #include "core/status.h"
 
 #define UNBOUNDED \
-    (INT64_C(1) << 50) /* beyond every difference of rows, whose offsets end at 2^40 */
+    (INT64_C(1) << 50) /* larger than any difference of rows: offsets are at most 2^40 */
 
 const char *fattn_split_name(fattn_split split)
 {
@@ -106,7 +106,7 @@ void fattn_whole_set_halves(fattn_whole *whole)
                     fattn_split_runs(whole->split) == 1;
 }
 
-/* Slice n begins at row ceil(count * n / slices). Slices are few: the product fits. */
+/* Slice n begins at row ceil(count * n / slices). There are few slices, so the product fits. */
 static fattn_run slice_of(const fattn_whole *whole, fattn_run run)
 {
     const int64_t slices = whole->slices, rows = run.count;
@@ -151,9 +151,9 @@ int64_t fattn_whole_kinds(const fattn_whole *whole)
 }
 
 /*
- * With q = q.first + i * stride and k = k.first + j * stride the contract keeps -left <= k - (q +
- * off) <= right. So j - i is between (base - left) / stride and (base + right) / stride, with base
- * = off + q.first - k.first.
+ * Query i of run q is at row q.first + i * stride, key j of run k at k.first + j * stride. A window
+ * keeps -left <= key - (row + off) <= right. So j - i is between (base - left) / stride and
+ * (base + right) / stride, with base = off + q.first - k.first.
  */
 fattn_piece fattn_piece_of(const fattn_whole *whole, int64_t b, int64_t rank, int q_run,
                            int64_t owner, int k_run)
@@ -181,7 +181,7 @@ static double ramp(int64_t x, int64_t m)
     return up * (up + 1) / 2 + (x > m ? (double)(x - m) * (double)m : 0);
 }
 
-/* Pairs with j - i <= high: row i has min(max(i + high + 1, 0), keys) of them. */
+/* The number of pairs with j - i <= high: row i has min(max(i + high + 1, 0), keys) of them. */
 static double pairs_up_to(const fattn_piece *piece, int64_t high)
 {
     const int64_t bound = fattn_min64(fattn_max64(high, -piece->q.count), piece->k.count);

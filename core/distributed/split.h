@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who holds which rows of a problem that is divided over ranks, and which pairs of a query and a
- * key the rows of two ranks have in common. Pure arithmetic: nothing is stored, no rank is asked.
+ * How a problem is divided over ranks: which rows a rank holds, and which pairs of a query and a
+ * key the queries of one rank and the keys of another have. Pure arithmetic, without messages.
  *
- * Each sequence is divided by itself, its queries and its keys in the same way. A rank's share of a
- * sequence is one run of rows, or two under zigzag; the rows of a run are `stride` apart. A *piece*
- * is a run of queries against a run of keys, possibly of another rank. In numbers within the runs
- * it is a rectangle crossed by a band, which is all that a kernel has to know.
+ * Each sequence is divided separately, its queries and its keys in the same way. A rank's share of
+ * a sequence is one run of rows, or two under zigzag; the rows of a run are `stride` apart. A
+ * *piece* is a run of queries against a run of keys, possibly of another rank. In indices within
+ * the runs its kept pairs form a band in a rectangle, which a kernel can compute as a window.
  */
 #ifndef FATTN_DISTRIBUTED_SPLIT_H
 #define FATTN_DISTRIBUTED_SPLIT_H
@@ -26,44 +26,47 @@ const char *fattn_split_name(fattn_split split);
 fattn_run fattn_split_run(fattn_split split, int64_t length, int64_t ranks, int64_t rank,
                           int which);
 
-/* Rows that a rank has of such a sequence. */
+/* The number of rows that a rank has of such a sequence. */
 int64_t fattn_split_rows(fattn_split split, int64_t length, int64_t ranks, int64_t rank);
 
-/* The lengths of the sequences of the undivided problem. */
+/* The undivided problem, and how it is divided. */
 typedef struct fattn_whole {
     const fattn_problem *problem; /* normalised */
     const int32_t *cu_q, *cu_k;   /* NULL without FATTN_CU_SEQLENS_Q, _K */
     fattn_split split;
     int64_t ranks;
-    bool all_queries; /* which every rank has: only keys are divided */
-    bool halves;      /* a rank's one run of queries counts as two, one behind the other */
-    /* With `slices` above 1 each run of keys is cut into so many, of which only number `slice` is
-     * meant. Number 0 has the most rows. */
+    bool all_queries; /* every rank has all queries: only keys are divided */
+    bool halves;      /* a rank's one run of queries counts as two, its halves */
+    /* If `slices` is above 1 each run of keys is cut into so many, and only number `slice` counts
+     * as a rank's keys. Number 0 has the most rows. */
     int64_t slice, slices;
 } fattn_whole;
+
+/* The lengths of a sequence. */
 
 int64_t fattn_whole_q(const fattn_whole *whole, int64_t sequence);
 int64_t fattn_whole_k(const fattn_whole *whole, int64_t sequence);
 
-/* Whether gradients of keys or values are wanted, which are summed over ranks. */
+/* Whether dk or dv is wanted, which are summed over ranks. */
 bool fattn_split_has_sums(const fattn_problem *problem);
 
-/* For a ring: queries count as halves where gradients of keys travel and ranks have one run of
- * them, so that there is something to compute beside the last transfer (ring.h). */
+/* For a ring: sets `halves` if gradients of keys travel and ranks have one run of queries, so that
+ * there is something to compute during the last transfer (ring.h). */
 void fattn_whole_set_halves(fattn_whole *whole);
 
-/* Run n of a rank's queries, or keys, in a sequence; and how many runs of queries a rank has. */
+/* How many runs of queries a rank has; and run n of its queries, or keys, in a sequence. */
 int fattn_whole_q_runs(const fattn_whole *whole);
 fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t sequence, int64_t rank,
                           int n);
 
-/* Rows of all of them. */
+/* The rows of all of a rank's runs in a sequence. */
 int64_t fattn_whole_rows(const fattn_whole *whole, bool keys, int64_t sequence, int64_t rank);
 
-/* Sequences of different lengths, or 1 where all are equal: what is true of one is true of all. */
+/* The number of sequences that have to be looked at: all in a ragged batch, else 1, because all are
+ * alike (0 if batch is 0). */
 int64_t fattn_whole_kinds(const fattn_whole *whole);
 
-/* Row i and key j, counted within their runs, are a pair when low <= j - i <= high. */
+/* Query i and key j, counted within their runs, are a kept pair if low <= j - i <= high. */
 typedef struct fattn_piece {
     fattn_run q, k;
     int64_t low, high;
@@ -73,11 +76,11 @@ typedef struct fattn_piece {
 fattn_piece fattn_piece_of(const fattn_whole *whole, int64_t sequence, int64_t rank, int q_run,
                            int64_t owner, int k_run);
 
-/* How many pairs it has; the closed form, exact while below 2^53. */
+/* The number of kept pairs, by a closed form; exact below 2^53. */
 double fattn_piece_pairs(const fattn_piece *piece);
 
-/* Pairs of one query head between the queries of one rank and the keys of another, over the batch;
- * those of one run of the queries; and whether there are any. */
+/* The kept pairs of one query head between the queries of `rank` and the keys of `owner`, over the
+ * batch; those of one run of the queries; and whether there are any. */
 double fattn_whole_pairs(const fattn_whole *whole, int64_t rank, int64_t owner);
 double fattn_whole_run_pairs(const fattn_whole *whole, int64_t rank, int q_run, int64_t owner);
 bool fattn_whole_has_pairs(const fattn_whole *whole, int64_t rank, int64_t owner);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * MPI carries the messages of a group: a request each, tested until all are done, the time is over,
- * or a rank says that it has given up. Messages are cut into pieces that an int can count.
+ * The transport over MPI. Messages are cut into pieces whose size fits an int. Each piece is a
+ * request, and requests are tested until all are done, the time is over, or a rank says that it has
+ * failed.
  *
- * MPI cannot take a send back: it may read the sender's memory after the sender has given up, when
- * the caller may have something else there. So a message counts as received once its sender has
- * said, by an empty message, that MPI is done with the data.
+ * MPI cannot withdraw a send: after a failure it may still read the sender's memory, where the
+ * caller may have put other data. So a message counts as received only when its sender has said, by
+ * an empty message, that MPI has finished reading the data.
  *
- * Messages move while MPI is called. So between start() and wait() a thread calls it, where MPI was
- * told that other threads may (MPI_THREAD_SERIALIZED): the caller is within fattn then, and calls
- * MPI itself by way of this transport alone.
+ * Messages move only while MPI is called. So between start() and wait() a thread calls MPI, if MPI
+ * allows calls from other threads (MPI_THREAD_SERIALIZED). The caller is inside fattn during that
+ * time, and calls MPI only through this transport.
  */
 #define _POSIX_C_SOURCE 199309L /* nanosleep */
 #include "fattn/mpi.h"
@@ -26,34 +27,34 @@
 #endif
 
 enum {
-    PIECE = 1 << 30,  /* bytes of a request at most */
-    PIECES = 64,      /* of a group at most: 16 messages of 4 GiB */
-    SMALL = 64,       /* bytes of a message that MPI copies at once */
-    TAG_SENT = 100,   /* + the tag of a message: MPI is done with its data */
-    TAG_ABORT = 1000, /* beyond those of messages */
+    PIECE = 1 << 30,  /* most bytes of a request */
+    PIECES = 64,      /* most pieces of a group: 16 messages of 4 GiB */
+    SMALL = 64,       /* messages of up to so many bytes are copied by MPI in the call that sends */
+    TAG_SENT = 100,   /* plus the tag of a message: MPI has finished reading its data */
+    TAG_ABORT = 1000, /* a rank has failed; larger than all other tags */
     REASON = 256,
     NAP = 20000, /* nanoseconds between polls for progress */
-    MOVED = 5000 /* a poll that takes longer has moved something: the next one follows at once */
+    MOVED = 5000 /* a poll that takes longer has moved data, and is repeated without a nap */
 };
 
 typedef struct transport {
-    fattn_transport table; /* first: what the caller holds is its address */
+    fattn_transport table; /* first: the caller's pointer is its address */
     MPI_Comm comm;
-    fattn_device *device;          /* whose memory messages are of; NULL: the host's */
-    const fattn_message *messages; /* of the group under way */
-    /* Of pieces, and then of what says that MPI is done with messages. */
+    fattn_device *device;          /* of the messages' memory; NULL: host memory */
+    const fattn_message *messages; /* of the current group */
+    /* Requests of pieces, followed by those of messages with TAG_SENT. */
     MPI_Request requests[PIECES + FATTN_MESSAGES_MAX];
-    int owner[PIECES + FATTN_MESSAGES_MAX]; /* message that a request is of */
+    int owner[PIECES + FATTN_MESSAGES_MAX]; /* the message to which a request belongs */
     int pieces, count;
-    int unsent[FATTN_MESSAGES_MAX]; /* pieces of a message, not small, that MPI may yet read */
+    int unsent[FATTN_MESSAGES_MAX]; /* pieces of a message (not a small one) still to be sent */
     pthread_t thread;
-    pthread_mutex_t mutex; /* of all calls of MPI, while there is a thread, and of what follows */
+    pthread_mutex_t mutex; /* if there is a thread: for all calls of MPI, and for the next fields */
     pthread_cond_t changed;
-    bool has_thread, moving, ends; /* moving: the thread is to poll the requests */
+    bool has_thread, moving, ends; /* moving: the thread polls the requests; ends: it exits */
     int error;                     /* of a poll by the thread */
-    bool broken;                   /* of no more use */
-    bool told;                     /* the others know */
-    char reason[REASON];           /* of this rank, while others may still receive it */
+    bool broken;                   /* failed before */
+    bool told;                     /* the other ranks know of a failure */
+    char reason[REASON];           /* of this rank's failure, while others may still receive it */
 } transport;
 
 static fattn_status fail(transport *t, fattn_status status, const char *text)
@@ -71,7 +72,8 @@ static fattn_status fail_mpi(transport *t, const char *what, int error)
     return fail(t, FATTN_RANK_LOST, text);
 }
 
-/* Begins to say that MPI is done with the data of a message, or to hear it of one to receive. */
+/* Starts the empty message with TAG_SENT: sends it for a message that this rank sends, receives it
+ * for one that it receives. */
 static int begin_sent(transport *t, int n)
 {
     const fattn_message *const m = &t->messages[n];
@@ -81,8 +83,8 @@ static int begin_sent(transport *t, int n)
                       : MPI_Isend(NULL, 0, MPI_BYTE, m->peer, TAG_SENT + m->tag, t->comm, request);
 }
 
-/* Moves what is under way; *ended is MPI_UNDEFINED once nothing is. (gcc takes MPICH's
- * MPI_STATUSES_IGNORE for an array without room.) */
+/* Lets MPI make progress. *ended is MPI_UNDEFINED once all requests are done. (An array of
+ * statuses, because gcc warns that MPICH's MPI_STATUSES_IGNORE is an array without room.) */
 static int poll(transport *t, int *ended)
 {
     int which[PIECES + FATTN_MESSAGES_MAX];
@@ -97,7 +99,7 @@ static int poll(transport *t, int *ended)
     return error;
 }
 
-/* --- Progress beside computation -------------------------------------------------------------- */
+/* --- Progress during computation -------------------------------------------------------------- */
 
 static void lock(transport *t)
 {
@@ -184,7 +186,7 @@ static void end_thread(transport *t)
 
 static bool is_small(const fattn_message *m) { return m->bytes <= SMALL; }
 
-/* Messages of one direction. */
+/* Starts the messages of one direction. */
 static fattn_status post(transport *t, const fattn_message *messages, int count, bool receive)
 {
     for (int n = 0; n < count; n++) {
@@ -210,13 +212,13 @@ static fattn_status post(transport *t, const fattn_message *messages, int count,
     return FATTN_OK;
 }
 
-/* All messages, and then, of those received, that their senders are done with them. */
+/* Starts all messages, and then the receipt of TAG_SENT for those that this rank receives. */
 static fattn_status post_all(transport *t, const fattn_message *messages, int count)
 {
     t->messages = messages;
     t->count = t->error = 0;
     memset(t->unsent, 0, sizeof t->unsent);
-    /* Receives first: data then goes where it belongs at once. */
+    /* Receives first, so that MPI can put data directly where it belongs. */
     fattn_status status = post(t, messages, count, true);
     status = status ? status : post(t, messages, count, false);
     t->pieces = t->count;
@@ -227,8 +229,8 @@ static fattn_status post_all(transport *t, const fattn_message *messages, int co
     return status;
 }
 
-/* Cancels receives. Messages that are moving already are left to MPI, and so are sends, which
- * cannot be cancelled. */
+/* Cancels receives. MPI keeps messages that are already moving, and sends, which cannot be
+ * cancelled. */
 static void give_up(transport *t, const fattn_message *messages)
 {
     for (int n = 0; n < t->count; n++) {
@@ -253,7 +255,7 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
     if (t->broken) {
         return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
     }
-    /* MPI knows nothing of streams: what is to be sent has to be there. */
+    /* MPI has no streams, so data must have been computed before it is sent. */
     fattn_status status =
         t->device ? fattn_stream_synchronize(t->device, t->table.stream) : FATTN_OK;
     if (status) {
@@ -272,7 +274,7 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
     return status;
 }
 
-/* Fails, with the reason that a rank sent when it gave up; FATTN_OK if none did. */
+/* Fails with another rank's reason if that rank has said that it failed; else FATTN_OK. */
 static fattn_status hear(transport *t)
 {
     int there = 0;
@@ -299,7 +301,7 @@ static fattn_status wait(void *user, const fattn_message *messages, int count, d
     transport *const t = user;
     const double end = MPI_Wtime() + seconds;
     fattn_status status = FATTN_OK;
-    set_moving(t, false); /* from here on this thread polls, and takes results */
+    set_moving(t, false); /* from here on the calling thread polls */
     if (t->error) {
         status = fail_mpi(t, "MPI_Testsome", t->error);
     }
@@ -411,7 +413,7 @@ void fattn_mpi_close(fattn_transport *table)
     }
     end_thread(t);
     if (t->broken) {
-        return; /* the reason may still be on its way: the memory stays */
+        return; /* MPI may still be sending t->reason, so the memory stays */
     }
     MPI_Comm_free(&t->comm);
     free(t);

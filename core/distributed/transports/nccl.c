@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NCCL, or RCCL, carries the messages of a group: sends and receives of one group, on a stream of
- * their own that waits for what was computed before. NCCL has no tags; between two ranks it pairs
- * sends and receives in their order, which is that of tags here.
+ * The transport over NCCL or RCCL. The messages of a group are one NCCL group of sends and
+ * receives, on a stream of their own that waits for the work computed before. NCCL has no tags:
+ * between two ranks it pairs sends and receives in their order, which here is the order of tags.
  */
 #define _POSIX_C_SOURCE 199309L /* clock_gettime, nanosleep */
 #include "fattn/nccl.h"
@@ -16,7 +16,7 @@
 
 #include "core/distributed/transports/nccl_vendor.h"
 
-/* What is used of NCCL. */
+/* The functions of NCCL that are used. */
 typedef struct nccl {
     ncclResult_t (*group_start)(void);
     ncclResult_t (*group_end)(void);
@@ -31,13 +31,13 @@ typedef struct nccl {
 } nccl;
 
 typedef struct transport {
-    fattn_transport table; /* first: what the caller holds is its address */
+    fattn_transport table; /* first: the caller's pointer is its address */
     nccl nccl;
     void *library;
     ncclComm_t comm;
     int device;
     cudaStream_t stream;        /* of messages */
-    cudaEvent_t computed, sent; /* what messages wait for, and what computation waits for */
+    cudaEvent_t computed, sent; /* messages wait for computed, later computation for sent */
     bool broken;
 } transport;
 
@@ -57,11 +57,11 @@ static fattn_status fail_nccl(const transport *t, const char *what, ncclResult_t
     return fattn_transport_fail(FATTN_RANK_LOST, text);
 }
 
-/* Ends what the communicator is doing, here. */
+/* Aborts the communicator on this rank. */
 static void give_up(void *user, const char *reason)
 {
     transport *const t = user;
-    (void)reason; /* nobody to tell */
+    (void)reason; /* NCCL cannot tell the other ranks */
     if (!t->broken) {
         t->broken = true;
         t->nccl.abort(t->comm);
@@ -123,7 +123,7 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* Until the messages are there, or nobody answers. */
+/* Waits until the messages are done, the communicator fails, or the time has passed. */
 static fattn_status watch(transport *t, int peer, double seconds)
 {
     static const struct timespec nap = {.tv_nsec = 20000};
@@ -147,7 +147,7 @@ static fattn_status watch(transport *t, int peer, double seconds)
             snprintf(text, sizeof text, "rank %d did not answer in %g s", peer, seconds);
             return fattn_transport_fail(FATTN_RANK_TIMEOUT, text);
         }
-        if (waited > 1e-3) { /* short messages are not kept waiting */
+        if (waited > 1e-3) { /* no naps for short messages */
             nanosleep(&nap, NULL);
         }
     }
@@ -201,7 +201,8 @@ static fattn_status load(transport *t)
     return FATTN_OK;
 }
 
-/* On the communicator's device. Messages come before kernels where both could begin. */
+/* Creates the stream and events on the communicator's device. The stream has the highest priority,
+ * so that messages start before kernels. */
 static fattn_status make_stream(transport *t)
 {
     int before = 0, least = 0, greatest = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What nccl.c calls of the runtime: CUDA's, or HIP's with FATTN_RCCL. RCCL has NCCL's functions by
- * the same names, but HIP's runtime has CUDA's by others, which are defined here.
+ * The runtime that nccl.c calls: CUDA's, or HIP's with FATTN_RCCL. RCCL's functions have NCCL's
+ * names, but those of HIP's runtime differ from CUDA's, and are mapped here.
  */
 #ifndef FATTN_NCCL_VENDOR_H
 #define FATTN_NCCL_VENDOR_H

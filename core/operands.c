@@ -30,13 +30,13 @@ static fattn_operand *append(list *l, const char *name, size_t offset, int64_t e
 }
 
 /* A box (batch, sequence, head, channel). */
-static void append_tensor(list *l, const char *name, size_t offset, fattn_dtype dtype, bool output,
-                          const int64_t extent[3], fattn_strides strides, int64_t channels)
+static fattn_operand *append_tensor(list *l, const char *name, size_t offset, fattn_dtype dtype,
+                                    const int64_t extent[3], fattn_strides strides,
+                                    int64_t channels)
 {
     const int64_t bytes = fattn_dtype_size(dtype);
     fattn_operand *const operand = append(l, name, offset, bytes);
     operand->dtype = dtype;
-    operand->output = output;
     if (l->p->pointer_alignment > bytes) {
         operand->alignment = l->p->pointer_alignment;
     }
@@ -47,6 +47,7 @@ static void append_tensor(list *l, const char *name, size_t offset, fattn_dtype 
     }
     operand->region.extent[3] = 1;
     operand->region.run = channels * bytes;
+    return operand;
 }
 
 /* A box (batch, head, query, key) of single elements. */
@@ -119,11 +120,11 @@ static void append_tensors(list *l)
                                         : p->batch,
                              paged ? p->page_size : p->total_k, p->heads_k};
 
-    append_tensor(l, "q", AT(q), p->dtype, false, queries, p->q, p->dim);
-    append_tensor(l, "k", AT(k), p->dtype_kv, false, keys, p->k, p->dim);
-    append_tensor(l, "v", AT(v), p->dtype_v, false, keys, p->v, p->dim_v);
+    append_tensor(l, "q", AT(q), p->dtype, queries, p->q, p->dim);
+    append_tensor(l, "k", AT(k), p->dtype_kv, keys, p->k, p->dim);
+    append_tensor(l, "v", AT(v), p->dtype_v, keys, p->v, p->dim_v);
     if (!forward || p->outputs & FATTN_OUT_O) {
-        append_tensor(l, "o", AT(o), p->dtype_o, forward, queries, p->o, p->dim_v);
+        append_tensor(l, "o", AT(o), p->dtype_o, queries, p->o, p->dim_v)->output = forward;
     }
     if (!forward || p->outputs & FATTN_OUT_LSE) {
         append_lse(l, "lse", AT(lse))->output = forward;
@@ -131,21 +132,21 @@ static void append_tensors(list *l)
     if (forward) {
         return;
     }
-    append_tensor(l, "dout", AT(dout), p->dtype_o, false, queries, p->dout, p->dim_v);
+    append_tensor(l, "dout", AT(dout), p->dtype_o, queries, p->dout, p->dim_v);
     if (p->features & FATTN_DLSE) {
         append_lse(l, "dlse", AT(dlse));
     }
     if (p->outputs & FATTN_OUT_DQ) {
-        append_tensor(l, "dq", AT(dq), fattn_gradient_dtype(p, p->dtype), true, queries, p->dq,
-                      p->dim);
+        append_tensor(l, "dq", AT(dq), fattn_gradient_dtype(p, p->dtype), queries, p->dq, p->dim)
+            ->output = true;
     }
     if (p->outputs & FATTN_OUT_DK) {
-        append_tensor(l, "dk", AT(dk), fattn_gradient_dtype(p, p->dtype_kv), true, keys, p->dk,
-                      p->dim);
+        append_tensor(l, "dk", AT(dk), fattn_gradient_dtype(p, p->dtype_kv), keys, p->dk, p->dim)
+            ->output = true;
     }
     if (p->outputs & FATTN_OUT_DV) {
-        append_tensor(l, "dv", AT(dv), fattn_gradient_dtype(p, p->dtype_v), true, keys, p->dv,
-                      p->dim_v);
+        append_tensor(l, "dv", AT(dv), fattn_gradient_dtype(p, p->dtype_v), keys, p->dv, p->dim_v)
+            ->output = true;
     }
     if (p->outputs & FATTN_OUT_DBIAS) {
         fattn_operand *const dbias = append_scores(

@@ -118,7 +118,7 @@ static void shift_scores(const fattn_group_plan *plan, const fattn_buffers *give
 {
     const fattn_problem *const p = &plan->problem;
     const int64_t row = fattn_group_row(plan, q_run);
-    const int64_t key = fattn_whole_run(&plan->whole, true, 0, owner, k_run).first;
+    const int64_t key = fattn_whole_run(&plan->whole, FATTN_KEYS, 0, owner, k_run).first;
     if (p->features & FATTN_BIAS) {
         b->bias = (const char *)given->bias + (row * p->bias_stride[2] + key * p->bias_stride[3]) *
                                                   fattn_dtype_size(p->dtype_bias);

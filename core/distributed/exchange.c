@@ -14,7 +14,7 @@ enum { TENSORS = 7 };
 
 /* A tensor, as a share in the caller's memory and as packed rows. */
 typedef struct tensor {
-    bool keys;               /* rows are keys */
+    fattn_side side;         /* rows are queries or keys */
     int64_t heads, channels; /* heads of a member */
     fattn_dtype dtype;       /* of the share */
     char *share;
@@ -32,11 +32,11 @@ typedef enum place { SHARE, PACKED, STREAM } place;
 
 /* --- Which tensors ---------------------------------------------------------------------------- */
 
-static void add(tensor *list, int *count, bool keys, const fattn_problem *p, void *share,
+static void add(tensor *list, int *count, fattn_side side, const fattn_problem *p, void *share,
                 const fattn_strides *strides, fattn_dtype dtype, int64_t channels)
 {
-    list[(*count)++] = (tensor){.keys = keys,
-                                .heads = keys ? p->heads_k : p->heads_q,
+    list[(*count)++] = (tensor){.side = side,
+                                .heads = side == FATTN_KEYS ? p->heads_k : p->heads_q,
                                 .channels = channels,
                                 .dtype = dtype,
                                 .share = share,
@@ -48,7 +48,7 @@ static void add_lse(const fattn_group_plan *plan, tensor *list, int *count, void
     const fattn_problem *const p = &plan->local;
     const int64_t total = plan->ragged ? p->total_q : p->seqlen_q;
     const fattn_strides strides = {.batch = p->heads_q * total, .seq = 1, .head = total};
-    add(list, count, false, &plan->problem, share, &strides, FATTN_F32, 1);
+    add(list, count, FATTN_QUERIES, &plan->problem, share, &strides, FATTN_F32, 1);
     list[*count - 1].rows_last = true;
 }
 
@@ -73,19 +73,19 @@ static int inputs(const fattn_group_plan *plan, const fattn_buffers *b, int64_t 
     int count = 0;
     const bool queries = plan->whole.slice == 0;
     if (!plan->direct) {
-        add(list, &count, false, p, (void *)b->q, &l->q, p->dtype, p->dim);
+        add(list, &count, FATTN_QUERIES, p, (void *)b->q, &l->q, p->dtype, p->dim);
         pack_at(list, count, plan->q[0], plan->q[1]);
     }
     if (!plan->keys_direct && (turn % plan->sharing == 0 || plan->slices > 1)) {
-        add(list, &count, true, p, (void *)b->k, &l->k, p->dtype_kv, p->dim);
+        add(list, &count, FATTN_KEYS, p, (void *)b->k, &l->k, p->dtype_kv, p->dim);
         pack_at(list, count, inside(own, block.k[0]), inside(own, block.k[1]));
-        add(list, &count, true, p, (void *)b->v, &l->v, p->dtype_v, p->dim_v);
+        add(list, &count, FATTN_KEYS, p, (void *)b->v, &l->v, p->dtype_v, p->dim_v);
         pack_at(list, count, inside(own, block.v[0]), inside(own, block.v[1]));
     }
     if (plan->backward && !plan->direct) {
-        add(list, &count, false, p, b->o, &l->o, p->dtype_o, p->dim_v);
+        add(list, &count, FATTN_QUERIES, p, b->o, &l->o, p->dtype_o, p->dim_v);
         pack_at(list, count, plan->o[0], plan->o[1]);
-        add(list, &count, false, p, (void *)b->dout, &l->dout, p->dtype_o, p->dim_v);
+        add(list, &count, FATTN_QUERIES, p, (void *)b->dout, &l->dout, p->dtype_o, p->dim_v);
         pack_at(list, count, plan->dout[0], plan->dout[1]);
     }
     if (plan->backward && queries) {
@@ -117,19 +117,19 @@ static int results(const fattn_group_plan *plan, const fattn_buffers *b, int64_t
     }
     const int first_sum = count;
     if (queries && p->outputs & FATTN_OUT_O) {
-        add(list, &count, false, p, b->o, &l->o, p->dtype_o, p->dim_v);
+        add(list, &count, FATTN_QUERIES, p, b->o, &l->o, p->dtype_o, p->dim_v);
     }
     if (queries && p->outputs & FATTN_OUT_DQ) {
-        add(list, &count, false, p, b->dq, &l->dq, p->dtype, p->dim);
+        add(list, &count, FATTN_QUERIES, p, b->dq, &l->dq, p->dtype, p->dim);
     }
     const int first_key = count;
     const bool keys = turn % plan->sharing == plan->sharing - 1;
     if (keys && p->outputs & FATTN_OUT_DK) {
-        add(list, &count, true, p, b->dk, &l->dk, p->dtype_kv, p->dim);
+        add(list, &count, FATTN_KEYS, p, b->dk, &l->dk, p->dtype_kv, p->dim);
     }
     const int first_value = count;
     if (keys && p->outputs & FATTN_OUT_DV) {
-        add(list, &count, true, p, b->dv, &l->dv, p->dtype_v, p->dim_v);
+        add(list, &count, FATTN_KEYS, p, b->dv, &l->dv, p->dtype_v, p->dim_v);
     }
     for (int t = 0; t < count; t++) {
         list[t].sum = t >= first_sum;
@@ -154,7 +154,7 @@ static int64_t stream_bytes(const fattn_group_plan *plan, const tensor *t, int64
 {
     int64_t rows = 0;
     for (int64_t b = 0; b < plan->problem.batch; b++) {
-        rows += fattn_whole_rows(&plan->shares, t->keys, b, rank);
+        rows += fattn_whole_rows(&plan->shares, t->side, b, rank);
     }
     return (rows * t->heads * t->channels * fattn_dtype_size(t->dtype) + 63) / 64 * 64;
 }
@@ -177,12 +177,13 @@ typedef struct rows {
 static int64_t packed_rows(const fattn_group_plan *plan, const tensor *t, int run)
 {
     if (plan->ragged) {
-        return (t->keys ? fattn_group_keys(plan, plan->rank, run) : fattn_group_queries(plan, run))
+        return (t->side == FATTN_KEYS ? fattn_group_keys(plan, plan->rank, run)
+                                      : fattn_group_queries(plan, run))
             .rows;
     }
-    return t->keys       ? fattn_group_key_rows(plan, plan->rank)
-           : t->together ? fattn_group_query_rows(plan)
-                         : fattn_group_queries(plan, run).longest;
+    return t->side == FATTN_KEYS ? fattn_group_key_rows(plan, plan->rank)
+           : t->together         ? fattn_group_query_rows(plan)
+                                 : fattn_group_queries(plan, run).longest;
 }
 
 static side side_of(const fattn_group_plan *plan, const tensor *t, place where, int run,
@@ -245,9 +246,10 @@ static fattn_status copy(const fattn_group_plan *plan, const tensor *t, int64_t 
     const fattn_whole *const shares = &plan->shares, *const group = &plan->whole;
     fattn_whole unsliced = *shares;
     unsliced.slices = 1;
-    const int runs = t->keys ? fattn_split_runs(shares->split) : fattn_whole_q_runs(shares);
-    const int packed_runs = t->keys ? plan->k_runs : plan->q_runs;
-    const int32_t *const starts = t->keys ? plan->local_k : plan->local_q;
+    const int runs =
+        t->side == FATTN_KEYS ? fattn_split_runs(shares->split) : fattn_whole_q_runs(shares);
+    const int packed_runs = t->side == FATTN_KEYS ? plan->k_runs : plan->q_runs;
+    const int32_t *const starts = t->side == FATTN_KEYS ? plan->local_k : plan->local_q;
     const int64_t batch = plan->problem.batch, together = plan->ragged ? 1 : batch;
     fattn_status status = FATTN_OK;
     int64_t streamed = 0;
@@ -255,15 +257,15 @@ static fattn_status copy(const fattn_group_plan *plan, const tensor *t, int64_t 
         const int into = packed_runs == 1 ? 0 : n;
         int64_t before = 0; /* packed rows of earlier sequences */
         for (int64_t b = 0; !status && b < batch; b += together) {
-            const fattn_run own = fattn_whole_run(shares, t->keys, b, rank, n);
+            const fattn_run own = fattn_whole_run(shares, t->side, b, rank, n);
             const int64_t skipped =
-                own.first - fattn_whole_run(&unsliced, t->keys, b, rank, n).first;
-            const fattn_run whole = fattn_whole_run(group, t->keys, b, plan->rank, into);
+                own.first - fattn_whole_run(&unsliced, t->side, b, rank, n).first;
+            const fattn_run whole = fattn_whole_run(group, t->side, b, plan->rank, into);
             const rows r = {
                 .batch = together,
                 .count = own.count,
                 .share = (plan->ragged ? starts[b] : 0) +
-                         (n ? fattn_whole_run(&unsliced, t->keys, b, rank, 0).count : 0) +
+                         (n ? fattn_whole_run(&unsliced, t->side, b, rank, 0).count : 0) +
                          skipped / own.stride,
                 .packed = before + (own.first - whole.first) / whole.stride,
                 .packed_step = own.stride / whole.stride,
@@ -282,21 +284,22 @@ static fattn_status copy(const fattn_group_plan *plan, const tensor *t, int64_t 
 
 /* --- All to all ------------------------------------------------------------------------------- */
 
-/* The tensors of a turn that members exchange: its inputs (in) or its results. */
-static int tensors_of(const fattn_group_plan *plan, const fattn_buffers *b, bool in, int64_t turn,
+/* What members exchange of a turn. */
+typedef enum kind { INPUTS, RESULTS } kind;
+static int tensors_of(const fattn_group_plan *plan, const fattn_buffers *b, kind what, int64_t turn,
                       tensor *list)
 {
-    return in ? inputs(plan, b, turn, list) : results(plan, b, turn, list);
+    return what == INPUTS ? inputs(plan, b, turn, list) : results(plan, b, turn, list);
 }
 
 /* Their bytes in a message, for a member's rows; 0 if there is no such turn. */
-static int64_t bytes_of(const fattn_group_plan *plan, bool in, int64_t turn, int64_t member)
+static int64_t bytes_of(const fattn_group_plan *plan, kind what, int64_t turn, int64_t member)
 {
     const fattn_buffers none = {.struct_size = sizeof none};
     tensor list[TENSORS];
     int64_t bytes = 0;
     const bool there = turn >= 0 && turn < plan->turns;
-    const int count = there ? tensors_of(plan, &none, in, turn, list) : 0;
+    const int count = there ? tensors_of(plan, &none, what, turn, list) : 0;
     for (int t = 0; t < count; t++) {
         bytes += stream_bytes(plan, &list[t], fattn_group_rank(plan, plan->rank, member));
     }
@@ -304,12 +307,12 @@ static int64_t bytes_of(const fattn_group_plan *plan, bool in, int64_t turn, int
 }
 
 /* The most bytes over all turns and members: turns that share keys exchange different tensors. */
-static int64_t most_bytes(const fattn_group_plan *plan, bool in)
+static int64_t most_bytes(const fattn_group_plan *plan, kind what)
 {
     int64_t most = 0;
     for (int64_t m = 0; m < plan->members; m++) {
         for (int64_t turn = 0; turn < plan->turns; turn++) {
-            most = fattn_max64(most, bytes_of(plan, in, turn, m));
+            most = fattn_max64(most, bytes_of(plan, what, turn, m));
         }
     }
     return most;
@@ -326,7 +329,7 @@ fattn_slots fattn_group_slots(const fattn_group_plan *plan)
     if (plan->members == 1) {
         return (fattn_slots){0, 0, 0};
     }
-    const int64_t in = most_bytes(plan, true), out = most_bytes(plan, false);
+    const int64_t in = most_bytes(plan, INPUTS), out = most_bytes(plan, RESULTS);
     const int64_t last = (plan->turns - 1) / 2; /* exchange 2 last has inputs, 2 last + 2 none */
     return (fattn_slots){out, plan->turns > 2 ? in + out : fattn_max64(in, out),
                          last * out + fattn_max64(in, out)};
@@ -351,8 +354,8 @@ static int64_t first_head(const fattn_group_plan *plan, const tensor *t, int64_t
     if (plan->members == 1) {
         return 0;
     }
-    return t->keys ? member * plan->heads_k + turn / plan->sharing * t->heads
-                   : member * plan->heads_q + turn * t->heads;
+    return t->side == FATTN_KEYS ? member * plan->heads_k + turn / plan->sharing * t->heads
+                                 : member * plan->heads_q + turn * t->heads;
 }
 
 /* Copies the listed tensors of a turn between a message and the share (this rank's rows) or the
@@ -392,7 +395,7 @@ fattn_status fattn_group_load_inputs(const fattn_group_plan *plan, const fattn_b
     for (int64_t m = 0; !status && count && m < plan->members; m++) {
         if (m != plan->member) {
             status = copy_stream(plan, list, count, turn, m, SHARE, STREAM,
-                                 outward_at(plan, turn, m) + bytes_of(plan, false, turn - 2, m));
+                                 outward_at(plan, turn, m) + bytes_of(plan, RESULTS, turn - 2, m));
         }
     }
     return status;
@@ -432,36 +435,51 @@ static void add_exchange(const fattn_group_plan *plan, int64_t x, int64_t distan
 {
     const int64_t members = plan->members, own = plan->member;
     const int64_t to = (own + distance) % members, from = (own - distance + members) % members;
-    const int64_t sent = bytes_of(plan, false, x - 2, to) + bytes_of(plan, true, x, own);
-    const int64_t received = bytes_of(plan, false, x - 2, own) + bytes_of(plan, true, x, from);
+    const int64_t sent = bytes_of(plan, RESULTS, x - 2, to) + bytes_of(plan, INPUTS, x, own);
+    const int64_t received = bytes_of(plan, RESULTS, x - 2, own) + bytes_of(plan, INPUTS, x, from);
     fattn_group_add_message(messages, count, fattn_group_rank(plan, plan->rank, to),
-                            FATTN_TAG_MEMBERS, false, outward_at(plan, x, to), sent);
+                            FATTN_TAG_MEMBERS, FATTN_SEND, outward_at(plan, x, to), sent);
     fattn_group_add_message(messages, count, fattn_group_rank(plan, plan->rank, from),
-                            FATTN_TAG_MEMBERS, true, inward_at(plan, x, from), received);
+                            FATTN_TAG_MEMBERS, FATTN_RECEIVE, inward_at(plan, x, from), received);
 }
 
-void fattn_group_exchange_beside(const fattn_group_plan *plan, int64_t exchange,
-                                 fattn_message *messages, int *count)
+/* As many members as have room in the group of messages of a computing step. */
+static int64_t members_beside(const fattn_group_plan *plan)
 {
-    const int64_t most = fattn_ring_room(&plan->ring, plan->gradients) / 2;
-    for (int64_t d = 1; d < plan->members && d <= most; d++) {
+    return fattn_ring_room(&plan->ring, plan->gradients) / 2;
+}
+
+void fattn_group_begin_exchange(const fattn_group_plan *plan, int64_t exchange,
+                                fattn_message *messages, int *count)
+{
+    for (int64_t d = 1; d < plan->members && d <= members_beside(plan); d++) {
         add_exchange(plan, exchange, d, messages, count);
     }
 }
 
-fattn_status fattn_group_exchange(const fattn_group_plan *plan, int64_t exchange, bool whole)
+/* Carries the messages of an exchange with the members from `distance` on. */
+static fattn_status carry_from(const fattn_group_plan *plan, int64_t exchange, int64_t distance)
 {
-    int64_t d = 1 + (whole ? 0 : fattn_ring_room(&plan->ring, plan->gradients) / 2);
     fattn_status status = FATTN_OK;
-    while (!status && d < plan->members) {
+    while (!status && distance < plan->members) {
         fattn_message messages[FATTN_MESSAGES_MAX];
         int count = 0;
-        for (; count + 2 <= FATTN_MESSAGES_MAX && d < plan->members; d++) {
-            add_exchange(plan, exchange, d, messages, &count);
+        for (; count + 2 <= FATTN_MESSAGES_MAX && distance < plan->members; distance++) {
+            add_exchange(plan, exchange, distance, messages, &count);
         }
         status = fattn_group_carry(plan, messages, count);
     }
     return status;
+}
+
+fattn_status fattn_group_end_exchange(const fattn_group_plan *plan, int64_t exchange)
+{
+    return carry_from(plan, exchange, 1 + members_beside(plan));
+}
+
+fattn_status fattn_group_exchange(const fattn_group_plan *plan, int64_t exchange)
+{
+    return carry_from(plan, exchange, 1);
 }
 
 /* --- Packing ---------------------------------------------------------------------------------- */
@@ -480,7 +498,7 @@ fattn_status fattn_group_pack(const fattn_group_plan *plan, const fattn_buffers 
         if (m != plan->member) {
             status = copy_stream(plan, list, count, plan->turn, m, STREAM, PACKED,
                                  inward_at(plan, plan->turn, m) +
-                                     bytes_of(plan, false, plan->turn - 2, plan->member));
+                                     bytes_of(plan, RESULTS, plan->turn - 2, plan->member));
         }
     }
     return status;

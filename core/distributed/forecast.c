@@ -40,12 +40,12 @@ static double rows_of(const fattn_whole *whole, int64_t rank,
 }
 
 /* Keys, or queries, of one run of a rank, over the batch. */
-static double rows_of_run(const fattn_whole *whole, bool keys, int64_t rank, int run)
+static double rows_of_run(const fattn_whole *whole, fattn_side side, int64_t rank, int run)
 {
     const int64_t kinds = fattn_whole_kinds(whole);
     double rows = 0;
     for (int64_t b = 0; b < kinds; b++) {
-        rows += (double)fattn_whole_run(whole, keys, b, rank, run).count;
+        rows += (double)fattn_whole_run(whole, side, b, rank, run).count;
     }
     return kinds == 1 ? rows * (double)whole->problem->batch : rows;
 }
@@ -118,7 +118,7 @@ static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_s
             const int64_t of = fattn_ring_work(ring, lane, rank, step, n, runs, sum_size > 0);
             const double own = of >= 0 ? fattn_whole_run_pairs(whole, rank, n, of) : 0;
             pairs += own * (double)p->heads_q;
-            rows += own > 0 && of != rank ? rows_of_run(whole, false, rank, n) : 0;
+            rows += own > 0 && of != rank ? rows_of_run(whole, FATTN_QUERIES, rank, n) : 0;
         }
     }
     const double most = in > out ? in : out;
@@ -167,7 +167,7 @@ static fattn_status foretell_ring(const fattn_whole *whole, const fattn_speed *s
     memset(walkers, 0, bytes);
     for (int64_t r = 0; r < whole->ranks; r++) {
         for (int n = 0; n < fattn_split_runs(whole->split); n++) {
-            walkers[r].keys[n] = rows_of_run(whole, true, r, n);
+            walkers[r].keys[n] = rows_of_run(whole, FATTN_KEYS, r, n);
         }
     }
     const bool gradients = fattn_split_has_sums(whole->problem);
@@ -208,24 +208,47 @@ static int64_t head_ranks(const fattn_whole *whole, int64_t limit)
     return most;
 }
 
-/* Bytes of inputs (in) or results that a rank would exchange for its rows if it kept none. */
-static double exchanged_bytes(const fattn_whole *whole, bool in)
+/* Bytes of a rank's rows of q and of o, over the batch, in all heads. */
+static double bytes_of_q(const fattn_whole *whole)
+{
+    const fattn_problem *const p = whole->problem;
+    return rows_of(whole, 0, fattn_whole_q) *
+           (double)(p->heads_q * p->dim * fattn_dtype_size(p->dtype));
+}
+
+static double bytes_of_o(const fattn_whole *whole)
+{
+    const fattn_problem *const p = whole->problem;
+    return rows_of(whole, 0, fattn_whole_q) *
+           (double)(p->heads_q * p->dim_v * fattn_dtype_size(p->dtype_o));
+}
+
+/* The same for lse. */
+static double bytes_of_lse(const fattn_whole *whole)
+{
+    return rows_of(whole, 0, fattn_whole_q) * (double)whole->problem->heads_q * 4;
+}
+
+/* Bytes of inputs that a rank would exchange for its rows if it kept none; and of results. */
+static double exchanged_inputs(const fattn_whole *whole)
+{
+    const fattn_problem *const p = whole->problem;
+    const double keys = rows_of(whole, 0, fattn_whole_k), lse = bytes_of_lse(whole);
+    const double dlse = p->features & FATTN_DLSE ? lse : 0;
+    return bytes_of_q(whole) + keys * bytes_of_inputs(p) +
+           (p->op == FATTN_BACKWARD ? 2 * bytes_of_o(whole) + lse + dlse : 0);
+}
+
+static double exchanged_results(const fattn_whole *whole)
 {
     const fattn_problem *const p = whole->problem;
     const int64_t k_size = fattn_dtype_size(p->dtype_kv), v_size = fattn_dtype_size(p->dtype_v);
-    const double rows = rows_of(whole, 0, fattn_whole_q) * (double)p->heads_q;
-    const double keys = rows_of(whole, 0, fattn_whole_k);
-    const double q = rows * (double)(p->dim * fattn_dtype_size(p->dtype));
-    const double o = rows * (double)(p->dim_v * fattn_dtype_size(p->dtype_o)), lse = rows * 4;
     const uint32_t outputs = p->outputs;
-    if (in) {
-        const double dlse = p->features & FATTN_DLSE ? lse : 0;
-        return q + keys * bytes_of_inputs(p) + (p->op == FATTN_BACKWARD ? 2 * o + lse + dlse : 0);
-    }
-    return (outputs & FATTN_OUT_O ? o : 0) + (outputs & FATTN_OUT_LSE ? lse : 0) +
-           (outputs & FATTN_OUT_DQ ? q : 0) +
-           keys * bytes_of_key(p, outputs & FATTN_OUT_DK ? k_size : 0,
-                               outputs & FATTN_OUT_DV ? v_size : 0);
+    return (outputs & FATTN_OUT_O ? bytes_of_o(whole) : 0) +
+           (outputs & FATTN_OUT_LSE ? bytes_of_lse(whole) : 0) +
+           (outputs & FATTN_OUT_DQ ? bytes_of_q(whole) : 0) +
+           rows_of(whole, 0, fattn_whole_k) * bytes_of_key(p, outputs & FATTN_OUT_DK ? k_size : 0,
+                                                           outputs & FATTN_OUT_DV ? v_size : 0);
 }
 
 bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k, int64_t turns)
@@ -249,7 +272,7 @@ int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, int64_
         return 1;
     }
     if (wanted == 0) {
-        const double bytes = exchanged_bytes(whole, true) + exchanged_bytes(whole, false);
+        const double bytes = exchanged_inputs(whole) + exchanged_results(whole);
         wanted = bytes >= 8 * least ? 8 : (int64_t)(bytes / least);
     }
     int64_t turns = fattn_max64(1, fattn_min64(wanted, heads_q));
@@ -281,8 +304,8 @@ static fattn_status foretell_heads(const fattn_whole *whole, fattn_scheme scheme
         return status;
     }
     const double gone = (double)(share - 1) / (double)share / (double)turns;
-    const double in = exchanged_bytes(whole, true) * gone;
-    const double out = exchanged_bytes(whole, false) * gone;
+    const double in = exchanged_inputs(whole) * gone;
+    const double out = exchanged_results(whole) * gone;
     const double first = speed->latency + in / speed->bandwidth;
     const double last = speed->latency + out / speed->bandwidth;
     const double others = (double)(share - 1);

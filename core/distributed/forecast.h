@@ -42,9 +42,9 @@ const char *fattn_scheme_declines(const fattn_whole *whole, fattn_scheme scheme)
 /* The number of ranks that share the heads: 1 in a ring. The scheme must support the problem. */
 int64_t fattn_scheme_members(const fattn_whole *whole, fattn_scheme scheme);
 
-/* Whether the heads of a rank can be computed in so many turns. The number of turns divides the
- * number of key/value heads; in FATTN_SCHEME_RING and _HEADS several turns may also share a
- * key/value head. */
+/* Whether the heads of a rank can be computed in this number of turns. It must divide the number of
+ * key/value heads; in FATTN_SCHEME_RING and _HEADS several turns may also share a key/value
+ * head. */
 bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k, int64_t turns);
 
 /* The number of turns if memory does not require more: `wanted`, or with 0 a number that follows

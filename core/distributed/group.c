@@ -151,10 +151,10 @@ static fattn_status check_lengths(const fattn_problem *p, const int32_t *cu_q, c
 /* --- Agreement -------------------------------------------------------------------------------- */
 
 void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, int tag,
-                             bool receive, void *data, int64_t bytes)
+                             fattn_direction direction, void *data, int64_t bytes)
 {
     if (bytes > 0) {
-        messages[(*count)++] = (fattn_message){(int32_t)peer, tag, receive, 0, data, bytes};
+        messages[(*count)++] = (fattn_message){(int32_t)peer, tag, direction, 0, data, bytes};
     }
 }
 
@@ -181,9 +181,9 @@ fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t
         int count = 0;
         for (; count + 2 <= FATTN_MESSAGES_MAX && d < ranks; d++) {
             const int32_t to = (rank + d) % ranks, from = (rank - d + ranks) % ranks;
-            fattn_group_add_message(messages, &count, to, FATTN_TAG_GATHER, false,
+            fattn_group_add_message(messages, &count, to, FATTN_TAG_GATHER, FATTN_SEND,
                                     (char *)all + rank * bytes, bytes);
-            fattn_group_add_message(messages, &count, from, FATTN_TAG_GATHER, true,
+            fattn_group_add_message(messages, &count, from, FATTN_TAG_GATHER, FATTN_RECEIVE,
                                     (char *)all + from * bytes, bytes);
         }
         status = fattn_group_carry(plan, messages, count);
@@ -371,8 +371,8 @@ static void begin_shares(const fattn_group_plan *plan)
     const fattn_whole *const w = &plan->shares;
     plan->local_q[0] = plan->local_k[0] = 0;
     for (int64_t b = 0; b < plan->problem.batch; b++) {
-        const int64_t q = fattn_whole_rows(w, false, b, plan->transport.rank);
-        const int64_t k = fattn_whole_rows(w, true, b, plan->transport.rank);
+        const int64_t q = fattn_whole_rows(w, FATTN_QUERIES, b, plan->transport.rank);
+        const int64_t k = fattn_whole_rows(w, FATTN_KEYS, b, plan->transport.rank);
         plan->local_q[b + 1] = plan->local_q[b] + (int32_t)q;
         plan->local_k[b + 1] = plan->local_k[b] + (int32_t)k;
     }
@@ -414,8 +414,8 @@ static fattn_status make_local(fattn_group_plan *plan, const fattn_problem *prob
     }
     p.seqlen_q = p.seqlen_k = 0;
     for (int64_t b = 0; b < fattn_whole_kinds(w); b++) {
-        const int64_t q = fattn_whole_rows(w, false, b, plan->transport.rank);
-        const int64_t k = fattn_whole_rows(w, true, b, plan->transport.rank);
+        const int64_t q = fattn_whole_rows(w, FATTN_QUERIES, b, plan->transport.rank);
+        const int64_t k = fattn_whole_rows(w, FATTN_KEYS, b, plan->transport.rank);
         p.seqlen_q = fattn_max64(p.seqlen_q, q);
         p.seqlen_k = fattn_max64(p.seqlen_k, k);
     }

@@ -51,9 +51,9 @@ struct fattn_group_plan {
     int64_t rank, member, members;
 
     int64_t memory;           /* the caller's limit, or 0 */
-    int64_t wanted;           /* at least so many turns, if heads may take turns */
+    int64_t wanted;           /* at least this many turns, if heads may take turns */
     int64_t others;           /* turns times slices that another rank needs, or 0 */
-    int64_t turns;            /* the heads are computed in so many turns; `problem` is one turn's */
+    int64_t turns;            /* in how many turns heads are computed; `problem` is one turn's */
     int64_t turn;             /* the turn that is being computed */
     int64_t sharing;          /* consecutive turns that have the same key/value head */
     int64_t slices;           /* parts of the keys; each turn computes a ring for each of them */
@@ -181,9 +181,12 @@ fattn_status fattn_group_merge(fattn_group_plan *plan, const fattn_buffers *give
 /* Tags of messages outside of rounds; smaller ones are those of rounds.c. */
 enum { FATTN_TAG_MEMBERS = 14, FATTN_TAG_GATHER = 15 };
 
+/* The values of fattn_message.receive. */
+typedef enum fattn_direction { FATTN_SEND, FATTN_RECEIVE } fattn_direction;
+
 /* Appends a message; does nothing if bytes is 0. */
 void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, int tag,
-                             bool receive, void *data, int64_t bytes);
+                             fattn_direction direction, void *data, int64_t bytes);
 
 /* The runs of the own block for which other ranks return gradients in a lane: bit n for run n. */
 unsigned fattn_group_home_runs(const fattn_group_plan *plan, int lane);
@@ -212,11 +215,14 @@ fattn_status fattn_group_load_inputs(const fattn_group_plan *plan, const fattn_b
 fattn_status fattn_group_load_results(const fattn_group_plan *plan, int64_t turn);
 fattn_status fattn_group_store_results(const fattn_group_plan *plan, const fattn_buffers *buffers);
 
-/* Appends the messages of an exchange that travel while the pieces of a step are computed. The
- * second function carries the other messages, or with `whole` all, and waits for them. */
-void fattn_group_exchange_beside(const fattn_group_plan *plan, int64_t exchange,
-                                 fattn_message *messages, int *count);
-fattn_status fattn_group_exchange(const fattn_group_plan *plan, int64_t exchange, bool whole);
+/* Appends the messages of an exchange that travel while the pieces of a step are computed: as many
+ * as that step's group has room for. fattn_group_end_exchange() carries the others. */
+void fattn_group_begin_exchange(const fattn_group_plan *plan, int64_t exchange,
+                                fattn_message *messages, int *count);
+fattn_status fattn_group_end_exchange(const fattn_group_plan *plan, int64_t exchange);
+
+/* Carries a whole exchange, while nothing is computed. */
+fattn_status fattn_group_exchange(const fattn_group_plan *plan, int64_t exchange);
 
 /* An all-gather: sends `bytes` bytes at `all` + rank * bytes to all ranks, and receives theirs. */
 fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t bytes);

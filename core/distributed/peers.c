@@ -22,7 +22,7 @@
 #include "core/status.h"
 #include "fattn/distributed.h"
 
-/* SMALL: messages of up to so many bytes must be over when wait() fails (fattn_transport.wait). */
+/* SMALL: messages of up to this many bytes are over when wait() fails (fattn_transport.wait). */
 enum { TAGS = 16, RANKS_MAX = 64, SMALL = 64 };
 
 typedef enum slot_state {

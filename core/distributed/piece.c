@@ -9,13 +9,13 @@
 
 /* --- Sizes ------------------------------------------------------------------------------------ */
 
-static fattn_extent extent_of(const fattn_group_plan *plan, bool keys, int64_t rank, int run)
+static fattn_extent extent_of(const fattn_group_plan *plan, fattn_side side, int64_t rank, int run)
 {
     const fattn_whole *const whole = &plan->whole;
     const int64_t kinds = fattn_whole_kinds(whole);
     fattn_extent extent = {0, 0};
     for (int64_t b = 0; b < kinds; b++) {
-        const int64_t rows = fattn_whole_run(whole, keys, b, rank, run).count;
+        const int64_t rows = fattn_whole_run(whole, side, b, rank, run).count;
         extent.rows += rows;
         extent.longest = fattn_max64(extent.longest, rows);
     }
@@ -25,9 +25,9 @@ static fattn_extent extent_of(const fattn_group_plan *plan, bool keys, int64_t r
 
 fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run)
 {
-    fattn_extent extent = extent_of(plan, false, plan->rank, run == FATTN_BOTH ? 0 : run);
+    fattn_extent extent = extent_of(plan, FATTN_QUERIES, plan->rank, run == FATTN_BOTH ? 0 : run);
     if (run == FATTN_BOTH) {
-        const fattn_extent second = extent_of(plan, false, plan->rank, 1);
+        const fattn_extent second = extent_of(plan, FATTN_QUERIES, plan->rank, 1);
         extent.rows += second.rows;
         extent.longest += second.longest;
     }
@@ -36,7 +36,7 @@ fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run)
 
 fattn_extent fattn_group_keys(const fattn_group_plan *plan, int64_t owner, int run)
 {
-    return extent_of(plan, true, owner, run);
+    return extent_of(plan, FATTN_KEYS, owner, run);
 }
 
 static int64_t aligned(int64_t bytes)

@@ -102,12 +102,12 @@ static void find_runs(const fattn_group_plan *plan, int64_t owner, unsigned runs
 
 /* Appends messages to or from the rank of group `peer` that has the same heads as this rank. */
 static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int *count,
-                     int64_t peer, int tag, bool receive, char *const data[2],
+                     int64_t peer, int tag, fattn_direction direction, char *const data[2],
                      const stretch found[2])
 {
     for (int n = 0; n < 2; n++) {
         fattn_group_add_message(messages, count, fattn_group_rank(plan, peer, plan->member),
-                                tag + n * VALUES, receive, data[n] + found[n].at, found[n].bytes);
+                                tag + n * VALUES, direction, data[n] + found[n].at, found[n].bytes);
     }
 }
 
@@ -115,8 +115,8 @@ static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int 
  * sender may have them in the caller's tensors while the receiver has a block. In ragged batches
  * both have a block, and one message suffices. */
 static void add_keys(const fattn_group_plan *plan, fattn_message *messages, int *count,
-                     int64_t peer, int tag, bool receive, const fattn_held *keys, int64_t owner,
-                     unsigned runs)
+                     int64_t peer, int tag, fattn_direction direction, const fattn_held *keys,
+                     int64_t owner, unsigned runs)
 {
     stretch found[2];
     char *const data[] = {keys->k, plan->ragged ? keys->k : keys->v};
@@ -125,17 +125,17 @@ static void add_keys(const fattn_group_plan *plan, fattn_message *messages, int 
     } else {
         find_keys(plan, owner, runs, found);
     }
-    add_ring(plan, messages, count, peer, tag, receive, data, found);
+    add_ring(plan, messages, count, peer, tag, direction, data, found);
 }
 
 /* Appends the messages of these runs of an owner's gradients. */
 static void add_gradients(const fattn_group_plan *plan, fattn_message *messages, int *count,
-                          int64_t peer, int tag, bool receive, char *sums, int64_t owner,
-                          unsigned runs)
+                          int64_t peer, int tag, fattn_direction direction, char *sums,
+                          int64_t owner, unsigned runs)
 {
     stretch found[2];
     find_runs(plan, owner, runs, true, found);
-    add_ring(plan, messages, count, peer, tag, receive, (char *[]){sums, sums}, found);
+    add_ring(plan, messages, count, peer, tag, direction, (char *[]){sums, sums}, found);
 }
 
 /* to += from, or with from NULL to = 0, for these runs of an owner's gradients. */
@@ -179,27 +179,27 @@ static void add_messages(const fattn_group_plan *plan, const fattn_buffers *give
     const int tag = lane * KINDS;
     if (m.send_to >= 0) {
         const fattn_held keys = keys_of(plan, given, lane, step);
-        add_keys(plan, messages, count, m.send_to, tag + BLOCK, false, &keys, held_of,
+        add_keys(plan, messages, count, m.send_to, tag + BLOCK, FATTN_SEND, &keys, held_of,
                  fattn_ring_keys(ring, lane, held_of, step + 1));
     }
     if (m.receive_from >= 0) {
         const fattn_held keys = keys_of(plan, given, lane, step + 1);
-        add_keys(plan, messages, count, m.receive_from, tag + BLOCK, true, &keys, next,
+        add_keys(plan, messages, count, m.receive_from, tag + BLOCK, FATTN_RECEIVE, &keys, next,
                  fattn_ring_keys(ring, lane, next, step + 1));
     }
     if (plan->gradients && m.gradient_to >= 0) {
         add_gradients(plan, messages, count, m.gradient_to,
-                      tag + (m.gradient_to == before ? HOME : GRADIENT), false, plan->sending[lane],
-                      before, fattn_ring_sums(ring, lane, before, step - 1));
+                      tag + (m.gradient_to == before ? HOME : GRADIENT), FATTN_SEND,
+                      plan->sending[lane], before, fattn_ring_sums(ring, lane, before, step - 1));
     }
     if (plan->gradients && m.gradient_from >= 0) {
-        add_gradients(plan, messages, count, m.gradient_from, tag + GRADIENT, true,
+        add_gradients(plan, messages, count, m.gradient_from, tag + GRADIENT, FATTN_RECEIVE,
                       plan->arriving[lane], held_of,
                       fattn_ring_sums(ring, lane, held_of, step - 1));
     }
     if (plan->gradients && m.home_from >= 0) {
-        add_gradients(plan, messages, count, m.home_from, tag + HOME, true, plan->home[lane],
-                      plan->rank, fattn_group_home_runs(plan, lane));
+        add_gradients(plan, messages, count, m.home_from, tag + HOME, FATTN_RECEIVE,
+                      plan->home[lane], plan->rank, fattn_group_home_runs(plan, lane));
     }
 }
 
@@ -306,7 +306,7 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
         add_messages(plan, given, lane, step, messages, &count);
     }
     if (exchanges) {
-        fattn_group_exchange_beside(plan, plan->turn + 1, messages, &count);
+        fattn_group_begin_exchange(plan, plan->turn + 1, messages, &count);
     }
     fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
     const bool started = !status && count;
@@ -335,21 +335,25 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
 
 /* --- One reduction ---------------------------------------------------------------------------- */
 
+/* What trade() does: either or both. */
+enum { SENDS = 1, RECEIVES = 2 };
+
 /* Sends (o, lse) to a rank, receives its (o, lse) into o and lse, or both. */
-static fattn_status trade(const fattn_group_plan *plan, int64_t peer, bool send, bool receive,
-                          float *o, float *lse)
+static fattn_status trade(const fattn_group_plan *plan, int64_t peer, int what, float *o,
+                          float *lse)
 {
     const int64_t rows = fattn_group_queries(plan, 0).rows * plan->problem.heads_q;
     const int64_t bytes = rows * plan->problem.dim_v * (int64_t)sizeof(float);
     fattn_message messages[4];
     int count = 0;
-    if (send) {
-        fattn_group_add_message(messages, &count, peer, BLOCK, false, plan->sum[0], bytes);
-        fattn_group_add_message(messages, &count, peer, GRADIENT, false, plan->lse[0], rows * 4);
+    if (what & SENDS) {
+        fattn_group_add_message(messages, &count, peer, BLOCK, FATTN_SEND, plan->sum[0], bytes);
+        fattn_group_add_message(messages, &count, peer, GRADIENT, FATTN_SEND, plan->lse[0],
+                                rows * 4);
     }
-    if (receive) {
-        fattn_group_add_message(messages, &count, peer, BLOCK, true, o, bytes);
-        fattn_group_add_message(messages, &count, peer, GRADIENT, true, lse, rows * 4);
+    if (what & RECEIVES) {
+        fattn_group_add_message(messages, &count, peer, BLOCK, FATTN_RECEIVE, o, bytes);
+        fattn_group_add_message(messages, &count, peer, GRADIENT, FATTN_RECEIVE, lse, rows * 4);
     }
     return fattn_group_carry(plan, messages, count);
 }
@@ -371,16 +375,16 @@ static fattn_status reduce(fattn_group_plan *plan, const fattn_buffers *given)
     const int64_t partner = outer ? rank - inner : rank + inner;
     fattn_status status = FATTN_OK;
     if (partner < ranks) {
-        status = trade(plan, partner, outer, !outer, plan->part_o, plan->part_lse);
+        status = trade(plan, partner, outer ? SENDS : RECEIVES, plan->part_o, plan->part_lse);
         status = status || outer ? status : fattn_group_merge(plan, NULL, 0);
     }
     for (int64_t away = 1; !status && !outer && away < inner; away *= 2) {
-        status = trade(plan, rank ^ away, true, true, plan->part_o, plan->part_lse);
+        status = trade(plan, rank ^ away, SENDS | RECEIVES, plan->part_o, plan->part_lse);
         const bool last = plan->direct && inner == ranks && away * 2 == inner;
         status = status ? status : fattn_group_merge(plan, last ? given : NULL, 0);
     }
     if (!status && partner < ranks) {
-        status = trade(plan, partner, !outer, outer, plan->sum[0], plan->lse[0]);
+        status = trade(plan, partner, outer ? RECEIVES : SENDS, plan->sum[0], plan->lse[0]);
     }
     return status;
 }
@@ -501,20 +505,20 @@ static fattn_status execute_exchanged_turn(fattn_group_plan *plan, const fattn_b
 {
     fattn_status status = tell(plan, fattn_group_load_results(plan, plan->turn - 1));
     status = status ? status : go_rounds(plan, b);
-    return status ? status : fattn_group_exchange(plan, plan->turn + 1, false);
+    return status ? status : fattn_group_end_exchange(plan, plan->turn + 1);
 }
 
 static fattn_status begin_exchanges(const fattn_group_plan *plan, const fattn_buffers *b)
 {
     fattn_status status = tell(plan, fattn_group_load_inputs(plan, b, 0));
-    status = status ? status : fattn_group_exchange(plan, 0, true);
+    status = status ? status : fattn_group_exchange(plan, 0);
     return status ? status : tell(plan, fattn_group_load_inputs(plan, b, 1));
 }
 
 static fattn_status end_exchanges(const fattn_group_plan *plan, const fattn_buffers *b)
 {
     fattn_status status = tell(plan, fattn_group_load_results(plan, plan->turns - 1));
-    status = status ? status : fattn_group_exchange(plan, plan->turns + 1, true);
+    status = status ? status : fattn_group_exchange(plan, plan->turns + 1);
     status = status ? status : gather_dsink(plan);
     return status ? status : fattn_group_store_results(plan, b);
 }

@@ -116,12 +116,12 @@ static fattn_run slice_of(const fattn_whole *whole, fattn_run run)
     return run;
 }
 
-fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t b, int64_t rank, int n)
+fattn_run fattn_whole_run(const fattn_whole *whole, fattn_side side, int64_t b, int64_t rank, int n)
 {
-    if (!keys && whole->all_queries) {
+    if (side == FATTN_QUERIES && whole->all_queries) {
         return (fattn_run){0, fattn_whole_q(whole, b), 1};
     }
-    if (!keys && whole->halves) {
+    if (side == FATTN_QUERIES && whole->halves) {
         fattn_run run =
             fattn_split_run(whole->split, fattn_whole_q(whole, b), whole->ranks, rank, 0);
         const int64_t first = run.count / 2;
@@ -129,17 +129,18 @@ fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t b, int64_
         run.count = n ? run.count - first : first;
         return run;
     }
-    const int64_t length = keys ? fattn_whole_k(whole, b) : fattn_whole_q(whole, b);
+    const int64_t length = side == FATTN_KEYS ? fattn_whole_k(whole, b) : fattn_whole_q(whole, b);
     const fattn_run run = fattn_split_run(whole->split, length, whole->ranks, rank, n);
-    return keys && whole->slices > 1 ? slice_of(whole, run) : run;
+    return side == FATTN_KEYS && whole->slices > 1 ? slice_of(whole, run) : run;
 }
 
-int64_t fattn_whole_rows(const fattn_whole *whole, bool keys, int64_t b, int64_t rank)
+int64_t fattn_whole_rows(const fattn_whole *whole, fattn_side side, int64_t b, int64_t rank)
 {
-    const int runs = keys ? fattn_split_runs(whole->split) : fattn_whole_q_runs(whole);
+    const int runs =
+        side == FATTN_KEYS ? fattn_split_runs(whole->split) : fattn_whole_q_runs(whole);
     int64_t rows = 0;
     for (int n = 0; n < runs; n++) {
-        rows += fattn_whole_run(whole, keys, b, rank, n).count;
+        rows += fattn_whole_run(whole, side, b, rank, n).count;
     }
     return rows;
 }
@@ -160,8 +161,8 @@ fattn_piece fattn_piece_of(const fattn_whole *whole, int64_t b, int64_t rank, in
 {
     const fattn_problem *const p = whole->problem;
     const int64_t sq = fattn_whole_q(whole, b), sk = fattn_whole_k(whole, b);
-    const fattn_run q = fattn_whole_run(whole, false, b, rank, q_run);
-    const fattn_run k = fattn_whole_run(whole, true, b, owner, k_run);
+    const fattn_run q = fattn_whole_run(whole, FATTN_QUERIES, b, rank, q_run);
+    const fattn_run k = fattn_whole_run(whole, FATTN_KEYS, b, owner, k_run);
     const int64_t off = p->anchor == FATTN_BOTTOM_RIGHT ? sk - sq : 0;
     const int64_t base = off + q.first - k.first;
     fattn_piece piece = {q, k, -UNBOUNDED, UNBOUNDED};

@@ -37,7 +37,7 @@ typedef struct fattn_whole {
     int64_t ranks;
     bool all_queries; /* every rank has all queries: only keys are divided */
     bool halves;      /* a rank's one run of queries counts as two, its halves */
-    /* If `slices` is above 1 each run of keys is cut into so many, and only number `slice` counts
+    /* If `slices` is above 1 each run of keys is cut into that many, and only number `slice` counts
      * as a rank's keys. Number 0 has the most rows. */
     int64_t slice, slices;
 } fattn_whole;
@@ -54,13 +54,16 @@ bool fattn_split_has_sums(const fattn_problem *problem);
  * there is something to compute during the last transfer (ring.h). */
 void fattn_whole_set_halves(fattn_whole *whole);
 
+/* Which rows of a rank are meant. */
+typedef enum fattn_side { FATTN_QUERIES, FATTN_KEYS } fattn_side;
+
 /* How many runs of queries a rank has; and run n of its queries, or keys, in a sequence. */
 int fattn_whole_q_runs(const fattn_whole *whole);
-fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t sequence, int64_t rank,
+fattn_run fattn_whole_run(const fattn_whole *whole, fattn_side side, int64_t sequence, int64_t rank,
                           int n);
 
 /* The rows of all of a rank's runs in a sequence. */
-int64_t fattn_whole_rows(const fattn_whole *whole, bool keys, int64_t sequence, int64_t rank);
+int64_t fattn_whole_rows(const fattn_whole *whole, fattn_side side, int64_t sequence, int64_t rank);
 
 /* The number of sequences that have to be looked at: all in a ragged batch, else 1, because all are
  * alike (0 if batch is 0). */

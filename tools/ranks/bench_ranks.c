@@ -16,7 +16,7 @@
 #include "tools/ranks/engine.h"
 #include "tools/terminal/terminal.h"
 
-/* What shares of queries and keys are enough for. */
+/* The features that need no tensors besides the shares of q, k and v. */
 #define DIVIDED                                                                             \
     (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_SINK | FATTN_ALIBI | \
      FATTN_DROPOUT | FATTN_DLSE | FATTN_DETERMINISTIC)
@@ -51,7 +51,8 @@ typedef struct divided_case {
     workload work;
 } divided_case;
 
-/* Times what all ranks do, from when all are there until all have done it. */
+/* Something that all ranks do together; time_act() times it from when all begin until all are
+ * done. */
 typedef fattn_status (*act)(divided_case *c, void *what);
 
 static fattn_status time_act(divided_case *c, act run, void *what, int reps, double *median)
@@ -76,7 +77,7 @@ static fattn_status time_act(divided_case *c, act run, void *what, int reps, dou
     return status;
 }
 
-/* Both directions between neighbours at once. */
+/* Each rank sends to one neighbour and receives from the other. */
 typedef struct exchange {
     char *data; /* [2][bytes] */
     int64_t bytes;
@@ -104,8 +105,8 @@ static fattn_status run_divided(divided_case *c, void *plan)
     return fattn_group_execute(plan, &c->work.buffers);
 }
 
-/* The speed of the link and of one rank's attention, as the slowest rank sees them. The link is
- * timed with blocks as large as those of this problem, attention with a rank's own share. */
+/* Measures the link and one rank's attention; the slowest rank counts. The link is timed with
+ * blocks as large as those of this problem, attention with a rank's own share. */
 static fattn_status measure_speed(divided_case *c, fattn_speed *speed)
 {
     const fattn_problem *const p = &c->local.problem;
@@ -130,13 +131,13 @@ static fattn_status measure_speed(divided_case *c, fattn_speed *speed)
         speed->flops = sweep_flops(&c->local) / alone;
     }
     fattn_plan_destroy(plan);
-    if (!status) { /* after a failure messages may still use it */
+    if (!status) { /* after a failure messages may still use the memory */
         fattn_memory_free(x.data);
     }
     return status;
 }
 
-/* Results of forward, which backward reads. */
+/* Computes o and lse, which backward reads. */
 static fattn_status run_forward(divided_case *c)
 {
     fattn_group_plan *plan;
@@ -153,8 +154,7 @@ static fattn_status run_forward(divided_case *c)
 
 /* --- A case ----------------------------------------------------------------------------------- */
 
-/* Of the rank whose plan holds the most: those of others may be smaller, since their pieces are
- * others. */
+/* *most: the bytes of the largest plan. Ranks differ, because their pieces do. */
 static fattn_status find_bytes(const divided_case *c, const fattn_group_plan *plan, int64_t *most)
 {
     const int32_t ranks = c->engine->transport->ranks;
@@ -197,14 +197,14 @@ static void print_row(const divided_case *c, const fattn_forecast *f, const fatt
     fflush(stdout);
 }
 
-/* Sizes of this rank's share; queries stay whole where only keys are divided. */
+/* Sets the sizes of this rank's share. all_queries: only keys are divided. */
 static void take_share(divided_case *c, bool all_queries)
 {
     fattn_problem *const p = &c->local.problem;
     const int64_t rank = c->engine->transport->rank;
     c->shares.all_queries = all_queries;
-    p->seqlen_q = fattn_whole_rows(&c->shares, false, 0, rank);
-    p->seqlen_k = fattn_whole_rows(&c->shares, true, 0, rank);
+    p->seqlen_q = fattn_whole_rows(&c->shares, FATTN_QUERIES, 0, rank);
+    p->seqlen_k = fattn_whole_rows(&c->shares, FATTN_KEYS, 0, rank);
 }
 
 static fattn_status describe(divided_case *c, const bench_ranks *v, const sweep_case *of)
@@ -213,7 +213,7 @@ static fattn_status describe(divided_case *c, const bench_ranks *v, const sweep_
     c->whole = of->problem;
     c->local = *of;
     if (others) {
-        return fattn_fail(FATTN_UNSUPPORTED, "problems with %s are not measured over ranks",
+        return fattn_fail(FATTN_UNSUPPORTED, "--ranks does not measure problems with %s",
                           fattn_feature_name(__builtin_ctzll(others)));
     }
     const fattn_status status = fattn_problem_normalise(&c->whole, &c->normal);
@@ -245,7 +245,7 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
     status = workload_create(c->device, &c->local, &c->work);
     status = status ? status : measure_speed(c, &speed);
     status = status ? status : fattn_forecast_make(&c->shares, (fattn_scheme)v->scheme, &speed, &f);
-    /* All ranks take the first one's choice: measurements differ. */
+    /* Measurements differ from rank to rank, and so may forecasts: all take the first rank's. */
     fattn_forecast *const all = fattn_memory_alloc((size_t)c->shares.ranks * sizeof *all);
     status = status || all ? status : fattn_fail_memory(0, "forecasts");
     if (!status) {
@@ -262,7 +262,7 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
     if (!status && c->engine->transport->rank == 0) {
         print_row(c, &f, &speed, seconds, bytes);
     }
-    if (!status) { /* messages of a plan that failed may still be under way */
+    if (!status) { /* after a failure messages may still use the plan's memory */
         fattn_group_plan_destroy(plan);
     }
     return status;

@@ -29,7 +29,7 @@
 enum {
     PIECE = 1 << 30,  /* most bytes of a request */
     PIECES = 64,      /* most pieces of a group: 16 messages of 4 GiB */
-    SMALL = 64,       /* messages of up to so many bytes are copied by MPI in the call that sends */
+    SMALL = 64,       /* MPI copies messages of up to this many bytes in the call that sends */
     TAG_SENT = 100,   /* plus the tag of a message: MPI has finished reading its data */
     TAG_ABORT = 1000, /* a rank has failed; larger than all other tags */
     REASON = 256,

@@ -132,13 +132,13 @@ fattn_status fattn_buffers_check_workspace(const fattn_problem *problem,
     for (int i = 0; i < count; i++) {
         if (fattn_operand_is_present(&operands[i]) &&
             fattn_regions_overlap(&operands[i].region, &whole)) {
-            return fattn_fail(FATTN_OVERLAP, "%s lies in the workspace", operands[i].name);
+            return fattn_fail(FATTN_OVERLAP, "%s overlaps the workspace", operands[i].name);
         }
     }
     return FATTN_OK;
 }
 
-/* --- What lies behind the pointers ------------------------------------------------------------ */
+/* --- The values behind the pointers ----------------------------------------------------------- */
 
 fattn_status fattn_cu_seqlens_check(const char *name, const int32_t *cu, int64_t batch,
                                     int64_t total, int64_t longest)

@@ -18,8 +18,8 @@
 /* A full cache has one entry per bucket on average. */
 #define BUCKETS ENTRIES_MOST
 
-/* A plan has at least so many workspaces before calls on different streams share one. It has more
- * if more threads call at once. */
+/* A plan gets this many workspaces before calls on different streams share one. It has more if more
+ * threads call at once. */
 #define WORKSPACES 4
 
 /* --- The cache's data ------------------------------------------------------------------------- */

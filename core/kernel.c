@@ -58,7 +58,7 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
         return text;
     }
     if (kernel->own_dtype_o && p->dtype_o != p->dtype) {
-        snprintf(text, size, "takes no dtype_o %s beside %s", fattn_dtype_name(p->dtype_o),
+        snprintf(text, size, "takes no dtype_o %s with dtype %s", fattn_dtype_name(p->dtype_o),
                  fattn_dtype_name(p->dtype));
         return text;
     }
@@ -73,17 +73,17 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
     }
     if (!kernel->any_bias && p->features & FATTN_BIAS && p->dtype_bias != p->dtype &&
         p->dtype_bias != fattn_statistics_dtype(p)) {
-        snprintf(text, size, "takes no bias in %s beside %s", fattn_dtype_name(p->dtype_bias),
+        snprintf(text, size, "takes no bias in %s with dtype %s", fattn_dtype_name(p->dtype_bias),
                  fattn_dtype_name(p->dtype));
         return text;
     }
     if (p->dim > kernel->dim_max || p->dim_v > kernel->dim_max) {
-        snprintf(text, size, "takes head dimensions to %lld, not dim %lld, dim_v %lld",
+        snprintf(text, size, "takes head dimensions up to %lld, not dim %lld, dim_v %lld",
                  (long long)kernel->dim_max, (long long)p->dim, (long long)p->dim_v);
         return text;
     }
     if (kernel->dim_v_max && p->dim_v > kernel->dim_v_max) {
-        snprintf(text, size, "takes values of %lld channels at most, not %lld",
+        snprintf(text, size, "takes values of at most %lld channels, not %lld",
                  (long long)kernel->dim_v_max, (long long)p->dim_v);
         return text;
     }
@@ -91,23 +91,23 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
         return "sums dbias over an axis in any order";
     }
     if (kernel->dropout_max && p->features & FATTN_DROPOUT && p->dropout_p > kernel->dropout_max) {
-        snprintf(text, size, "takes dropout_p to %g, not %g", kernel->dropout_max, p->dropout_p);
+        snprintf(text, size, "takes dropout_p up to %g, not %g", kernel->dropout_max, p->dropout_p);
         return text;
     }
     const int64_t rows = fattn_problem_rows(p);
     if (kernel->rows_max && rows > kernel->rows_max) {
-        snprintf(text, size, "takes %lld query rows a key/value head, not %lld",
+        snprintf(text, size, "takes at most %lld query rows per key/value head, not %lld",
                  (long long)kernel->rows_max, (long long)rows);
         return text;
     }
     if (rows < kernel->rows_min && !(p->features & FATTN_BATCH_INVARIANT)) {
-        snprintf(text, size, "takes %lld query rows a key/value head and more, not %lld",
+        snprintf(text, size, "takes at least %lld query rows per key/value head, not %lld",
                  (long long)kernel->rows_min, (long long)rows);
         return text;
     }
     const char *const tensor = misaligned(p, kernel->align);
     if (tensor) {
-        snprintf(text, size, "needs rows aligned to %lld bytes, not those of %s",
+        snprintf(text, size, "needs rows aligned to %lld bytes, which those of %s are not",
                  (long long)kernel->align, tensor);
         return text;
     }

@@ -44,7 +44,7 @@ typedef struct fattn_tiling {
     int64_t splits;   /* most parts into which a sequence's keys are cut, >= 1 */
     int64_t split_blocks; /* key blocks per part if a row attends to all k_blocks (schedule.h) */
     int64_t part_blocks;  /* fewest key blocks that are worth a part, >= 1 */
-    int64_t whole_blocks; /* up to so many key blocks stay one part */
+    int64_t whole_blocks; /* up to this many key blocks stay one part */
     int64_t items;        /* independent pieces of work */
     int64_t workspace;    /* bytes, a multiple of 256 */
     double traffic;       /* predicted slow-memory bytes */
@@ -55,7 +55,7 @@ typedef struct fattn_tiling {
 typedef struct fattn_split_cost {
     int64_t keys;   /* a part of fewer keys does not pay */
     int64_t pieces; /* with fewer pieces of work than this, cutting keys pays */
-    int64_t units;  /* for a kernel that memory bounds, else 0: the parts run in rounds of so many,
+    int64_t units;  /* for a kernel that memory bounds, else 0: parts run in rounds of this many,
                      * and a round costs the time of `keys` keys besides its own */
 } fattn_split_cost;
 
@@ -72,7 +72,7 @@ struct fattn_kernel {
     int64_t rows_max;   /* most rows G * Sq that share a kv head; 0: any */
     int64_t rows_min;   /* fewest such rows; ignored for batch-invariant problems, whose kernel
                          * must not depend on the number of rows */
-    int64_t align;      /* rows of q, k, v and dout begin at multiples of so many bytes; 0: any */
+    int64_t align;      /* rows of q, k, v and dout begin at multiples of this many bytes; 0: any */
     bool own_dtype_o;   /* o and dout must have the type of q, k, v */
     bool adds_dbias;    /* sums dbias over an axis in any order: not with FATTN_DETERMINISTIC */
     double dropout_max; /* largest dropout_p; 0: any */

@@ -63,7 +63,7 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
         return why;
     }
     if (!row->split || problem->features & FATTN_BATCH_INVARIANT) {
-        return "cannot split the keys as requested";
+        return "cannot cut the keys into the requested splits";
     }
     return NULL;
 }

@@ -73,8 +73,7 @@ typedef struct fattn_parts {
     int64_t size;        /* key blocks per part; the last part may have fewer */
 } fattn_parts;
 
-/* The number of parts into which so many key blocks are cut at most. More blocks never give fewer
- * parts. */
+/* The most parts into which this many key blocks are cut. More blocks never give fewer parts. */
 FATTN_HD int64_t fattn_schedule_most(const fattn_tiling *tiling, int64_t blocks)
 {
     if (tiling->splits == 1 || blocks <= tiling->whole_blocks) {

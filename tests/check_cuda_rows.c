@@ -83,7 +83,7 @@ static void check_map_refusals(void)
         {"takes no rows of stride 0", {64, 64, 0}, {0, 0, 0}, 1},
         {"takes no queries that heads share by a stride of 0", {64, 64, 0}, {64, 64, 0}, 2},
         {"takes at most 128 query heads per key/value head", {64 * 129, 64, 64}, {64, 64, 0}, 129},
-        {"needs rows aligned to 16 bytes, not those of k", {64, 64, 64}, {68, 68, 0}, 1},
+        {"needs rows aligned to 16 bytes, which those of k are not", {64, 64, 64}, {68, 68, 0}, 1},
         {"takes strides below 2^40 bytes", {64, 64, 64}, {INT64_C(1) << 39, 64, 0}, 1},
     };
     fattn_device *device = NULL;

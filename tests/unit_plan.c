@@ -202,11 +202,11 @@ Test(plan, keeps_tensors_out_of_the_workspace)
     char *const memory = aligned_alloc(256, last + 256 + sizeof small_arrays[0]);
     b.q = memcpy(memory, small_arrays[0], sizeof small_arrays[0]);
     ANSWERS(fattn_execute(plan, &b, memory, NULL), FATTN_OVERLAP);
-    REASON_HAS("q lies in the workspace");
+    REASON_HAS("q overlaps the workspace");
     b.q = small_arrays[0];
     b.o = memory + last;
     ANSWERS(fattn_execute(plan, &b, memory, NULL), FATTN_OVERLAP);
-    REASON_HAS("o lies in the workspace");
+    REASON_HAS("o overlaps the workspace");
     b.o = memory + last + 256;
     ANSWERS(fattn_execute(plan, &b, memory, NULL), FATTN_OK);
     free(memory);

@@ -475,7 +475,7 @@ Test(kernel, declines_with_a_reason)
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
     k.rows_min = 41;
     cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text),
-                     "takes 41 query rows a key/value head and more, not 40");
+                     "takes at least 41 query rows per key/value head, not 40");
     p.features = FATTN_BATCH_INVARIANT;
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "rows may not count");
     k.rows_min = 0;

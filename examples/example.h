@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Helpers of the examples that have nothing to do with attention: error exit, copies to and from a
- * device, test numbers; and attention of one query in plain C, to compare with.
+ * Helpers of the examples: exit on an error, copies to and from a device, test numbers; and
+ * attention of one query in plain C, to compare with.
  *
  * The programs run on the device that FATTN_BACKEND names ("cpu", "cuda:1" ...), or else on the
  * best one; ring runs on the CPU. A device may have its own memory, so arrays exist twice: on the

@@ -394,7 +394,7 @@ static fattn_problem attention_problem(const attention *a, fattn_op op)
     p.outputs = op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE : 0;
     p.batch = a->batch;
     p.heads_q = p.heads_k = a->heads;
-    p.seqlen_q = p.seqlen_k = a->whole; /* strides are those of the share */
+    p.seqlen_q = p.seqlen_k = a->whole; /* the undivided length, with the strides of the share */
     p.dim = p.dim_v = a->dim;
     p.o = p.dout = (fattn_strides){.batch = a->length * width, .seq = width, .head = a->dim};
     p.q = (fattn_strides){.batch = a->length * 3 * width, .seq = 3 * width, .head = a->dim};
@@ -536,7 +536,7 @@ typedef struct model {
         *dnorm; /* (R, C); x: the residual, dnorm: the gradient of the normalised residual */
     float *dwide, *logits; /* (R, 4 C), (R, V) */
     attention attention;
-    fattn_transport transport; /* this rank and how many there are */
+    fattn_transport transport; /* has this rank's number and the number of ranks */
 } model;
 
 /* Takes the next in * out weights. */
@@ -823,7 +823,7 @@ static void draw_batch(header *h, const text *t, int64_t batch, uint8_t *tokens,
     }
 }
 
-/* What ranks have in common. */
+/* What all ranks share. */
 static struct crew {
     threads engine;
     pthread_barrier_t barrier;
@@ -832,7 +832,8 @@ static struct crew {
     const text *text;
 } crew;
 
-/* This rank's rows of every sequence: its runs, one after another. How many of each. */
+/* Copies this rank's rows of every sequence: its runs, one after another. Returns how many rows a
+ * sequence has. */
 static int64_t take_share(const model *m, int64_t batch, const uint8_t *whole, uint8_t *share)
 {
     const int64_t context = m->head.context;
@@ -864,7 +865,7 @@ static double add_up(model *m, double loss)
     pthread_barrier_wait(&crew.barrier);
     const int64_t from = m->count * m->transport.rank / ranks;
     const int64_t to = m->count * (m->transport.rank + 1) / ranks;
-    for (int64_t n = from; n < to; n++) { /* each rank a part, in the same order everywhere */
+    for (int64_t n = from; n < to; n++) { /* each rank adds a part, in a fixed order of ranks */
         float sum = 0;
         for (int r = 0; r < ranks; r++) {
             sum += crew.models[r]->dw[n];
@@ -950,7 +951,8 @@ static void *train_rank(void *context)
     return NULL;
 }
 
-/* The first rank's model is the caller's; the others' are copies, which stay the same. */
+/* Trains on all ranks. The first rank's model is the caller's; the others have copies, which stay
+ * equal to it. */
 static void train_all(model *m, const text *t)
 {
     const int ranks = (int)number(RANKS);

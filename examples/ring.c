@@ -19,10 +19,10 @@ static float whole[TENSORS][S * H * D]; /* (S, heads, D); keys and values use le
 
 static int heads(int tensor) { return tensor == K || tensor == V ? HK : H; }
 
-/* What a rank has. Without a transport that is everything. */
+/* A rank: its transport, and its share of the tensors. */
 typedef struct rank {
     pthread_t thread;
-    fattn_device *device; /* of all ranks */
+    fattn_device *device; /* the same for all ranks */
     fattn_transport transport;
     int64_t rows;
     _Alignas(16) float x[TENSORS][S * H * D], gradient[TENSORS][S * H * D]; /* as plans expect */
@@ -111,7 +111,7 @@ static void *train(void *context)
     return NULL;
 }
 
-/* Trains on so many ranks, and adds up their losses. */
+/* Trains on this number of ranks, and adds up their losses. */
 static void train_on(fattn_device *device, int ranks, double loss[STEPS])
 {
     static rank all[RANKS];

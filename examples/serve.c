@@ -12,8 +12,9 @@ enum { HQ = 8, HK = 2, D = 64, STEPS = 4 };   /* heads, channels */
 enum { PAGE = 16, COLUMNS = LONGEST / PAGE }; /* tokens per page, pages per request */
 enum { PAGES = MOST * COLUMNS };
 
-/* New tokens of each request in each step: request 0 is a prompt of 50 tokens and decodes then;
- * request 1 comes later, in chunks of 60; 2 has left after one step, whose place 3 takes. */
+/* New tokens of each request in each step. Request 0 has a prompt of 50 tokens and decodes after
+ * that; request 1 comes later, in two chunks of 60; request 2 leaves after one step; request 3
+ * comes in step 2. */
 static const int32_t arrivals[STEPS][MOST] = {
     {50, 0, 17, 0}, {1, 60, 0, 0}, {1, 60, 0, 33}, {1, 1, 0, 1}};
 
@@ -24,7 +25,7 @@ static fattn_device *device;
 typedef float page[PAGE][HK][D];
 static page *k_cache, *v_cache; /* [PAGES], on the device */
 
-/* What a step tells the plan, on the host: rows and keys of each request, and its pages. */
+/* The data of a step, on the host: rows and keys of each request, and its pages. */
 static int32_t starts[MOST + 1], used[MOST], table[MOST][COLUMNS];
 static int32_t next_page;
 
@@ -53,8 +54,8 @@ static fattn_plan *make_plan(void)
     return plan;
 }
 
-/* The largest difference between o and attention in plain C: row i of a request's last rows sees
- * all keys up to its own. */
+/* The largest difference between o and attention in plain C. The rows of a request are its last
+ * tokens, and each attends to all keys up to its own. */
 static double error_of_step(void)
 {
     double worst = 0.0, row[D];

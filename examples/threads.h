@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An engine for fattn/distributed.h: ranks are threads of one process, and a message is a copy. It
- * shows what an engine has to do, and lets a program try out groups where there is no MPI.
+ * A transport for fattn/distributed.h: ranks are threads of one process, and a message is a copy.
+ * It shows what a transport has to do, and lets a program try out groups without MPI.
  *
- * A sender puts the address of its data into a slot; the receiver copies from there and clears the
- * slot; the sender waits until it is clear.
+ * A sender puts the address of its message into a slot. The receiver copies the data and clears the
+ * slot. The sender waits until the slot is clear.
  */
 #ifndef FATTN_EXAMPLES_THREADS_H
 #define FATTN_EXAMPLES_THREADS_H
@@ -20,9 +20,9 @@ enum { THREADS_MAX = 8, THREADS_TAGS = 16 /* all that fattn/distributed.h allows
 typedef struct threads {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    int ranks, failed; /* the rank that gave up, or -1 */
+    int ranks, failed; /* failed: the rank that failed first, or -1 */
     char reason[256];
-    fattn_device *device; /* in whose memory messages are; NULL: the default one */
+    fattn_device *device; /* of the messages' memory; NULL: the default device */
     const fattn_message *slots[THREADS_MAX][THREADS_MAX][THREADS_TAGS]; /* [from][to][tag] */
     struct threads_rank {
         struct threads *all;
@@ -68,7 +68,7 @@ static inline fattn_status threads_wait(void *user, const fattn_message *message
     threads *const all = own->all;
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);
-    seconds = seconds < 1e9 ? seconds : 1e9; /* for ever is thirty years */
+    seconds = seconds < 1e9 ? seconds : 1e9; /* 30 years; more may overflow time_t */
     end.tv_sec += (time_t)seconds;
     end.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
     end.tv_sec += end.tv_nsec / 1000000000, end.tv_nsec %= 1000000000;
@@ -90,8 +90,8 @@ static inline fattn_status threads_wait(void *user, const fattn_message *message
                 copied = fattn_device_copy(all->device, m->data, (*slot)->data, bytes, NULL);
                 copied = copied ? copied : fattn_stream_synchronize(all->device, NULL);
                 if (copied) {
-                    snprintf(text, sizeof text, "what rank %d sent cannot be copied: %s", m->peer,
-                             fattn_last_reason());
+                    snprintf(text, sizeof text, "a message of rank %d cannot be copied: %s",
+                             m->peer, fattn_last_reason());
                     break;
                 }
                 *slot = NULL;
@@ -109,7 +109,7 @@ static inline fattn_status threads_wait(void *user, const fattn_message *message
                                                    : FATTN_RANK_TIMEOUT;
     for (int n = 0; left > 0 && n < count; n++) {
         const fattn_message *const m = &messages[n];
-        if (!done[n] && !m->receive) { /* nobody reads what the caller may free */
+        if (!done[n] && !m->receive) { /* withdrawn: the caller may free the data */
             all->slots[own->rank][m->peer][m->tag] = NULL;
         }
         if (!done[n] && !copied && all->failed >= 0) {

@@ -26,11 +26,11 @@
 #include "tools/terminal/terminal.h"
 
 enum { REPS_MIN = 5 };
-static const double budget_s = 1.0; /* per case, unless --reps is given */
-static const double slice_ms = 5.0; /* shortest repetition */
-static const double ratio_max = 1.02;
-static const double cpu_min = 0.9;  /* of the processors that the threads can use */
-static const double fed_min = 0.95; /* 1.00 on an unshared core; 0.83 to 0.93 if shared */
+static const double budget_s = 1.0;   /* per case, unless --reps is given */
+static const double slice_ms = 5.0;   /* shortest repetition */
+static const double ratio_max = 1.02; /* a higher share of the ceiling is implausible */
+static const double cpu_min = 0.9;    /* of the processors that the threads can use */
+static const double fed_min = 0.95;   /* 1.00 on an unshared core; 0.83 to 0.93 if shared */
 
 static const char *const peer_words[] = {"none", "materialised", NULL};
 
@@ -134,7 +134,7 @@ static void print_number(const char *format, int width, double number, const cha
     printf("  %*s%s", width, text, isfinite(number) ? unit : "");
 }
 
-/* For terminals: the problem, its time and its share of the ceiling. */
+/* For terminals: a readable line with the problem, its time and its share of the ceiling. */
 static void print_line(bench *b, const bench_row *row, const char *words)
 {
     const fattn_problem *const p = &row->of->problem;
@@ -211,7 +211,7 @@ static double cpu_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* *processors: CPU time over wall time. */
+/* Times `calls` calls. *seconds is the time of one, *processors CPU time over wall time. */
 static fattn_status repeat(const subject *s, int64_t calls, double *seconds, double *processors)
 {
     double ms = 0;

@@ -31,15 +31,15 @@ static int64_t default_jobs(void)
     return processors > 16 ? 16 : processors;
 }
 
-/* What is asked for. */
+/* The command's options. */
 typedef struct request {
     const char *device, *kernel;
-    int64_t cases, single, jobs; /* jobs 0: by default */
+    int64_t cases, single, jobs; /* jobs 0: the default */
     uint64_t seed;
     bool listing, verbose, one, insist, counted; /* one, counted: --case, --cases is given */
 } request;
 
-/* What options_parse() returns. */
+/* Returns what options_parse() returns. */
 static int parse(int argc, char **argv, request *r)
 {
     const option table[] = {
@@ -54,8 +54,7 @@ static int parse(int argc, char **argv, request *r)
          .value = &r->kernel},
         {"jobs N", "cases judged in parallel; default: one per processor granted, at most 16",
          OPTION_INTEGER, .value = &r->jobs, .min = 1, .max = 256},
-        {"insist", "gaps in what the cases cover are failures, not notes", OPTION_SWITCH,
-         .value = &r->insist},
+        {"insist", "gaps in coverage are failures, not notes", OPTION_SWITCH, .value = &r->insist},
         {"list", "print the problems and run nothing", OPTION_SWITCH, .value = &r->listing},
         {"verbose", "print every problem, every refusal and every pair of features", OPTION_SWITCH,
          .value = &r->verbose},
@@ -64,9 +63,9 @@ static int parse(int argc, char **argv, request *r)
     const option_set set = {
         .command = "check",
         .summary =
-            "Draws problems from a seed and judges every kernel row of a device against the\n"
+            "Generates random problems from a seed and compares every kernel of a device with the\n"
             "reference in double precision. The last line is `N passed, N failed, N skipped`;\n"
-            "a failure prints the command that shows it again.",
+            "for a failure it prints the command that reproduces it.",
         .table = table,
     };
     return options_parse(&set, argc, argv);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `fattn explain`: prints the plan of each problem, and why faster kernels declined; or how it is
- * divided over ranks. */
+/* `fattn explain`: prints the plan of each problem, and why faster kernels declined; or, with
+ * --ranks, how the problem is divided over ranks. */
 #include <stdio.h>
 #include <string.h>
 
@@ -12,7 +12,8 @@
 #include "tools/ranks/ranks.h"
 #include "tools/terminal/terminal.h"
 
-/* The work that a block mask leaves: no part of a plan, which does not know the mask. */
+/* Prints the flops that a block mask leaves. They are not part of a plan, which does not know the
+ * mask. */
 static void print_density(const fattn_plan *plan, const sweep_case *c)
 {
     fattn_plan_info info;
@@ -40,7 +41,7 @@ static int print_plan(const fattn_plan *plan, const sweep_case *c)
     return TOOL_OK;
 }
 
-/* The matrices that fattn_inspect() would write, which are no part of a plan. */
+/* Prints the sizes of the matrices that fattn_inspect() would write; a plan does not have them. */
 static int print_matrices(fattn_device *device, const sweep_case *c)
 {
     static const char *const names[] = {
@@ -50,7 +51,7 @@ static int print_matrices(fattn_device *device, const sweep_case *c)
         if (!c->inspected[what]) {
             continue;
         }
-        if (!device->backend->host_memory) { /* whose refusal says why */
+        if (!device->backend->host_memory) { /* fails with the reason */
             fattn_inspect_args args;
             fattn_inspect_args_init(&args);
             args.what = (fattn_inspection)what;
@@ -73,8 +74,8 @@ static int explain_kernel(fattn_device *device, const sweep_case *c, const char 
     return code;
 }
 
-/* The plan of each kernel that takes the problem, with an empty line between two; stderr has the
- * reasons of the others. */
+/* Prints the plan of each kernel that takes the problem, separated by empty lines; and on stderr
+ * the reasons of the others. */
 static int explain_all(fattn_device *device, const sweep_case *c)
 {
     const fattn_kernel *row;

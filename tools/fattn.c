@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The `fattn` command: finds the subcommand or lists all of them. Each subcommand is one file.
+ * The `fattn` command: runs a subcommand, or lists all of them. Each subcommand is one file.
  */
 #define _POSIX_C_SOURCE 200809L /* SIGXFSZ */
 
@@ -18,8 +18,8 @@ static const struct {
 } commands[] = {
     {"info", fattn_tool_info, "devices, instruction sets, caches and what each kernel supports"},
     {"run", fattn_tool_run, "attention on .npy files, forward or backward"},
-    {"check", fattn_tool_check, "a device's kernels against the reference, over drawn problems"},
-    {"explain", fattn_tool_explain, "how a problem would be computed, and why so"},
+    {"check", fattn_tool_check, "a device's kernels against the reference, on random problems"},
+    {"explain", fattn_tool_explain, "how a problem would be computed, and why"},
     {"bench", fattn_tool_bench, "speed, as a share of what the machine can do"},
     {"io", fattn_tool_io, "slow-memory traffic: counted, predicted and bounded"},
 };

@@ -102,7 +102,8 @@ typedef struct visited {
     const fattn_device_info *info;
 } visited;
 
-/* Visits the usable devices of a backend, or the others. Returns how many are usable. */
+/* Visits the usable devices of a backend, or (usable false) the others. Returns the number of
+ * usable ones. */
 static int each_device(const fattn_backend *backend, bool usable, void (*visit)(const visited *))
 {
     const int count = backend->count();

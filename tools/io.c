@@ -140,7 +140,8 @@ static fattn_status head_fill(head *a)
     return FATTN_OK;
 }
 
-/* Runs with arithmetic. A backward first runs the forward that it needs, uncounted. */
+/* Runs the algorithm with its arithmetic. A backward first runs the forward that it needs, whose
+ * accesses are not counted. */
 static fattn_status execute(head *a, const fattn_tiled_options *options, fattn_io_counts *counts)
 {
     fattn_status status = head_fill(a);
@@ -268,7 +269,7 @@ static void print_row(const request *r, const setting *s, const head *a,
     fflush(stdout); /* the next row may take minutes */
 }
 
-/* *point: the row as a point of the plot. */
+/* Measures and prints a row. *point becomes the row as a point of the plot. */
 static int report_row(const request *r, const setting *s, io_plot_row *point)
 {
     head a;
@@ -518,7 +519,7 @@ static bool given_value(const option *table, const bool *given, const void *valu
     return given[n];
 }
 
-/* Refuses a density that is none, and options that would have no effect. */
+/* Refuses a density outside of 0..1, and options that would have no effect. */
 static bool consistent(const request *r, const option *table, const bool *given)
 {
     bool sparse = false;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Read by the programs beside it: what they need is installed where the system is Debian's.
+# Sourced by tools/test and tools/demo: installs Debian packages that they need.
 
-# install_missing LOG PACKAGE...: those that are not installed, as root or with sudo. Elsewhere than on
-# Debian it does nothing. Fails with a sentence on stderr.
+# install_missing LOG PACKAGE...: installs those that are missing, as root or with sudo. Does nothing on systems
+# other than Debian. Fails with a sentence on stderr.
 install_missing() {
     local log=$1 missing=() package root=()
     shift
@@ -30,8 +30,8 @@ install_missing() {
     fi
 }
 
-# install_wanted LOG PACKAGE...: the same for those that can be done without. Where this Debian's lists lack
-# one, it says so and goes on.
+# install_wanted LOG PACKAGE...: the same for packages that are optional. If this system's package lists lack one, it
+# says so and goes on.
 install_wanted() {
     local log=$1 package there=()
     shift

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `fattn run`: attention on NumPy arrays. Reads .npy files, converts them to types that the library
- * takes, runs forward (and backward), and writes all of the outputs or none. A job (tools/run/) is
- * all that it works on.
+ * takes, runs forward (and backward), and writes all of the outputs or none. The state of a run is
+ * a `job` (tools/run/).
  */
 #define _POSIX_C_SOURCE 200809L /* unsetenv */
 
@@ -21,7 +21,8 @@ static const uint32_t output_bits[OUTPUTS] = {
     [OUT_DSINK] = FATTN_OUT_DSINK,
 };
 
-/* Arrays are in host memory, which the reference reads whatever device computes o. */
+/* Writes scores and probabilities. Arrays are in host memory, so the reference computes them,
+ * whatever device computes o. */
 static fattn_status inspect(const job *j, const fattn_problem *forward)
 {
     static const struct {
@@ -60,7 +61,8 @@ static void *pointer_at(const fattn_buffers *buffers, int64_t offset)
     return at;
 }
 
-/* Outputs are copied too: some are added to, and not every row is written. */
+/* Copies all operands to the device. Outputs too, because some are added to, and because not every
+ * row is written. */
 static fattn_status place(const job *j, fattn_device *device, const fattn_problem *problem,
                           placed *to)
 {
@@ -97,7 +99,7 @@ static fattn_status take_outputs(const job *j, fattn_device *device, const place
     return status ? status : fattn_stream_synchronize(device, NULL);
 }
 
-/* With --pointer-alignment: fattn_attention() would look at the pointers instead. */
+/* For --pointer-alignment: fattn_attention() would use the alignment of the pointers instead. */
 static fattn_status run_plan(const job *j, fattn_device *device, const fattn_problem *problem)
 {
     placed p = {.buffers = j->buffers};
@@ -134,7 +136,7 @@ static fattn_status attend(const job *j, fattn_device *device, const fattn_probl
                                                   j->buffers.cu_seqlens_k, &plan);
     if (!status) {
         status = fattn_group_execute(plan, &b);
-        if (!status) { /* MPI may still use the memory of a plan that failed */
+        if (!status) { /* after a failure MPI may still use the plan's memory */
             fattn_group_plan_destroy(plan);
         }
     }
@@ -245,7 +247,7 @@ int fattn_tool_run(int argc, char **argv)
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
     }
     if (j.threads) {
-        unsetenv("FATTN_NUM_THREADS"); /* which would override it, and has not been read yet */
+        unsetenv("FATTN_NUM_THREADS"); /* it would override --threads; not read yet */
     }
     job_apply_options(&j);
     const int code = !job_check(&j)     ? TOOL_USAGE

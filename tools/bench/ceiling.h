@@ -13,12 +13,12 @@
 typedef struct ceiling {
     fattn_device *device;
     const fattn_peak *peak;  /* NULL: the backend has none */
-    int64_t processors;      /* that a CPU device may keep busy, which control groups may limit */
+    int64_t processors;      /* how many a CPU device may keep busy; control groups may limit it */
     double share;            /* processors / units, at most 1 */
     fattn_peak_reading best; /* the reading with the most instructions per cycle so far */
 } ceiling;
 
-/* The first peak of the row of this name that limits the case. Arithmetic limits forward and
+/* The first peak that limits the case on the kernel of this name. Arithmetic limits forward and
  * backward; reading keys and values limits decoding. */
 ceiling ceiling_of(fattn_device *device, const fattn_device_info *about, const sweep_case *c,
                    const char *kernel);

@@ -13,7 +13,7 @@ typedef enum sweep_dir { SWEEP_FWD, SWEEP_BWD, SWEEP_DECODE, SWEEP_PLAN } sweep_
 
 enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 34, SWEEP_MORE = 8 };
 
-/* Positions that may differ from sequence to sequence. */
+/* The arrays of positions, whose values differ from sequence to sequence. */
 enum { SWEEP_Q_OFFSETS, SWEEP_K_OFFSETS, SWEEP_WHOLES_Q, SWEEP_WHOLES_K, SWEEP_PLACES };
 
 /* The lists as given. An empty list stands for its default value. */
@@ -36,8 +36,8 @@ typedef struct sweep_case {
     double density;            /* share of the blocks of a block mask that are kept */
     int64_t used_q, used_k;    /* with FATTN_SEQUSED_Q, _K: for every sequence */
     int64_t start_k;           /* with FATTN_SEQSTART_K: the same */
-    bool places[SWEEP_PLACES]; /* an array: half of the scalar for every second sequence */
-    bool inspected[FATTN_PROBABILITIES + 1]; /* by fattn_inspection: the forward's matrix too */
+    bool places[SWEEP_PLACES]; /* given as an array: half the scalar for every second sequence */
+    bool inspected[FATTN_PROBABILITIES + 1]; /* by fattn_inspection: write this matrix too */
     fattn_problem problem;                   /* op is FORWARD, except for SWEEP_BWD */
     fattn_buffers buffers;                   /* positions only */
 } sweep_case;
@@ -59,17 +59,17 @@ void sweep_at(const sweep *s, int64_t n, sweep_case *c);
 /* Whether some case has this direction. */
 bool sweep_has(const sweep *s, sweep_dir dir);
 
-/* Whether scores or probabilities are wanted in some case. */
+/* Whether some case writes scores or probabilities. */
 bool sweep_inspects(const sweep *s);
 
 /* Whether the case is for every kernel of its device that takes the problem (--kernel all). */
 bool sweep_all_kernels(const sweep_case *c);
 
 /* Opens the case's device, with its number of threads. Refuses used lengths beyond the rows and
- * keys that there are: where lengths are in a GPU's memory, the library does not look. */
+ * keys that sequences have: the library does not check lengths in a GPU's memory. */
 fattn_status sweep_open(const sweep_case *c, fattn_device **device);
 
-/* One of the positions of sequence b. */
+/* Position `which` (SWEEP_Q_OFFSETS ...) of sequence b. */
 int64_t sweep_place(const sweep_case *c, int which, int64_t b);
 
 /* Rows or keys allotted to sequence b. If they are packed, every second sequence is half as

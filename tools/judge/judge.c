@@ -754,7 +754,7 @@ static void compare_runs(const draw_case *c, const copy *first, const copy *seco
 }
 
 /* -------------------------------------------------------------------------------------------------
- * The act
+ * Judging
  * ---------------------------------------------------------------------------------------------- */
 
 static bool has_nonfinite(const draw_case *c, draw_id id, int64_t b, int64_t h)

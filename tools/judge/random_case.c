@@ -135,8 +135,8 @@ static void draw_sizes(fattn_problem *p, bool plain, draw_rng *rng)
     p->heads_q = group * p->heads_k;
 }
 
-/* Features that were added later are drawn from a stream of their own, so that a seed and an index
- * still give the same case but for these. */
+/* Features that were added to the library later are drawn from a stream of their own, so that old
+ * seeds and indices still give the same cases, apart from these features. */
 static uint64_t draw_later_features(uint64_t seed, int64_t index, bool plain)
 {
     draw_rng rng = draw_stream(seed, index, 5);
@@ -147,7 +147,7 @@ static uint64_t draw_later_features(uint64_t seed, int64_t index, bool plain)
     return drawn & FATTN_ALIBI_BIAS ? drawn | FATTN_ALIBI | FATTN_BIAS : drawn;
 }
 
-/* plain: few features. */
+/* plain: draws few features. */
 static uint64_t draw_features(fattn_op op, bool plain, draw_rng *rng)
 {
     uint64_t drawn = 0;
@@ -158,8 +158,9 @@ static uint64_t draw_features(fattn_op op, bool plain, draw_rng *rng)
     return drawn & draw_features_of(op);
 }
 
-/* So is a family that was: a sixteenth of the problems, which have many keys, mostly no features,
- * and o in f32, since rounding to 16 bits would hide errors of this size. */
+/* Family DRAW_PEAKED, a sixteenth of the problems, is drawn from a stream of its own too. Its
+ * problems have many keys, mostly no features, and o in f32, because rounding to 16 bits would hide
+ * errors of the size that it is for. */
 static bool draws_peaked(uint64_t seed, int64_t index)
 {
     draw_rng rng = draw_stream(seed, index, 9);
@@ -180,7 +181,7 @@ static void draw_peaked(fattn_problem *p, uint64_t seed, int64_t index)
     p->dtype_o = p->op == FATTN_BACKWARD || p->dtype == FATTN_F64 ? p->dtype_o : FATTN_F32;
 }
 
-/* And a twentieth of the problems have more than 256 channels, for the kernels that take them. */
+/* A twentieth of the problems have more than 256 channels, again from a stream of their own. */
 static bool draws_wide(uint64_t seed, int64_t index)
 {
     draw_rng rng = draw_stream(seed, index, 11);
@@ -267,7 +268,7 @@ static void draw_options(fattn_problem *p, draw_rng *rng)
     p->head_offset = f & FATTN_DROPOUT ? draw_between(rng, 0, 40) : 0;
 }
 
-/* The same for features that were added later, which have sizes: any, or those of tiles. */
+/* The numbers of features that were added later. All are sizes: any size, or one of tiles. */
 static void draw_later_options(fattn_problem *p, uint64_t seed, int64_t index)
 {
     static const int64_t sizes[] = {1, 3, 16, 64, 100, 128};
@@ -363,8 +364,8 @@ static void draw_flat(draw_case *c, draw_rng *rng)
     }
 }
 
-/* A twelfth of the forwards has k and v of other types than q, and of the problems a bias of
- * another one. */
+/* In a twelfth of the problems k and v (forward only) and the bias, if there is one, may have other
+ * types than q. */
 static void draw_mixed_types(fattn_problem *p, uint64_t seed, int64_t index)
 {
     static const fattn_dtype types[] = {0, FATTN_F32, FATTN_F16, FATTN_BF16};

@@ -519,7 +519,7 @@ static painter painter_of(const draw_case *c, draw_id id, draw_rng *rng)
     return p;
 }
 
-/* Row `s` of `rows`. Call it for one channel after another. */
+/* The value of channel after channel of row `s` of `rows`. */
 static double paint(painter *p, int64_t s, int64_t rows, int64_t channel, int64_t channels)
 {
     const double x = draw_normal(p->rng);
@@ -856,7 +856,7 @@ fattn_problem draw_spelled(const draw_case *c)
 }
 
 /* -------------------------------------------------------------------------------------------------
- * The act
+ * Building
  * ---------------------------------------------------------------------------------------------- */
 
 int draw_build(draw_case *c)

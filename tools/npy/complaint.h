@@ -5,17 +5,17 @@
 
 #include "core/status.h"
 
-/* Where a reason goes, and the path that it begins with. */
+/* The buffer for a reason, and the path with which the reason begins. */
 typedef struct complaint {
     const char *path;
     char *text; /* [size] */
     size_t size;
 } complaint;
 
-/* Writes "<path>: <sentence>", cut to size and always terminated. Returns -1. */
+/* Writes "<path>: <sentence>", truncated to size and always terminated. Returns -1. */
 int complaint_write(const complaint *to, const char *format, ...) FATTN_PRINTF(2, 3);
 
-/* What functions return instead where the file is good, and memory is short. */
+/* Functions return this instead of -1 if nothing is wrong with the file, but there is no memory. */
 #define COMPLAINT_NO_MEMORY (-2)
 
 /* Writes that there is no memory for `what`. Returns COMPLAINT_NO_MEMORY. */

@@ -537,7 +537,7 @@ static int read_data(source *s, const header *h, npy_array *array)
     return 0;
 }
 
-/* The shape, and with `whole` the elements; without, only whether the file has as many. */
+/* Reads the shape, and with `whole` the elements; without, only checks that the file has them. */
 static int read_file(const complaint *to, int as_bf16, int whole, npy_array *out)
 {
     source s;
@@ -568,8 +568,8 @@ int npy_read_shape(const char *path, int as_bf16, npy_array *out, char *why, siz
 
 typedef int (*stretch)(void *context, int64_t at, void *data, int64_t bytes);
 
-/* act() for each stretch of neighbouring rows: its place in the file, behind the header, and in
- * memory. */
+/* Calls act() for each stretch of neighbouring rows, with its offset in the file after the header,
+ * and its place in memory. */
 static int each_stretch(const npy_array *whole, const npy_rows *rows, char *data, stretch act,
                         void *context)
 {
@@ -594,7 +594,7 @@ static int each_stretch(const npy_array *whole, const npy_rows *rows, char *data
     return 0;
 }
 
-/* The array that has these rows of another. */
+/* Gives *part the type and shape of an array with these rows of `whole`. */
 static int part_of(const npy_array *whole, const npy_rows *rows, npy_array *part,
                    const complaint *to)
 {

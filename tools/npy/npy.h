@@ -62,18 +62,18 @@ int npy_create(const char *name, npy_kind kind, int rank, const int64_t *shape, 
  * arrays of u2 and V2 as NPY_BF16 and leaves other dtypes alone; without it V2 is refused. */
 int npy_read(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size);
 
-/* The same without its data, which stays NULL. */
+/* Reads only the type and the shape; data stays NULL. */
 int npy_read_shape(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size);
 
-/* Some rows of an array: those of `runs`, one run after another, of the given axis. */
+/* Rows of an array along an axis: those of `runs`, one run after another. */
 typedef struct npy_rows {
     int axis;
     int64_t count;         /* of runs */
     const fattn_run *runs; /* within the array */
 } npy_rows;
 
-/* Reads these rows alone: the array is that much shorter along the axis. Fortran order is refused.
- */
+/* Reads only these rows: along the axis *out has as many rows as the runs. Fortran order is
+ * refused. */
 int npy_read_rows(const char *path, int as_bf16, const npy_rows *rows, npy_array *out, char *why,
                   size_t why_size);
 

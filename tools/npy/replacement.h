@@ -23,9 +23,9 @@
 
 typedef struct replacement {
     char *target;    /* resolved path; owns the memory of the other names */
-    char *temporary; /* the new file, in the same folder; empty: renamed already */
-    char *aside;     /* where the file that was at target waits until all are renamed */
-    char *note;      /* .plan or .see, where this one's folder has its own */
+    char *temporary; /* the new file, in the same folder; empty once it is renamed */
+    char *aside;     /* the previous file's name until all are renamed */
+    char *note;      /* the .plan or .see file in this folder, if this entry made one */
     int file;        /* the new file, open for writing and locked */
     int note_file;   /* -1: none */
 } replacement;
@@ -39,15 +39,15 @@ int replacement_check(const complaint *to);
  * its owner, to the new one. Recovers the folder first. Returns 0, or -1 with the reason in *to. */
 int replacement_open(replacement *one, const complaint *to);
 
-/* Renames all. When one cannot be renamed, files replaced so far are put back. Afterwards all are
- * closed, whether it returns 0, or -1 with a reason. */
+/* Renames all. If one cannot be renamed, files replaced so far are put back. Afterwards all are
+ * closed. Returns 0, or -1 with a reason. */
 int replacement_commit(replacement *all, int count, char *why, size_t why_size);
 
 /* Removes temporary files that are not renamed yet. Entries of zero bytes are skipped. */
 void replacement_abandon(replacement *all, int count);
 
-/* Finishes or removes what killed processes left in the folder of this path. It is called before a
- * file is read that may be such a process's output. What cannot be mended is left as it is. */
+/* Completes or removes what killed processes left in the folder of this path. Call it before
+ * reading a file that may be such a process's output. What cannot be completed is left as it is. */
 void replacement_recover(const char *path);
 
 #endif

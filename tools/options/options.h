@@ -49,9 +49,9 @@ typedef struct option_words {
 } option_words;
 
 /* A row of the table; use designators from .value on. The table ends with {.name = NULL}; a row
- * whose name is empty is no option. */
+ * with an empty name is skipped. */
 typedef struct option {
-    const char *name; /* without dashes, then a blank and the name of its value in the help */
+    const char *name; /* without dashes, then a blank and the help's name for its value */
     const char *help; /* one line; further lines after \n */
     option_kind kind;
     void *value;

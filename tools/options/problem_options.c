@@ -24,14 +24,14 @@ typedef struct problem_option {
     int64_t min, max;
     uint64_t feature; /* set unless the value is none */
     uint64_t needs;   /* the option has no effect without one of these */
-    bool diagonal;    /* nor has it without these or one on the diagonal */
+    bool diagonal;    /* a feature that depends on the diagonal suffices too */
     bool zero_none;   /* 0 means none */
     target target;    /* of numbers: struct and offset of the field */
     size_t offset;
-    const char *without_arrays; /* help of commands that read none, where it differs */
+    const char *without_arrays; /* help in commands that read no arrays, if it differs */
 } problem_option;
 
-/* Those that are no feature's. */
+/* The options that do not belong to a feature. */
 static const problem_option table[PROBLEM_OPTIONS] = {
 #define FIELD(name) .offset = offsetof(fattn_problem, name)
 #define SCALAR(name) .target = TO_BUFFERS, .offset = offsetof(fattn_buffers, name)

@@ -10,8 +10,8 @@
 #include "core/feature.h"
 #include "tools/options/options.h"
 
-/* In the order of the help. Each feature has one, which is empty where a number does not say all.
- * See core/feature.h. */
+/* In the order of the help. Each feature has one; its row is empty if core/feature.h gives the
+ * feature no option. */
 enum {
     PROBLEM_DTYPE,
     PROBLEM_DTYPE_KV,
@@ -59,14 +59,14 @@ void problem_options_rows(problem_options *values, bool single, option *rows);
 /* The number of values given for an option; a pair counts as one. */
 int problem_options_count(const problem_options *values, int which);
 
-/* Sets the given options to their at[which]-th value and leaves other fields alone. Skips an option
- * whose feature this problem lacks. Before the call, problem->features must hold the features that
- * other options bring. */
+/* Writes the at[which]-th value of each given option to the problem and the buffers, and leaves
+ * other fields alone. Skips an option whose feature this problem does not have. Before the call,
+ * problem->features must hold the features that other options set. */
 void problem_options_apply(const problem_options *values, const int64_t at[PROBLEM_OPTIONS],
                            fattn_problem *problem, fattn_buffers *buffers);
 
 /* Refuses options that would have no effect; the error names this command. present: the union of
- * the features that other options bring to any of the problems. */
+ * the features that other options set in any of the problems. */
 bool problem_options_check(const problem_options *values, const char *command, uint64_t present,
                            bool forward, bool backward);
 

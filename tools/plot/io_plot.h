@@ -10,10 +10,11 @@
 
 enum { IO_PLOT_AXES = 4 };
 
-/* Of the leading terms, forward and backward: c N^2 for standard attention, else c N^2 d^2 / M. */
+/* The constants c of the leading terms of forward and backward: c N^2 for standard attention, else
+ * c N^2 d^2 / M. */
 extern const double io_plot_constants[FATTN_IO_SCHEDULES][2];
 
-/* A row: what was counted, and what it is held against, in elements. */
+/* A row: the counted total, and what it is compared with, in elements. */
 typedef struct io_plot_row {
     fattn_io_schedule schedule;
     fattn_op op;
@@ -21,8 +22,8 @@ typedef struct io_plot_row {
     double total, law, lower_bound;
 } io_plot_row;
 
-/* Whether the file ends in .png or .svg and can be written, and gnuplot is there; else why not, as
- * one line on stderr. Leaves an empty file. */
+/* Checks that the file ends in .png or .svg and can be written, and that gnuplot is installed; if
+ * not, prints why on stderr and returns false. Creates the file, empty. */
 bool io_plot_open(const char *file);
 
 /* Draws along the axis with the most values. false: gnuplot failed and said why on stderr; the file

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `fattn bench --ranks`: problems divided over the processes of MPI, beside what the forecast makes
- * of the link and of the rate of one rank, measured first. */
+/* `fattn bench --ranks`: measures problems that are divided over the processes of MPI, next to the
+ * forecast, for which it first measures the link and the rate of one rank. */
 #ifndef FATTN_TOOLS_BENCH_RANKS_H
 #define FATTN_TOOLS_BENCH_RANKS_H
 
@@ -9,7 +9,7 @@
 enum { BENCH_RANKS_OPTIONS = 4 };
 
 typedef struct bench_ranks {
-    bool wanted, any; /* any: one of the others is given */
+    bool wanted, any; /* any: an option other than --ranks is given */
     int scheme;       /* fattn_scheme */
     int split;        /* fattn_split; 0: chosen by the masks */
     double timeout;

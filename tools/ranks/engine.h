@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ranks that a command runs on: processes that a launcher of MPI started. Library fattn_mpi is
- * loaded when they are asked for, so that the tool needs no MPI. */
+/* The ranks of a command with --ranks: processes that mpirun started. Library fattn_mpi is loaded
+ * only then, so the tool itself needs no MPI. */
 #ifndef FATTN_TOOLS_ENGINE_H
 #define FATTN_TOOLS_ENGINE_H
 
@@ -8,7 +8,7 @@
 
 #include "fattn/distributed.h"
 
-/* Words for options: the place of each is its fattn_scheme or fattn_split. "auto" is the first. */
+/* Words for options, in the order of fattn_scheme and of fattn_split. "auto" is the first. */
 extern const char *const engine_schemes[], *const engine_splits[];
 
 typedef struct engine {
@@ -17,14 +17,14 @@ typedef struct engine {
     double timeout;
 } engine;
 
-/* Joins the other processes; a wait for one of them takes `timeout` seconds at most. */
+/* Connects to the other processes. A wait for one of them takes at most `timeout` seconds. */
 fattn_status engine_open(engine *e, double timeout);
 void engine_close(engine *e);
 
-/* Fills entry r of `all` with what rank r has in its own entry. */
+/* An all-gather: rank r's entry r of `all`, of `bytes` bytes, reaches all ranks. */
 fattn_status engine_gather(const engine *e, void *all, int64_t bytes);
 
-/* Whether all ranks have come so far; a rank that has prints why another has not. */
+/* Whether all ranks call it with `fine`. A rank that does prints why another one does not. */
 bool engine_agree(const engine *e, bool fine);
 
 #endif

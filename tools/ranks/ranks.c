@@ -18,8 +18,8 @@ void ranks_rows(ranks_options *values, option *rows)
 {
     bool *const any = &values->any;
     const option own[RANKS_OPTIONS] = {
-        {"ranks N", "divide the problem over so many ranks: schedule, balance, forecast",
-         OPTION_INTEGER, .value = &values->ranks, .min = 1, .max = 65536},
+        {"ranks N", "divide the problem over N ranks: schedule, balance, forecast", OPTION_INTEGER,
+         .value = &values->ranks, .min = 1, .max = 65536},
         {"link B[,S]",
          "bytes per second that a rank sends and receives concurrently, and\n"
          "seconds of latency (default 0)",
@@ -33,8 +33,8 @@ void ranks_rows(ranks_options *values, option *rows)
         {"split", "which rows a rank has (default auto: by the masks)", OPTION_CHOICE,
          .value = &values->split, .given = any, .words = engine_splits},
         {"memory B",
-         "bytes that a rank's plan holds at most: heads then take turns, and keys\n"
-         "come in slices (default: no limit)",
+         "most bytes of a rank's plan: heads are then computed in turns, and keys\n"
+         "in slices (default: no limit)",
          OPTION_INTEGER, .value = &values->memory, .given = any, .min = 1, .max = INT64_MAX},
     };
     memcpy(rows, own, sizeof own);
@@ -89,8 +89,8 @@ static void print_rows(const char *what, const fattn_whole *whole,
     }
 }
 
-/* A line for each step: how many ranks compute in it, the most pairs of one, and how many blocks
- * travel. Steps that are alike are one line. */
+/* Prints a line for each step: how many ranks compute in it, the most pairs of one of them, and how
+ * many blocks travel. Equal steps share a line. */
 static int print_steps(const fattn_whole *whole)
 {
     fattn_ring ring;
@@ -100,7 +100,7 @@ static int print_steps(const fattn_whole *whole)
     }
     char last[128] = "";
     int64_t from = 0;
-    /* Backward has a last step, beside which sums of gradients travel home. */
+    /* Backward has one more step, during which the last sums of gradients travel. */
     const bool gradients = whole->problem->op == FATTN_BACKWARD;
     const int64_t last_step = ring.last_step + (gradients && ring.last_step > 0);
     for (int64_t step = 0; step <= last_step + 1; step++) {
@@ -138,7 +138,8 @@ static int print_steps(const fattn_whole *whole)
     return TOOL_OK;
 }
 
-/* What a rank holds, with the kernels of the case's device; or why it cannot run the case. */
+/* Prints the memory that a rank needs with the kernels of the case's device, or why this device
+ * cannot plan the case. */
 static void print_needs(const ranks_options *v, const sweep_case *c, const fattn_whole *whole,
                         const fattn_forecast *f)
 {
@@ -205,9 +206,9 @@ static int print_forecast(const fattn_whole *whole, const fattn_forecast *f)
     return code;
 }
 
-/* --- The act ---------------------------------------------------------------------------------- */
+/* --- The command ------------------------------------------------------------------------------ */
 
-/* Beginnings of the case's packed sequences. */
+/* cu_seqlens of the case's packed sequences; NULL without memory. */
 static int32_t *beginnings(const sweep_case *c, int64_t longest)
 {
     int32_t *const cu = fattn_memory_alloc((size_t)(c->problem.batch + 1) * sizeof *cu);
@@ -225,7 +226,7 @@ static fattn_status forecast(const ranks_options *v, fattn_whole *whole, fattn_f
         FATTN_KERNEL_COMMON & ~(FATTN_POSITIONS | FATTN_PAGED | FATTN_SEQUSED_Q | FATTN_SEQUSED_K);
     const uint64_t others = whole->problem->features & ~divided;
     if (others) {
-        return fattn_fail(FATTN_UNSUPPORTED, "problems with %s are not divided over ranks",
+        return fattn_fail(FATTN_UNSUPPORTED, "groups do not support %s",
                           fattn_feature_name(__builtin_ctzll(others)));
     }
     whole->split = v->split ? (fattn_split)v->split : fattn_split_choose(whole->problem);

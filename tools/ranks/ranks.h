@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `fattn explain --ranks`: a problem divided over ranks, its schedule and how long it takes. */
+/* `fattn explain --ranks`: how a problem is divided over ranks, and a forecast of its time. */
 #ifndef FATTN_TOOLS_RANKS_H
 #define FATTN_TOOLS_RANKS_H
 
@@ -13,8 +13,8 @@ typedef struct ranks_options {
     int split;     /* fattn_split; 0: chosen by the masks */
     option_reals link;
     double rate, row;
-    int64_t memory; /* bytes that a rank's plan holds at most; 0: not given */
-    bool any;       /* one of the others is given */
+    int64_t memory; /* most bytes of a rank's plan; 0: not given */
+    bool any;       /* an option other than --ranks is given */
 } ranks_options;
 
 /* Writes RANKS_OPTIONS rows for the parser; their values go into *values. */

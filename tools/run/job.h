@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A run of `fattn run`: files of inputs and outputs, the problem that follows from their shapes and
- * from options, and with --ranks the rows of it that this process has. tools/run.c has the order of
- * its steps.
+ * The state of `fattn run`: files of inputs and outputs, the problem that follows from their shapes
+ * and from the options, and with --ranks the rows that this process has. tools/run.c calls the
+ * steps in order.
  */
 #ifndef FATTN_TOOLS_JOB_H
 #define FATTN_TOOLS_JOB_H
@@ -103,13 +103,15 @@ enum { LINE = 512 }; /* of an error message */
 
 /* --- Errors ----------------------------------------------------------------------------------- */
 
-/* Prints why the run cannot go on, and returns false. Steps of a run return false after it. */
+/* Prints why the run cannot go on, and returns false, which is what a step returns then. */
 bool job_complain(const char *why);
 
-/* What a function of npy.h returned: success, or a complaint. */
+/* Handles the result of a function of npy.h: prints `why` if it failed. Returns whether it
+ * succeeded. */
 bool job_succeeded(int failed, const char *why);
 
-/* Of files and options that cannot be used, or of memory. */
+/* The exit status after a step has failed: for files and options that cannot be used, or for lack
+ * of memory. */
 int job_exit_status(void);
 
 /* --- Options ---------------------------------------------------------------------------------- */
@@ -117,13 +119,13 @@ int job_exit_status(void);
 void job_init(job *j);
 void job_free(job *j);
 
-/* What options_parse() returns. */
+/* Returns what options_parse() returns. */
 int job_parse(int argc, char **argv, job *j);
 
-/* False, and prints why, if options exclude each other or would have no effect. */
+/* Prints why and returns false if options exclude each other or would have no effect. */
 bool job_check(const job *j);
 
-/* Sets what follows from the options alone, before any file is read. */
+/* Sets the fields that follow from the options alone, before any file is read. */
 void job_apply_options(job *j);
 
 /* Whether an option of problem_options.h is given. */
@@ -131,17 +133,20 @@ bool job_given(const job *j, int which);
 
 /* --- Inputs ----------------------------------------------------------------------------------- */
 
-/* Completes what a killed run left unfinished. This changes files, so it comes first. */
+/* Completes the replacements of files that killed runs left unfinished. This changes files, so it
+ * comes first. */
 void job_recover(const job *j);
 
-/* Reads inputs; with --ranks not those of which a rank reads its own rows alone. */
+/* Reads inputs; with --ranks not those of which each rank reads only its own rows
+ * (job_has_rows()). */
 bool job_read(job *j);
 bool job_has_rows(const job *j, int input);
 
-/* Whether its file may hold bf16: where an option gives that type to it or to the whole problem. */
+/* Whether an input's file is read as bf16: if an option gives that type to the input or to the
+ * whole problem. */
 bool job_reads_bf16(const job *j, int input);
 
-/* All that have been read: rows come later. */
+/* Converts all inputs that have been read. */
 bool job_convert(job *j);
 bool job_convert_input(job *j, int input);
 
@@ -149,10 +154,10 @@ bool job_convert_input(job *j, int input);
 fattn_dtype job_type_of(const fattn_problem *p, role as);
 npy_kind job_kind_of(fattn_dtype dtype);
 
-/* Lengths and strides of the problem, by the shapes of inputs, which fit one another. */
+/* Checks that the shapes of the inputs match, and derives lengths and strides of the problem. */
 bool job_shape(job *j);
 
-/* "(2, any, 64)": where a length is negative, any will do. */
+/* Writes a shape, as in "(2, any, 64)"; "any" stands for a negative length. */
 void job_print_shape(char *text, size_t size, int rank, const int64_t *shape);
 
 /* --- Outputs ---------------------------------------------------------------------------------- */
@@ -174,14 +179,15 @@ bool job_write(const job *j);
 
 fattn_scheme job_scheme(const job *j);
 
-/* This rank's rows of everything that is divided. */
+/* Reads this rank's rows of every input that is divided. */
 bool job_read_rows(job *j);
 
-/* Strides of a share's scores, where the whole array's say which axes broadcast. */
+/* Sets the strides of this rank's share of tensors over pairs. The strides of the whole arrays say
+ * which axes broadcast. */
 void job_narrow(job *j);
 
-/* The first rank makes the files, all write their rows into them, and the first puts them in place:
- * all files or none. */
+/* The first rank creates the files, all ranks write their rows into them, and the first rank
+ * renames them into place: all files or none. */
 bool job_write_rows(const job *j);
 
 #endif

@@ -11,7 +11,7 @@
 #include "core/memory.h"
 #include "tools/terminal/terminal.h"
 
-/* Rows of all sequences of a side, and the axis of tensors that they are in. */
+/* The rows of all sequences of a side; axis_of() is their axis in tensors. */
 static int64_t length_of(const job *j, int side)
 {
     const fattn_problem *const p = &j->problem;
@@ -60,7 +60,7 @@ static bool take_side(job *j, int side)
     for (int64_t b = 0; b < sequences; b++) {
         const int64_t first = cu ? cu[b] : 0, rows = (cu ? cu[b + 1] : length) - first;
         if (first < 0 || rows < 0 || rows > length - first) {
-            return job_complain("lengths of sequences do not fit the rows that there are");
+            return job_complain("the lengths in cu_seqlens do not match the rows of the tensors");
         }
         for (int n = 0; n < runs; n++) {
             fattn_run run = {0, rows, 1};
@@ -107,7 +107,7 @@ bool job_read_rows(job *j)
     return true;
 }
 
-/* Strides of a share's scores, where the whole array's say which axes broadcast. */
+/* Replaces the strides of a whole array by those of this rank's part. Axes of stride 0 stay so. */
 static void narrow(const npy_array *part, int64_t stride[4])
 {
     int64_t step = 1;
@@ -125,7 +125,8 @@ void job_narrow(job *j)
     memcpy(j->problem.dbias_stride, j->problem.bias_stride, sizeof j->problem.dbias_stride);
 }
 
-/* Which rows of an output a rank writes: all on the first where all ranks have the same. */
+/* The rows of an output that this rank writes. If all ranks have the same rows, the first writes
+ * all of them. */
 static npy_rows output_rows(const job *j, int i, fattn_run *all)
 {
     const npy_array *const a = &j->out[i];
@@ -140,7 +141,7 @@ static npy_rows output_rows(const job *j, int i, fattn_run *all)
     return same ? (npy_rows){axis, first, all} : rows_of(j, a, axis, side, all);
 }
 
-/* Zeros of the whole output, on the first rank. */
+/* Creates the file of the whole output, filled with zeros; called on the first rank. */
 static bool stage_whole(const job *j, int i, replacement *staged)
 {
     fattn_run all;

@@ -13,21 +13,21 @@ enum {
     TOOL_OK = 0,
     TOOL_FAILED = 1, /* a check or a benchmark found a failure */
     TOOL_USAGE = 2,  /* wrong options, FATTN_ variables or files */
-    TOOL_LIBRARY = 3 /* the device or the library failed, is absent, or cannot do what was asked */
+    TOOL_LIBRARY = 3 /* the device or the library failed or does not support the request */
 };
 
 /* Prints "fattn <command>: " and the sentence as one line on stderr; returns TOOL_USAGE. */
 int tool_usage(const char *command, const char *format, ...) FATTN_PRINTF(2, 3);
 
-/* The exit code that says the same as a status: TOOL_USAGE where the request is wrong on every
- * device (the statuses below FATTN_UNSUPPORTED) or the environment is, else TOOL_LIBRARY. */
+/* The exit code for a status: TOOL_USAGE if the request is wrong on every device (the statuses
+ * below FATTN_UNSUPPORTED) or the environment is wrong, else TOOL_LIBRARY. */
 int tool_exit_code(fattn_status status);
 
 /* Prints "fattn: <status>: <fattn_last_reason()>" as one line on stderr; returns its exit code. */
 int tool_failure(fattn_status status);
 
-/* A progress bar on stderr if that is a terminal: done of count. A count of 0 clears it. Clear it
- * before printing anything else. */
+/* Draws a progress bar on stderr, `done` of `count`, if stderr is a terminal. A count of 0 clears
+ * it. Clear it before printing anything else. */
 void tool_progress(int64_t done, int64_t count);
 void tool_progress_clear(void);
 

@@ -172,7 +172,7 @@ REFUSED = [
     ("explain --ranks 4 --link 4e9 --rate 1 --memory 0", 2, '--memory: "0" is not between 1'),
     ("explain --ranks 4 --link 4e9 --rate 1 --split odd", 2, "one of auto, contiguous"),
     ("explain --ranks 4 --link 4e9 --rate 1 --scheme heads --hk 3 --hq 3", 3, 'scheme "heads" takes'),
-    ("explain --ranks 4 --link 4e9 --rate 1 --causal --whole-q 9", 3, "not divided over ranks"),
+    ("explain --ranks 4 --link 4e9 --rate 1 --causal --whole-q 9", 3, "groups do not support positions"),
     ("explain --anchor top-left", 2, "--anchor needs --causal, --window"),
     ("explain --seqused-k -1", 2, '--seqused-k: "-1" is not between 0'),
     ("explain --seqused-k 2000 --sq 1024", 2, "seqused_k is 2000, not in 0..1024"),

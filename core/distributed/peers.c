@@ -89,10 +89,10 @@ static fattn_status queue_copy(const peer *from, const peer *to, const slot *s)
     return status || !s->copied ? status : fattn_event_record(s->copied, from->messages);
 }
 
-/* Queues the copy of a message if both sides have entered it, and sets *met. Called with the mutex,
- * which it releases while it queues the copy, because on a host that makes the copy; so after *met
- * the caller must look at everything again. */
-static fattn_status meet(const peer *p, const fattn_message *m, bool *met)
+/* Queues the copy of a message if both sides have entered it, and sets *queued. Called with the
+ * mutex, which it releases while it queues the copy, because on a host that makes the copy; so
+ * after *queued the caller must look at everything again. */
+static fattn_status queue_if_ready(const peer *p, const fattn_message *m, bool *queued)
 {
     fattn_peers *const all = p->all;
     slot *const s = slot_for(p, m);
@@ -101,7 +101,7 @@ static fattn_status meet(const peer *p, const fattn_message *m, bool *met)
     if (!s->send || !s->receive || s->state != SLOT_WAITS) {
         return FATTN_OK;
     }
-    *met = true;
+    *queued = true;
     if (s->send->bytes != s->receive->bytes) {
         s->state = SLOT_FAILED;
         pthread_cond_broadcast(&all->changed);
@@ -258,7 +258,7 @@ static fattn_status wait(void *user, const fattn_message *messages, int count, d
     while (left > 0 && !status && all->failed < 0) {
         bool moved = false;
         for (int n = 0; n < count && !status; n++) {
-            status = done[n] ? FATTN_OK : meet(p, &messages[n], &moved);
+            status = done[n] ? FATTN_OK : queue_if_ready(p, &messages[n], &moved);
         }
         for (int n = 0; n < count && !status && all->failed < 0; n++) {
             if (!done[n] && take(p, &messages[n], n, &status)) {

@@ -232,7 +232,7 @@ Test(merge, refusals)
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_MISALIGNED);
     a = merge_args(), a.o = small_arrays[0] + 8;
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
-    REASON_HAS("o overlaps o1: o and lse may only be o1 and lse1 themselves");
+    REASON_HAS("o overlaps o1: o and lse may only be exactly o1 and lse1");
     a = merge_args(), a.o = small_arrays[1] + 8;
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
     a = merge_args(), a.lse = (float *)a.lse2 + 1;

@@ -4,6 +4,7 @@
 kernel, and `fattn check` on the emulated GPU must fail, though it passes with the original source.
 
 usage: damaged_kernels.py FATTN CLANG PROCESSOR [FLAG]...
+       damaged_kernels.py --texts PROCESSOR            whether each line to be broken is in its source, once
 """
 import glob
 import os
@@ -13,7 +14,10 @@ import subprocess
 import sys
 import tempfile
 
-fattn, clang, processor, *flags = sys.argv[1:]
+if sys.argv[1] == "--texts":
+    fattn, clang, processor, *flags = "", *sys.argv[1:]
+else:
+    fattn, clang, processor, *flags = sys.argv[1:]
 fattn = os.path.abspath(fattn)
 root = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
@@ -26,11 +30,11 @@ GRADIENTS_FULL = ("matrix_backward", UNIT + "_backward_full_128")
 SIMT = [
     ("nothing", *FORWARD, "gpu/tile.cuh", "", ""),
     ("a barrier is missing in a product over channels", *FORWARD, "gpu/tile.cuh",
-     "gpu_dots_put(b_part, b.dtype, s.step[turn] + S::ROWS * GPU_CHANNELS);\n            gpu_sync();",
-     "gpu_dots_put(b_part, b.dtype, s.step[turn] + S::ROWS * GPU_CHANNELS);"),
+     "gpu_dots_put(b_part, b.dtype, s.step[stage] + S::ROWS * GPU_CHANNELS);\n            gpu_sync();",
+     "gpu_dots_put(b_part, b.dtype, s.step[stage] + S::ROWS * GPU_CHANNELS);"),
     ("a barrier is missing in a product over keys", *FORWARD, "gpu/tile.cuh",
-     "gpu_mix_put(part, t.dtype, s.step[turn]);\n            gpu_sync();",
-     "gpu_mix_put(part, t.dtype, s.step[turn]);"),
+     "gpu_mix_put(part, t.dtype, s.step[stage]);\n            gpu_sync();",
+     "gpu_mix_put(part, t.dtype, s.step[stage]);"),
     ("o is not rescaled", *FORWARD, "gpu/simt_forward.cuh", "f.o[m][c] *= alpha;", ""),
     ("keys past the window count", *FORWARD, "gpu/simt_forward.cuh", "&& j < keys.past", ""),
     ("the mask is dropped", *FORWARD, "gpu/pairs.cuh", "&& gpu_masks_keep(g, t, q, j)", ""),
@@ -45,7 +49,7 @@ SIMT = [
     ("delta is forgotten", *BACKWARD, "gpu/simt_backward.cuh", "(z * *dp - row.delta)", "(z * *dp)"),
     ("a barrier is missing behind the job", *BACKWARD, "gpu/simt_backward.cuh",
      "f.rows = f.pairs.seq.sq * group;\n    }\n    gpu_sync();", "f.rows = f.pairs.seq.sq * group;\n    }"),
-    ("the scale is forgotten", *BACKWARD, "gpu/simt_backward.cuh", "ds * slope * g.rule.scale", "ds * slope"),
+    ("the scale is forgotten", *BACKWARD, "gpu/simt_backward.cuh", "ds * dscore * g.rule.scale", "ds * dscore"),
 ]
 ROWS_OF_SUMS = ("return MATRIX_MFMA ? 4 * group : MATRIX_WMMA == 11 ? group : 8 * group;",
                 "return MATRIX_MFMA ? 4 * (1 - group) : MATRIX_WMMA == 11 ? 1 - group : 8 * (1 - group);")
@@ -54,9 +58,9 @@ ROWS_OF_PATCHES = (("8 * (m >> 2) + (m & 3)", "8 * (3 - (m >> 2)) + (m & 3)") if
 MATRIX = [
     ("nothing", *LEAN, "hip/matrix.cuh", "", ""),
     ("a barrier is missing behind the keys", *LEAN, "hip/matrix_forward.cuh",
-     "gpu_sync(); /* and everyone is through with the values before */", ""),
+     "gpu_sync(); /* the keys are stored, and all threads have read the values of the last tile */", ""),
     ("a barrier is missing behind the values", *LEAN, "hip/matrix_forward.cuh",
-     "gpu_sync(); /* and everyone is through with the keys */", ""),
+     "gpu_sync(); /* the values are stored, and all threads have read the keys */", ""),
     ("rows of sums change places", *LEAN, "hip/matrix.cuh", *ROWS_OF_SUMS),
     ("weights and values are in different orders", *LEAN, "hip/matrix.cuh",
      "8 * (four % GROUPS) + 4 * (four / GROUPS) + i % 4 : i;", "4 * four + i % 4 : i ^ 1;"),
@@ -70,7 +74,7 @@ MATRIX = [
     ("rows of sums change places", *FULL, "hip/matrix.cuh", *ROWS_OF_SUMS),
     ("o is not rescaled", *FULL, "hip/matrix_forward.cuh", "rows.o[t] *= alpha;", ""),
     ("a barrier is missing behind the values", *FULL, "hip/matrix_forward.cuh",
-     "gpu_sync(); /* and everyone is through with the keys */", ""),
+     "gpu_sync(); /* the values are stored, and all threads have read the keys */", ""),
     ("a bias is the next key's", *FULL, "hip/matrix_terms.cuh",
      "bias(rows.bias + key * stride))", "bias(rows.bias + (key + 1) * stride))"),
     ("dropout is another key's", *FULL, "hip/matrix_terms.cuh", "t.seq.k_position + j) != 0", "t.seq.k_position + j + 1) != 0"),
@@ -78,15 +82,15 @@ MATRIX = [
 # Code that both kinds of kernels share.
 BACKWARD_SHARED = [
     ("a barrier is missing before gradients of queries", "hip/matrix_backward.cuh",
-     "        gpu_sync();\n        /* (dQ first", "        /* (dQ first"),
+     "        gpu_sync();\n        /* dQ comes first", "        /* dQ comes first"),
     ("a barrier is missing behind a tile", "hip/matrix_backward.cuh",
      "        gpu_sync();\n        now = next;", "        now = next;"),
     ("rows of patches change places", "hip/patch.cuh", *ROWS_OF_PATCHES),
     ("halves of dS change places", "hip/patch.cuh", "& 1 ? 0x03020706 : 0x05040100", "& 1 ? 0x05040100 : 0x03020706"),
     ("queries are a row further on", "hip/matrix_backward.cuh", "p.q.head + i0 * p.q.seq;",
      "p.q.head + (i0 + 1) * p.q.seq;"),
-    ("lse and delta are a row further on", "hip/matrix_backward.cuh", "visit.head * p.total_q + i0;\n    t.square",
-     "visit.head * p.total_q + i0 + 1;\n    t.square"),
+    ("lse and delta are a row further on", "hip/matrix_backward.cuh", "visit.head * p.total_q + i0;\n    t.by_quads",
+     "visit.head * p.total_q + i0 + 1;\n    t.by_quads"),
     ("values come from the next key", "hip/matrix_backward.cuh", "gpu_key_at(g, seq, p.v, job.b, job.hk, job.j0);",
      "gpu_key_at(g, seq, p.v, job.b, job.hk, job.j0 + 1);"),
     ("gradients of keys are not scaled", "hip/matrix_backward.cuh", "fmaf(sum, factor, x[e])", "x[e] + sum"),
@@ -96,13 +100,13 @@ BACKWARD_OWN = [
     (GRADIENTS, "delta is forgotten", "hip/matrix_backward.cuh", "p * (patch_get(dp[t], e) - delta[e / 4][e % 4])",
      "p * patch_get(dp[t], e)"),
     (GRADIENTS, "keys past the band count", "hip/matrix_backward.cuh", "from <= e & e <= to", "e <= to"),
-    (GRADIENTS_FULL, "probabilities are not divided by their sum", "hip/matrix_backward.cuh", "g.rule.unit, -s.lse[r])",
+    (GRADIENTS_FULL, "probabilities are not divided by their sum", "hip/matrix_backward.cuh", "g.rule.unit, -s.lse()[r])",
      "g.rule.unit, 0)"),
-    (GRADIENTS_FULL, "delta is forgotten", "hip/matrix_backward.cuh", "(z * *dp - s.delta[r])", "(z * *dp)"),
+    (GRADIENTS_FULL, "delta is forgotten", "hip/matrix_backward.cuh", "(z * *dp - s.delta()[r])", "(z * *dp)"),
     (GRADIENTS_FULL, "keys past the band count", "gpu/pairs.cuh", "&& j < keys.past && gpu", "&& gpu"),
     (GRADIENTS_FULL, "the mask is dropped", "gpu/pairs.cuh", "&& gpu_masks_keep(g, t, q, j)", ""),
     (GRADIENTS_FULL, "dropout is forgotten", "hip/matrix_backward.cuh", "*x = p * (z != 0 ? 1 : 0);", "*x = p;"),
-    (GRADIENTS_FULL, "the slope of the cap is forgotten", "hip/matrix_backward.cuh", "*dp = ds * slope;", "*dp = ds;"),
+    (GRADIENTS_FULL, "the slope of the cap is forgotten", "hip/matrix_backward.cuh", "*dp = ds * dscore;", "*dp = ds;"),
     (GRADIENTS_FULL, "gradients of the bias are the next key's", "hip/matrix_backward.cuh",
      "matrix_store_dbias(g, t, q, j, ds);", "matrix_store_dbias(g, t, q, j + 1, ds);"),
 ]
@@ -160,6 +164,22 @@ def outcome(row, code):
     return ran.returncode, (ran.stdout.strip().split("\n") or [""])[-1]
 
 
+def lost_texts():
+    """Prints the lines to be broken that are not in their source, or are there several times. Returns how many."""
+    lost = 0
+    for title, _, _, file, words, _ in DAMAGES:
+        with open(os.path.join(root, "backends", file), encoding="utf-8") as source:
+            if words and source.read().count(words) != 1:
+                print(f"# {title}: {file} has no {words!r}, or several")
+                lost += 1
+    return lost
+
+
+if clang == "--texts":
+    lost = lost_texts()
+    print("not ok" if lost else "ok", "1 -", f"{len(DAMAGES)} lines to be broken are in the kernels' sources")
+    print("1..1")
+    sys.exit(lost != 0)
 failures = 0
 for number, (title, image, row, file, words, other) in enumerate(DAMAGES, 1):
     with tempfile.TemporaryDirectory() as work:

@@ -14,10 +14,8 @@ import subprocess
 import sys
 import tempfile
 
-if sys.argv[1] == "--texts":
-    fattn, clang, processor, *flags = "", *sys.argv[1:]
-else:
-    fattn, clang, processor, *flags = sys.argv[1:]
+only_texts = sys.argv[1] == "--texts"
+fattn, clang, processor, *flags = ["", "", *sys.argv[2:]] if only_texts else sys.argv[1:]
 fattn = os.path.abspath(fattn)
 root = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
@@ -175,7 +173,7 @@ def lost_texts():
     return lost
 
 
-if clang == "--texts":
+if only_texts:
     lost = lost_texts()
     print("not ok" if lost else "ok", "1 -", f"{len(DAMAGES)} lines to be broken are in the kernels' sources")
     print("1..1")

@@ -61,12 +61,17 @@ static fattn_device_options hooked_options(void)
     return options;
 }
 
+static fattn_host_allocator hooked_allocator(void)
+{
+    return (fattn_host_allocator){.struct_size = sizeof(fattn_host_allocator),
+                                  .allocate = hook_host,
+                                  .release = hook_host_free,
+                                  .user = &hooks_user};
+}
+
 Test(allocators, of_the_host)
 {
-    fattn_host_allocator allocator = {.struct_size = sizeof allocator,
-                                      .allocate = hook_host,
-                                      .release = hook_host_free,
-                                      .user = &hooks_user};
+    fattn_host_allocator allocator = hooked_allocator();
     ANSWERS(fattn_set_host_allocator(&allocator), FATTN_OK);
     const fattn_problem p = small_problem();
     const fattn_buffers b = small_buffers();
@@ -94,10 +99,7 @@ Test(allocators, of_the_host)
 
 Test(allocators, reasons_name_the_bytes)
 {
-    const fattn_host_allocator allocator = {.struct_size = sizeof allocator,
-                                            .allocate = hook_host,
-                                            .release = hook_host_free,
-                                            .user = &hooks_user};
+    const fattn_host_allocator allocator = hooked_allocator();
     ANSWERS(fattn_set_host_allocator(&allocator), FATTN_OK);
     const fattn_problem p = small_problem();
     const fattn_buffers b = small_buffers();

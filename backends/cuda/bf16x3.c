@@ -120,8 +120,9 @@ static void dq_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
 {
     (void)t;
     snprintf(shape->entry, sizeof shape->entry, "bf16x3_backward_dq_%d", kernel->width);
-    shape->blocks =
-        p->outputs & FATTN_OUT_DQ ? fattn_ceil_div(rows_of(p), FATTN_GPU_BACKWARD_ROWS) : 0;
+    shape->blocks = p->outputs & FATTN_OUT_DQ
+                        ? fattn_ceil_div(rows_of(p), FATTN_GPU_BACKWARD_ROWS(kernel->width))
+                        : 0;
     shape->threads = 128;
 }
 

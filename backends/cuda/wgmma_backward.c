@@ -118,7 +118,7 @@ static void row_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, co
     const int64_t all =
         wgmma_visits_packed(p, of_head, rows) ? p->heads_q * of_head : p->batch * p->heads_q * rows;
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", entry, kernel->run);
-    shape->blocks = fattn_ceil_div(all, FATTN_GPU_BACKWARD_ROWS);
+    shape->blocks = fattn_ceil_div(all, FATTN_GPU_BACKWARD_ROWS(kernel->width));
     shape->threads = WGMMA_ROWS_THREADS;
     shape->early = true;
 }

@@ -95,16 +95,17 @@ template <class S> GPU_DEVICE void wgmma_order_all(const fattn_gpu_args &g)
 template <class S>
 GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row &row)
 {
+    enum { TEAM = FATTN_GPU_ROW_THREADS(S::WIDTH) };
     const fattn_problem &p = g.problem;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
-    const int lane = gpu_thread() % GPU_ROW_THREADS;
+    const int lane = gpu_thread() % TEAM;
     const int tile = wgmma_saved_tile<S>(g, saved, row.seq, row.b, row.q.h);
     const int64_t at = (int64_t)tile * S::QUERIES + row.q.i;
     const bool inside = row.q.i < (row.seq.sq + S::QUERIES - 1) / S::QUERIES * S::QUERIES;
     float lse = -fattn_f32_infinity(), sum = 0;
     if (inside && !wgmma_stores<S>(g)) {
         GPU_UNROLL
-        for (int c = 4 * lane; c < S::WIDTH; c += 4 * GPU_ROW_THREADS) {
+        for (int c = 4 * lane; c < S::WIDTH; c += 4 * TEAM) {
             const gpu_f4 zeros = {0, 0, 0, 0};
             *(gpu_f4 *)(saved.dq + at * S::WIDTH + c) = zeros;
         }
@@ -113,7 +114,7 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
         lse = ((const float *)g.buffers.lse)[row.at];
         sum = gpu_row_delta<S::WIDTH>(g, row);
     }
-    sum = gpu_team_sum<GPU_ROW_THREADS>(sum);
+    sum = gpu_team_sum<TEAM>(sum);
     if (wgmma_is_ordered(p) && inside && lane == 0 && row.q.i % S::QUERIES == 0) {
         for (int n = 0; n < S::BLOCKS; n++) {
             saved.turns[at / S::QUERIES * S::BLOCKS + n] = 0;
@@ -151,17 +152,17 @@ template <class S> GPU_DEVICE int wgmma_sequence_of(const fattn_gpu_args &g, int
 template <class S, class Visit>
 GPU_DEVICE void wgmma_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
 {
-    enum { BLOCK = WGMMA_ROWS_THREADS / GPU_ROW_THREADS };
+    enum { TEAM = FATTN_GPU_ROW_THREADS(S::WIDTH), BLOCK = WGMMA_ROWS_THREADS / TEAM };
     static_assert(S::QUERIES % BLOCK == 0, "so are those of a block");
     const fattn_problem &p = g.problem;
     const int64_t of_head = (int64_t)wgmma_saved_of<S>(g).tiles * S::QUERIES;
     if (!wgmma_visits_packed(&p, of_head, rows)) {
-        gpu_visit_rows<WGMMA_ROWS_THREADS>(g, rows, visit);
+        gpu_visit_rows<S::WIDTH, WGMMA_ROWS_THREADS>(g, rows, visit);
         return;
     }
     for (int64_t n = gpu_block() * BLOCK; n < p.heads_q * of_head; n += gpu_blocks() * BLOCK) {
         const int64_t head = fattn_quotient(n, of_head);
-        const int64_t place = n - head * of_head + gpu_thread() / GPU_ROW_THREADS;
+        const int64_t place = n - head * of_head + gpu_thread() / TEAM;
         gpu_global_row row;
         row.b = wgmma_sequence_of<S>(g, (int)place / S::QUERIES);
         row.seq = gpu_sequence(g, row.b);

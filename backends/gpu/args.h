@@ -37,9 +37,12 @@ enum {
 #define FATTN_GPU_MERGE_CHANNELS 128
 #define FATTN_GPU_MERGE_PARTS 16
 
-/* Rows per block of 128 threads: in the kernels of backward_rows.cuh, and in `merge` of image
- * "verbs". */
-#define FATTN_GPU_BACKWARD_ROWS 16
+/* In the kernels of backward_rows.cuh a thread has 16 channels of a row. How many threads share a
+ * row, and how many rows a block of 128 threads has: */
+#define FATTN_GPU_ROW_THREADS(width) ((width) / 16)
+#define FATTN_GPU_BACKWARD_ROWS(width) (128 / FATTN_GPU_ROW_THREADS(width))
+
+/* Rows per block of 128 threads in `merge` of image "verbs". */
 #define FATTN_GPU_MERGE_ROWS 8
 
 typedef struct fattn_gpu_args {

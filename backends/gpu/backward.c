@@ -64,7 +64,7 @@ static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, c
 {
     const int64_t rows = p->batch * p->heads_q * p->seqlen_q;
     snprintf(shape->entry, sizeof shape->entry, "%s_%d", entry, kernel->width);
-    shape->blocks = fattn_ceil_div(rows, FATTN_GPU_BACKWARD_ROWS);
+    shape->blocks = fattn_ceil_div(rows, FATTN_GPU_BACKWARD_ROWS(kernel->width));
     shape->threads = 128;
 }
 

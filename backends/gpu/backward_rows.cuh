@@ -68,8 +68,6 @@ GPU_DEVICE gpu_global_row gpu_global_row_of(const fattn_gpu_args &g, int64_t n, 
     return row;
 }
 
-enum { GPU_ROW_THREADS = 128 / FATTN_GPU_BACKWARD_ROWS };
-
 /* sum + the dot product of two pairs of 16-bit elements. */
 GPU_DEVICE float gpu_add_pairs(fattn_dtype dtype, uint32_t a, uint32_t b, float sum)
 {
@@ -82,12 +80,12 @@ GPU_DEVICE float gpu_add_pairs(fattn_dtype dtype, uint32_t a, uint32_t b, float 
 template <int W>
 GPU_DEVICE float gpu_row_products(fattn_dtype dtype, const uint16_t *o, const uint16_t *dout)
 {
-    enum { COUNT = W / (8 * GPU_ROW_THREADS) };
+    enum { TEAM = FATTN_GPU_ROW_THREADS(W), COUNT = W / (8 * TEAM) };
     gpu_u4 a[COUNT], b[COUNT];
     float sum = 0;
     GPU_UNROLL
     for (int n = 0; n < COUNT; n++) {
-        const int c = 8 * (n * GPU_ROW_THREADS + gpu_thread() % GPU_ROW_THREADS);
+        const int c = 8 * (n * TEAM + gpu_thread() % TEAM);
         a[n] = *(const gpu_u4 *)(o + c);
         b[n] = *(const gpu_u4 *)(dout + c);
     }
@@ -104,6 +102,7 @@ GPU_DEVICE float gpu_row_products(fattn_dtype dtype, const uint16_t *o, const ui
 /* The same for a row of any dtype, alignment and number of channels. */
 template <int W> GPU_DEVICE float gpu_row_delta(const fattn_gpu_args &g, const gpu_global_row &row)
 {
+    enum { TEAM = FATTN_GPU_ROW_THREADS(W) };
     const fattn_problem &p = g.problem;
     const unsigned both = FATTN_GPU_QUADS_O | FATTN_GPU_QUADS_DOUT;
     const gpu_tensor o = gpu_tensor_of(g, g.buffers.o, p.dtype_o, FATTN_GPU_QUADS_O, p.dim_v);
@@ -118,30 +117,31 @@ template <int W> GPU_DEVICE float gpu_row_delta(const fattn_gpu_args &g, const g
         return o.dtype == FATTN_F16 ? gpu_row_products<W>(FATTN_F16, from, dfrom)
                                     : gpu_row_products<W>(FATTN_BF16, from, dfrom);
     }
-    for (int c = 4 * (gpu_thread() % GPU_ROW_THREADS); c < o.dim; c += 4 * GPU_ROW_THREADS) {
+    for (int c = 4 * (gpu_thread() % TEAM); c < o.dim; c += 4 * TEAM) {
         sum = gpu_add_products(o, o_at, dout, dout_at, c, sum);
     }
     return sum;
 }
 
-/* GPU_ROW_THREADS threads write a row's lse in log2 units, its delta, and zeros for its dQ. In
+/* A team of threads writes a row's lse in log2 units, its delta, and zeros for its dQ. In
  * deterministic runs the first row of a tile also clears the tile's turn. */
 template <int W> GPU_DEVICE void gpu_prepare_row(const fattn_gpu_args &g, const gpu_global_row &row)
 {
+    enum { TEAM = FATTN_GPU_ROW_THREADS(W) };
     const fattn_problem &p = g.problem;
     const gpu_workspace saved = gpu_workspace_of<W>(g);
-    const int lane = gpu_thread() % GPU_ROW_THREADS;
+    const int lane = gpu_thread() % TEAM;
     const float lse = row.exists && lane == 0 ? ((const float *)g.buffers.lse)[row.at] : 0;
     float sum = 0;
     if (row.exists) {
         GPU_UNROLL
-        for (int c = 4 * lane; c < W; c += 4 * GPU_ROW_THREADS) {
+        for (int c = 4 * lane; c < W; c += 4 * TEAM) {
             const gpu_f4 zeros = {0, 0, 0, 0};
             *(gpu_f4 *)(saved.dq + row.at * W + c) = zeros;
         }
         sum = gpu_row_delta<W>(g, row);
     }
-    sum = gpu_team_sum<GPU_ROW_THREADS>(sum);
+    sum = gpu_team_sum<TEAM>(sum);
     if (p.features & FATTN_DETERMINISTIC && lane == 0 && row.q.i % g.tiling.br == 0) {
         const int64_t head = row.b * p.heads_q + row.q.h;
         saved.turns[head * g.tiling.q_blocks + row.q.i / g.tiling.br] = 0;
@@ -166,17 +166,17 @@ template <int W> GPU_DEVICE void gpu_clear_taken(const fattn_gpu_args &g)
 template <int W, class Sums>
 GPU_DEVICE void gpu_finish_whole(const gpu_tensor &dq, int64_t to, const Sums &sums_of, float scale)
 {
-    enum { COUNT = W / (4 * GPU_ROW_THREADS) };
-    const int lane = gpu_thread() % GPU_ROW_THREADS;
+    enum { TEAM = FATTN_GPU_ROW_THREADS(W), COUNT = W / (4 * TEAM) };
+    const int lane = gpu_thread() % TEAM;
     gpu_f4 sum[COUNT];
     GPU_UNROLL
     for (int n = 0; n < COUNT; n++) {
-        sum[n] = sums_of(4 * (n * GPU_ROW_THREADS + lane));
+        sum[n] = sums_of(4 * (n * TEAM + lane));
     }
     GPU_UNROLL
     for (int n = 0; n < COUNT; n++) {
         const float x[4] = {sum[n].x * scale, sum[n].y * scale, sum[n].z * scale, sum[n].w * scale};
-        gpu_store_quad(dq, to, 4 * (n * GPU_ROW_THREADS + lane), x);
+        gpu_store_quad(dq, to, 4 * (n * TEAM + lane), x);
     }
 }
 
@@ -186,6 +186,7 @@ template <int W, class Sums>
 GPU_DEVICE void gpu_finish_sums(const fattn_gpu_args &g, const gpu_global_row &row,
                                 const Sums &sums_of)
 {
+    enum { TEAM = FATTN_GPU_ROW_THREADS(W) };
     const fattn_problem &p = g.problem;
     const gpu_tensor dq =
         gpu_tensor_of(g, g.buffers.dq, g.dtype_gradient, FATTN_GPU_QUADS_DQ, p.dim);
@@ -194,7 +195,7 @@ GPU_DEVICE void gpu_finish_sums(const fattn_gpu_args &g, const gpu_global_row &r
         gpu_finish_whole<W>(dq, to, sums_of, g.rule.scale);
         return;
     }
-    for (int c = 4 * (gpu_thread() % GPU_ROW_THREADS); c < dq.dim; c += 4 * GPU_ROW_THREADS) {
+    for (int c = 4 * (gpu_thread() % TEAM); c < dq.dim; c += 4 * TEAM) {
         const gpu_f4 sum = sums_of(c);
         const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
         float x[4] = {0, 0, 0, 0};
@@ -265,13 +266,13 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, const float *lse, const f
 }
 
 /* Calls visit() for rows 0 .. rows - 1 of all heads, in blocks of THREADS threads. */
-template <int THREADS, class Visit>
+template <int W, int THREADS, class Visit>
 GPU_DEVICE void gpu_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
 {
-    enum { BLOCK = THREADS / GPU_ROW_THREADS };
+    enum { TEAM = FATTN_GPU_ROW_THREADS(W), BLOCK = THREADS / TEAM };
     const int64_t count = g.problem.batch * g.problem.heads_q * rows;
     for (int64_t n = gpu_block() * BLOCK; n < count; n += gpu_blocks() * BLOCK) {
-        const int64_t number = n + gpu_thread() / GPU_ROW_THREADS;
+        const int64_t number = n + gpu_thread() / TEAM;
         gpu_global_row row = gpu_global_row_of(g, fattn_min64(number, count - 1), rows);
         row.exists = row.exists && number < count;
         visit(row);
@@ -292,19 +293,19 @@ template <int W> GPU_DEVICE void gpu_sink_all(const fattn_gpu_args &g)
 /* --- Entries ---------------------------------------------------------------------------------- */
 
 /* A kernel that first calls `besides`, and then visit() for every row. */
-#define GPU_ROWS(name, besides, visit)                                          \
-    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                   \
-    {                                                                           \
-        besides(g);                                                             \
-        gpu_visit_rows<128>(g, g.problem.seqlen_q,                              \
-                            [&](const gpu_global_row &row) { visit(g, row); }); \
+#define GPU_ROWS(name, width, besides, visit)                                                 \
+    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                                 \
+    {                                                                                         \
+        besides(g);                                                                           \
+        gpu_visit_rows<width, 128>(g, g.problem.seqlen_q,                                     \
+                                   [&](const gpu_global_row &row) { visit<width>(g, row); }); \
     }
 
 /* The kernels of a width; backward.c chooses among them by name. first: what the first of them does
  * before the main kernel takes items, at least gpu_clear_taken; (void) if it takes none. */
 #define GPU_BACKWARD_ROWS(width, first)                   \
-    GPU_ROWS(rows_##width, first, gpu_prepare_row<width>) \
-    GPU_ROWS(dq_##width, (void), gpu_finish_row<width>)   \
+    GPU_ROWS(rows_##width, width, first, gpu_prepare_row) \
+    GPU_ROWS(dq_##width, width, (void), gpu_finish_row)   \
     GPU_KERNEL(256, 1) sink_##width(const GPU_PARAM fattn_gpu_args g) { gpu_sink_all<width>(g); }
 
 /* The kernel that serves all widths. */

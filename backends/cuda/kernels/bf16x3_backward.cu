@@ -21,7 +21,7 @@
     }
 BF16X3_BACKWARD_SHAPES(BF16X3_ENTRY)
 
-GPU_ROWS(bf16x3_backward_dq_64, (void), gpu_finish_row<64>)
-GPU_ROWS(bf16x3_backward_dq_128, (void), gpu_finish_row<128>)
+GPU_ROWS(bf16x3_backward_dq_64, 64, (void), gpu_finish_row)
+GPU_ROWS(bf16x3_backward_dq_128, 128, (void), gpu_finish_row)
 
 #endif

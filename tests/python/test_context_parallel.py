@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """fattn.torch.context_parallel: gloo processes against one process, errors, and a small GPT.
 
-Processes are forked once for each number of ranks, before fattn or PyTorch have threads; each runs every case
-and sends back what it found.
+For each number of ranks, each process runs every case and sends back what it found.
 """
 
 import gc
@@ -20,12 +19,11 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("PyTorch has no gloo", allow_module_level=True)
 
-import multiprocessing  # noqa: E402
-
 import fattn  # noqa: E402
 import fattn.torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from processes import context  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.nn.attention.bias import causal_lower_right  # noqa: E402
@@ -66,7 +64,6 @@ def tell(cases, rank, ranks, port, pipe):
 
 def run(cases, ranks, seconds=120):
     """What each rank says of each case; None of one that died."""
-    context = multiprocessing.get_context("fork")
     port, pipes, processes = free_port(), [], []
     for rank in range(ranks):
         here, there = context.Pipe(duplex=False)

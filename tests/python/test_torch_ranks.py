@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """fattn.torch over processes: models whose parameters are replicated or sharded have the same gradients, and of DTensors
-each process computes its part.
+each process computes its part."""
 
-Processes are forked before fattn or PyTorch have threads, for on a busy machine importing them anew takes minutes.
-"""
-
-import multiprocessing
 import os
 import traceback
 from datetime import timedelta
@@ -20,6 +16,7 @@ import fattn  # noqa: E402
 import fattn.torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from processes import context  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: E402
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
@@ -150,7 +147,6 @@ def work(rank, case, folder, pipe):
 
 @pytest.mark.parametrize("case", [replicated, sharded, divided, divided_otherwise])
 def test_over_ranks(case, tmp_path):
-    context = multiprocessing.get_context("fork")
     pipes, processes = [], []
     for rank in range(RANKS):
         here, there = context.Pipe(duplex=False)

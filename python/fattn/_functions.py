@@ -309,7 +309,7 @@ def attention_backward(
         want: which gradients to compute, of "dq", "dk", "dv", "dbias", "dsink".
         dq, dk, dv, dbias, dsink: arrays to write gradients to. One that is given is computed, whether want
             names it or not.
-        accumulate: add to the given gradients, which must all be float32.
+        accumulate: add to the given gradients, which must all be float32. Each one that want names must be given.
         deterministic: the same bits from run to run on GPUs as well; CPUs always give them.
 
     Returns:
@@ -331,6 +331,8 @@ def attention_backward(
     for name in (*want, *given):
         if name not in Gradients._fields:
             raise InvalidArgument(f"want has {name!r}, which is not one of {', '.join(Gradients._fields)}")
+        if accumulate and name not in given:
+            raise InvalidArgument(f"accumulate adds to {name}, which is wanted but not given")
         outputs |= _c.OUT_DQ << Gradients._fields.index(name)
     if outputs == 0:
         return Gradients()

@@ -186,6 +186,7 @@ def test_backward():
             ("want", ("dx",), fattn.InvalidArgument, "want has 'dx'"),
             ("want", ("dbias",), fattn.InvalidArgument, "there is no bias"),
             ("want", ("dsink",), fattn.InvalidArgument, "there is no sink"),
+            ("accumulate", True, fattn.InvalidArgument, "accumulate adds to dq, which is wanted but not given"),
             ("dq", zeros(2, 7, 4, 7), fattn.InvalidShape, "dq has shape"),
             ("dout", None, TypeError, "dout is of type NoneType"),
             ("lse", None, TypeError, "lse is of type NoneType"),

@@ -215,7 +215,9 @@ class _Torch(Kind):
         for a, (needed, size, name) in zip(arrays, reaches):
             try:
                 there = a.untyped_storage().nbytes()
-            except NotImplementedError:  # under torch.func's transforms
+            except NotImplementedError:  # under torch.func's transforms, or sparse
+                if a.layout is not self.torch.strided:
+                    raise InvalidArgument(f"{name} has layout {a.layout}, not torch.strided") from None
                 raise Unsupported(f"{name} stands for several tensors and has no memory: use fattn.torch") from None
             if there < needed + size * a.storage_offset():
                 raise NullPointer(f"{name} needs {needed + size * a.storage_offset()} bytes of its storage, which has "

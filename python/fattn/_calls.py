@@ -86,8 +86,9 @@ def split_positions(positions: Sequence[Any] | None) -> tuple[tuple[int, ...] | 
     """positions as four numbers, and as four arrays or None; the default stands in for the number of an array."""
     if positions is None:
         return None, (None, None, None, None)
-    if len(positions) != len(Positions._fields):
-        raise InvalidArgument(f"positions is {tuple(positions)}, not ({', '.join(Positions._fields)})")
+    if not hasattr(positions, "__len__") or len(positions) != len(Positions._fields):
+        shown = tuple(positions) if hasattr(positions, "__iter__") else repr(positions)
+        raise InvalidArgument(f"positions is {shown}, not ({', '.join(Positions._fields)})")
     numbers, arrays = [], []
     for value, default, name in zip(positions, (0, 0, -1, -1), Positions._fields):
         is_number = _is_number(value)
@@ -98,13 +99,21 @@ def split_positions(positions: Sequence[Any] | None) -> tuple[tuple[int, ...] | 
 
 def split_seed(seed: Any, offset: int) -> tuple[tuple[int, int], Any]:
     """(seed, offset) as numbers, and an array of both or None."""
+    if seed is None:
+        raise InvalidArgument("seed is None: dropout needs an integer or an array of (seed, offset)")
     if not _is_number(seed):
         return (0, 0), seed
-    numbers = index(seed), index(offset)
-    for name, value in zip(("seed", "offset"), numbers):
-        if not 0 <= value <= _UINT64:
-            raise InvalidArgument(f"{name} is {value}, not in 0..2^64-1")
-    return numbers, None
+    return (_unsigned(seed, "seed"), _unsigned(offset, "offset")), None
+
+
+def _unsigned(x: Any, name: str) -> int:
+    try:
+        value = index(x)
+    except TypeError:
+        raise InvalidArgument(f"{name} is {x!r}, not an integer") from None
+    if not 0 <= value <= _UINT64:
+        raise InvalidArgument(f"{name} is {value}, not in 0..2^64-1")
+    return value
 
 
 def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any, ...] = NO_EXTRAS,

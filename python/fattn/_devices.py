@@ -11,6 +11,7 @@ import threading
 from typing import NamedTuple
 
 from fattn import _c
+from fattn._errors import InvalidArgument
 
 _DEFAULT, _OPENMP = 0, 2  # fattn_engine
 
@@ -46,6 +47,8 @@ class DeviceInfo(NamedTuple):
 def handle(spec: str) -> int:
     """An open device, which stays open. `spec` is that of fattn_device_open(). Once PyTorch is imported, a CPU is
     opened again, to work on PyTorch's threads, except in the child of a fork."""
+    if not isinstance(spec, str):
+        raise InvalidArgument(f'device is {spec!r}, not a name such as "cpu"')
     key = spec + "+" if "torch" in sys.modules else spec
     opened = _handles.get(key)
     if opened is None:

@@ -13,7 +13,7 @@ from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, block_of, f
                           split_positions, split_seed, window_of)
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, naming_cache_seqlens
 from fattn._plans import device_of, prepare
-from fattn._problem import EXTRAS, Options, box_of, check_layout, integer, len_of
+from fattn._problem import EXTRAS, Options, box_of, check_layout, integer, len_of, real
 
 A = TypeVar("A")
 Window = Sequence[int | None] | int | None
@@ -370,6 +370,8 @@ def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, layout: Layout = "bshd", ou
     """
     kind = kind_of(o1, "o1")
     arrays = {"o1": o1, "lse1": lse1, "o2": o2, "lse2": lse2}
+    for name, array in arrays.items():
+        kind_of(array, name)  # raises TypeError unless it is one
     if out is None:
         out = kind.empty(tuple(o1.shape), "float32", o1)
     if lse is None:
@@ -423,23 +425,26 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
     """The dropout pattern of a seed, for inspection and tests: the same on any device.
 
     Args:
-        dropout_p, seed, offset, batch_offset, head_offset: as in attention().
+        dropout_p, seed, offset, batch_offset, head_offset: as in attention(); seed is a number.
         q_offset, k_offset: positions of the first row and of the first key, as in Positions.
 
     Returns a NumPy array, boolean (batch, heads, seqlen_q, seqlen_k): True where a weight is kept.
     """
     import numpy
-    (seed, offset), _ = split_seed(seed, offset)
-    if min(batch, heads, seqlen_q, seqlen_k) < 0:
-        raise InvalidShape(f"a size of {(batch, heads, seqlen_q, seqlen_k)} is negative")
-    keep: Any = numpy.empty((batch, heads, seqlen_q, seqlen_k), numpy.uint8)
+    (seed, offset), array = split_seed(seed, offset)
+    if array is not None:
+        raise InvalidArgument(f"seed is {array!r}, not an integer")
+    shape = integers(batch=batch, heads=heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    if min(shape) < 0:
+        raise InvalidShape(f"a size of {shape} is negative")
+    keep: Any = numpy.empty(shape, numpy.uint8)
     args = _c.DropoutArgs()
     args.struct_size = ctypes.sizeof(args)
     args.batch, args.heads, args.seqlen_q, args.seqlen_k = keep.shape
     for name, value in (("batch_offset", batch_offset), ("head_offset", head_offset), ("q_offset", q_offset),
                         ("k_offset", k_offset)):
         setattr(args, name, integer(value, name))
-    args.p, args.seed, args.offset = dropout_p, seed, offset
+    args.p, args.seed, args.offset = real(dropout_p, "dropout_p"), seed, offset
     args.keep = keep.ctypes.data
     _c.check(_c.lib.fattn_dropout_mask(device_of("cpu", "cpu"), ctypes.byref(args), None))
     return keep.view(numpy.bool_)

@@ -106,6 +106,18 @@ def integer(x: Any, name: str) -> int:
     return value
 
 
+def real(x: Any, name: str) -> float:
+    """x as a float."""
+    try:
+        if isinstance(x, str):  # which float() would read
+            raise TypeError
+        return float(x)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{name} is {x!r}, not a number") from None
+    except OverflowError:
+        raise InvalidArgument(f"{name} is an integer too large for a float") from None
+
+
 def _same(name: str, what: str, got: Any, other: str, wanted: Any) -> None:
     if got != wanted:
         raise InvalidShape(f"{name} has {what} {got}, {other} {wanted}")
@@ -182,6 +194,9 @@ class Description:
         v = self.v = box_of("v", views["v"], o.layout, packed_k)
         for name in ("k", "v"):
             _check_dtype(name, views[name], *FLOATS)
+            if (views[name].dtype == "float64") != (self.dtype == "float64"):
+                raise InvalidArgument(f"{name} has dtype {views[name].dtype}, q {self.dtype}: float64 does not mix with "
+                                      "other types")
         _same("k", "channels", k.dim, "q", q.dim)
         _same("v", "batch size" if not paged else "pages", v.batch, "k", k.batch)
         _same("v", "length", v.seq, "k", k.seq)
@@ -236,16 +251,8 @@ class Description:
 
     def set(self, field: str, value: Any, name: str = "") -> None:
         """Sets a field of the problem that is a number; `name` is the option's, if it differs from the field's."""
-        name = name or field
-        if isinstance(getattr(self.problem, field), int):
-            setattr(self.problem, field, integer(value, name))
-            return
-        try:
-            if isinstance(value, str):  # which float() would read
-                raise TypeError
-            setattr(self.problem, field, float(value))
-        except (TypeError, ValueError):
-            raise InvalidArgument(f"{name} is {value!r}, not a number") from None
+        read = integer if isinstance(getattr(self.problem, field), int) else real
+        setattr(self.problem, field, read(value, name or field))
 
     def set_strides(self, name: str, strides: tuple[int, int, int]) -> None:
         field = getattr(self.problem, name)

@@ -29,7 +29,7 @@ CASES = [
     # what, exception, words of its sentence
     (dict(q=lambda a: a[0]), fattn.InvalidShape, "q has shape .* rank 3: rank 4"),
     (dict(k=lambda a: a[None]), fattn.InvalidShape, "k has shape .* rank 5"),
-    (dict(v=lambda a: a.astype(np.float64)), fattn.InvalidArgument, "f64 does not mix"),
+    (dict(v=lambda a: a.astype(np.float64)), fattn.InvalidArgument, "v has dtype float64, q float32: float64 does not mix"),
     (dict(k=lambda a: a.astype(np.int64)), fattn.InvalidArgument, "k has dtype int64"),
     (dict(q=lambda a: a.astype(np.int32)), fattn.InvalidArgument, "q has dtype int32"),
     (dict(q=lambda a: a.astype(np.complex64)), fattn.InvalidArgument, "q has dtype complex64"),
@@ -51,12 +51,16 @@ CASES = [
     (dict(dropout_p=1.5), fattn.InvalidArgument, "dropout_p is 1.5"),
     (dict(dropout_p=float("nan")), fattn.InvalidArgument, "dropout_p is nan"),
     (dict(dropout_p=0.5, seed=-1), fattn.InvalidArgument, "seed is -1"),
+    (dict(dropout_p=0.5, seed=None), fattn.InvalidArgument, "seed is None: dropout needs"),
+    (dict(dropout_p=0.5, offset=1.5), fattn.InvalidArgument, "offset is 1.5, not an integer"),
     (dict(dropout_p=0.5, seed=zeros(2)), fattn.InvalidArgument, "seed has dtype float32"),
     (dict(window=(-5, 0)), fattn.InvalidArgument, "window_left is -5"),
     (dict(window=(1.9, 0)), fattn.InvalidArgument, r"window is \(1.9, 0\)"),
     (dict(window=(3,)), fattn.InvalidArgument, r"window is \(3,\)"),
     (dict(window=2.0), fattn.InvalidArgument, "window is 2.0"),
     (dict(device=3), fattn.InvalidArgument, "device is 3"),
+    (dict(scale=10**400), fattn.InvalidArgument, "scale is an integer too large"),
+    (dict(positions=3), fattn.InvalidArgument, "positions is 3, not"),
     (dict(scale="0.5"), fattn.InvalidArgument, "scale is '0.5', not a number"),
     (dict(softcap=[1.0, 2.0]), fattn.InvalidArgument, r"softcap is \[1.0, 2.0\], of type list: one value"),
     (dict(dropout_p="x"), fattn.InvalidArgument, "dropout_p is 'x', not a number"),
@@ -241,6 +245,15 @@ def test_dropout_mask():
         for value in (2**64, 1.5):
             with pytest.raises(fattn.InvalidArgument, match=f"{name} is {value}, not"):
                 fattn.dropout_mask(1, 1, 2, 2, dropout_p=0.5, **{name: value})
+    for changed, words in ((dict(dropout_p="x"), "dropout_p is 'x', not a number"), (dict(batch=1.0), "batch is 1.0, not"),
+                           (dict(seed=zeros(2, dtype=np.int64)), r"seed is array\(\[0, 0\]\), not an integer")):
+        with pytest.raises(fattn.InvalidArgument, match=words):
+            fattn.dropout_mask(**dict(batch=1, heads=1, seqlen_q=2, seqlen_k=2, dropout_p=0.5) | changed)
+
+
+def test_device():
+    with pytest.raises(fattn.InvalidArgument, match="device is 3, not a name"):
+        fattn.info(3)
 
 
 def test_pages():

@@ -661,8 +661,10 @@ def test_sdpa_strides():
 
 def test_sdpa_errors():
     q, k = torch.randn(2, 4, 7, 8), torch.randn(2, 2, 9, 8)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=r"query, \(2, 4\), key, \(2, 2\), .* do not broadcast; enable_gqa=True"):
         fattn.torch.scaled_dot_product_attention(q, k, k)
+    with pytest.raises(fattn.InvalidArgument, match="q has layout torch.sparse_coo"):
+        fattn.torch.scaled_dot_product_attention(q.to_sparse(), q, q)
     with pytest.raises(RuntimeError, match="together"):
         fattn.torch.scaled_dot_product_attention(q, q, q, torch.ones(7, 7, dtype=torch.bool),
                                                  is_causal=True)
@@ -982,7 +984,7 @@ def test_nested_values_of_other_lengths():
 
 BAD = [
     (lambda q, k, v: dict(q=q[0]), fattn.InvalidShape, "q has shape"),
-    (lambda q, k, v: dict(k=k.double()), fattn.InvalidArgument, "f64 does not mix"),
+    (lambda q, k, v: dict(k=k.double()), fattn.InvalidArgument, "k has dtype float64, q float32: float64 does not mix"),
     (lambda q, k, v: dict(q=q.int(), k=k.int(), v=v.int()), fattn.InvalidArgument, "q has dtype int32"),
     (lambda q, k, v: dict(q=q.transpose(1, 3).contiguous().transpose(1, 3)), fattn.InvalidStride,
      "q has channels"),

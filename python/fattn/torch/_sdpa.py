@@ -38,8 +38,8 @@ def scaled_dot_product_attention(
     is_causal is anchored at the top left. A boolean attn_mask keeps a pair where it is True; one of float32 or
     query's dtype is added to the scores. Rows without a key are 0. Nested tensors of layout torch.jagged are
     accepted too. Gradients, devices and streams are as in PyTorch; the pattern of dropout is fattn's own, with a seed
-    from PyTorch's generator. Where PyTorch raises RuntimeError, so does this function; what fattn cannot compute
-    raises fattn.Unsupported or another fattn.Error.
+    from PyTorch's generator. Wrong arguments raise RuntimeError or TypeError, as in PyTorch, or a fattn.Error; what
+    fattn cannot compute raises fattn.Unsupported or another fattn.Error.
     """
     if (_has_override(query, key, value, attn_mask) and not is_traced() and
             not _is_own(query, key, value, attn_mask)):
@@ -154,7 +154,13 @@ def _broadcast(tensors: list[Tensor], rank: int,
     shapes = [t.shape[:-kept] for t in tensors]
     leading: tuple[int, ...] = shapes[0]
     if not shapes[0] == shapes[1] == shapes[2]:
-        leading = torch.broadcast_shapes(*shapes)
+        try:
+            leading = torch.broadcast_shapes(*shapes)
+        except RuntimeError:
+            q, k, v = map(tuple, shapes)
+            heads = "" if enable_gqa or len(q) < 2 else "; enable_gqa=True lets numbers of heads differ"
+            raise RuntimeError(f"scaled_dot_product_attention: the leading axes of query, {q}, key, {k}, and value, {v}, "
+                               f"do not broadcast{heads}") from None
         tensors = [t.expand(*leading, *t.shape[-kept:]) for t in tensors]
     if enable_gqa:
         heads = [t.shape[-3] for t in tensors]

@@ -440,6 +440,9 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         jax.errors.JaxRuntimeError: for errors that only a run can see, such as wrong lengths, with the library's
             message.
     """
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        if a is None:
+            raise TypeError(f"{name} is None, not an array")
     _refuse_traced(causal=causal, window=window, scale=scale, softcap=softcap, dropout_p=dropout_p, chunk=chunk,
                    return_lse=return_lse)
     options = Options(_c.FORWARD, number(causal), window_of(window), number(scale), number(softcap), number(dropout_p),
@@ -501,15 +504,27 @@ def dot_product_attention(
     if bias is not None:
         bias = jnp.asarray(bias)
         bias = bias if bias.dtype in (query.dtype, jnp.float32) else bias.astype(query.dtype)
-    lengths = [None if a is None else jnp.asarray(a, jnp.int32)
-               for a in (query_seq_lengths, key_value_seq_lengths)]
+    rows, keys = (_lengths(a, name, query.shape[0]) for a, name in (
+        (query_seq_lengths, "query_seq_lengths"), (key_value_seq_lengths, "key_value_seq_lengths")))
     o, lse = attention(query, key, value, causal=is_causal, window=local_window_size, scale=scale,
-                       bias=bias, mask=None if mask is None else jnp.asarray(mask), seqused_k=lengths[1],
+                       bias=bias, mask=None if mask is None else jnp.asarray(mask), seqused_k=keys,
                        anchor="top_left", return_lse=True)
     lse = lse.transpose(0, 2, 1)
-    if lengths[0] is not None:
-        exists = jnp.arange(query.shape[1]) < lengths[0][:, None]
+    if rows is not None:
+        exists = jnp.arange(query.shape[1]) < rows[:, None]
         o, lse = jnp.where(exists[..., None, None], o, 0), jnp.where(exists[..., None], lse, -jnp.inf)
     if alone:
         o, lse = o[0], lse[0]
     return (o, lse) if return_residual else o
+
+
+def _lengths(a: Any, name: str, batch: int) -> Any:
+    """a as int32 (batch), or None."""
+    if a is None:
+        return None
+    a = jnp.asarray(a)
+    if not jnp.issubdtype(a.dtype, jnp.integer):
+        raise InvalidArgument(f"{name} has dtype {a.dtype}, not one of integers")
+    if a.shape != (batch,):
+        raise InvalidShape(f"{name} has shape {a.shape}, not {(batch,)}")
+    return a.astype(jnp.int32)

@@ -376,6 +376,8 @@ def test_bad_input():
             (dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'"),
             (dict(softcap=-1.0), fattn.InvalidArgument, "softcap is -1"),
             (dict(device="abacus"), fattn.UnknownDevice, "abacus"),
+            (dict(device=3), fattn.InvalidArgument, "device is 3"),
+            (dict(k=None), TypeError, "k is None, not an array"),
             (dict(q=q[:, :, :3]), fattn.InvalidShape, "heads_q is 3, not a multiple"),
             (dict(zip("qkv", arrays(d=577, dv=577))), fattn.InvalidShape, "577")):
         given = dict(q=q, k=k, v=v) | change
@@ -392,6 +394,11 @@ def test_bad_input():
         jax.block_until_ready(fj.attention(q, k, v, seqused_k=jnp.array([1, 99], jnp.int32)))
     with pytest.raises(fattn.Unsupported, match="implementation"):
         fj.dot_product_attention(q, k, k, implementation="cudnn")
+    for name in ("query_seq_lengths", "key_value_seq_lengths"):
+        for lengths, exception, words in (([1.5, 2.0], fattn.InvalidArgument, "has dtype float32"),
+                                          ([1, 2, 3], fattn.InvalidShape, r"has shape \(3,\), not \(2,\)")):
+            with pytest.raises(exception, match=f"{name} {words}"):
+                fj.dot_product_attention(q, k, k, **{name: jnp.array(lengths)})
 
 
 def test_options_are_part_of_a_program():

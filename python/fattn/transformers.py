@@ -12,11 +12,12 @@ sinks and position biases are passed to the library as they are: no tensor is re
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, DynamicCache
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import (AttentionMaskInterface, causal_mask_function, chunked_causal_mask_function,
                                         prepare_padding_mask, sdpa_mask, sliding_window_causal_mask_function)
@@ -284,6 +285,31 @@ def _make_cache_of_model(self: Any, ddp_cache_data: Any = None, config: Any = No
         _grow(self)
 
 
+def _misreads_masks(model: type) -> bool:
+    """Whether a model of Transformers takes masks from AttentionMaskInterface, but has an attention of its own, which
+    would add a boolean mask to the scores."""
+    modules = [sys.modules.get(base.__module__) for base in model.__mro__
+               if base.__module__.startswith("transformers.models.")]
+    names = {name: value for module in modules for name, value in vars(module).items()}
+    own = any([isinstance(value, type) and issubclass(value, torch.nn.Module) and "Attention" in name
+               for name, value in names.items()])
+    makes_masks = any([getattr(value, "__module__", "") == "transformers.masking_utils" for value in names.values()])
+    return own and makes_masks and "ALL_ATTENTION_FUNCTIONS" not in names
+
+
+_choose = PreTrainedModel.get_correct_attn_implementation
+
+
+@functools.wraps(_choose)
+def _choose_unless_misread(self: Any, requested_attention: Any, *args: Any, **kwargs: Any) -> Any:
+    """PreTrainedModel.get_correct_attn_implementation, which a model calls when it is made."""
+    if requested_attention == "fattn" and _misreads_masks(type(self)):
+        raise Unsupported(f'{type(self).__name__} has an attention of its own, not that of AttentionInterface: use '
+                          'attn_implementation="eager"')
+    return _choose(self, requested_attention, *args, **kwargs)
+
+
+PreTrainedModel.get_correct_attn_implementation = _choose_unless_misread
 DynamicCache.__init__ = _make_cache_of_model
 AttentionInterface.register("fattn", attention_forward)
 AttentionMaskInterface.register("fattn", attention_mask)

@@ -366,3 +366,18 @@ def test_probabilities_are_refused():
     with pytest.raises(fattn.Unsupported, match="output_attentions"):
         ft.attention_forward(model, *(torch.randn(1, 2, 3, 8) for _ in range(3)), None,
                              output_attentions=True)
+
+
+def test_attention_of_a_models_own():
+    """It would add the boolean masks of "fattn" to the scores."""
+    config = T.BloomConfig(vocab_size=32, hidden_size=16, n_layer=1, n_head=2)
+    with pytest.raises(fattn.Unsupported, match="BloomForCausalLM has an attention of its own"):
+        T.AutoModelForCausalLM.from_config(config, attn_implementation="fattn")
+    vision = T.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+                                    image_size=8, patch_size=4)
+    text = T.TrOCRConfig(vocab_size=32, d_model=16, decoder_layers=1, decoder_attention_heads=2,
+                                    decoder_ffn_dim=16)
+    config = T.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text)
+    made = T.AutoModelForImageTextToText.from_config(
+        config, attn_implementation={"encoder": "fattn", "decoder": "eager"})
+    assert (made.encoder.config._attn_implementation, made.decoder.config._attn_implementation) == ("fattn", "eager")

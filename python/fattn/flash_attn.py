@@ -24,7 +24,7 @@ from fattn._errors import InvalidArgument, InvalidData, InvalidShape, Unsupporte
 from fattn._plans import _cache, prepare
 from fattn._problem import Options
 from fattn.torch import attention, attention_varlen, attention_with_kvcache
-from fattn.torch._functions import channels_together, is_watched
+from fattn.torch._functions import channels_together, check_types, is_watched, type_name
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
            "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
@@ -40,6 +40,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0,
                     return_attn_probs: bool = False) -> Result:
     """Attention of q (B, Sq, Hq, D) to k and v (B, Sk, Hk, D); causal is anchored at the bottom right. Returns
     (B, Sq, Hq, D)."""
+    check_types((q, k, v))
     q, k, v = channels_together(q, "q"), channels_together(k, "k"), channels_together(v, "v")
     result = attention(q, k, v, causal=causal, window=window_size, scale=softmax_scale,
                        softcap=softcap or None, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
@@ -52,7 +53,7 @@ def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale
                               softcap: float = 0.0, alibi_slopes: Tensor | None = None,
                               deterministic: bool = False, return_attn_probs: bool = False) -> Result:
     """flash_attn_func() of qkv (B, S, 3, H, D), which is read in place."""
-    q, k, v = qkv.unbind(2)
+    q, k, v = _unpacked(qkv, "qkv", 3, 5)
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                            deterministic, return_attn_probs)
 
@@ -63,7 +64,7 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0,
                              alibi_slopes: Tensor | None = None, deterministic: bool = False,
                              return_attn_probs: bool = False) -> Result:
     """flash_attn_func() of q and kv (B, Sk, 2, Hk, D)."""
-    k, v = kv.unbind(2)
+    k, v = _unpacked(kv, "kv", 2, 5)
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                            deterministic, return_attn_probs)
 
@@ -76,10 +77,11 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            return_attn_probs: bool = False, block_table: Tensor | None = None) -> Result:
     """Sequences of different lengths: q (total_q, Hq, D), k and v (total_k, Hk, D), or with block_table
     (pages, page_size, Hk, D). cu_seqlens_q and cu_seqlens_k are int32 (B + 1). Returns (total_q, Hq, D)."""
+    check_types((q, k, v))
     q, k, v = channels_together(q, "q"), channels_together(k, "k"), channels_together(v, "v")
     result = attention_varlen(
-        q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=int(max_seqlen_q),
-        max_seqlen_k=int(max_seqlen_k), causal=causal, window=window_size, scale=softmax_scale,
+        q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k, causal=causal, window=window_size, scale=softmax_scale,
         softcap=softcap or None, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
         block_table=block_table, deterministic=deterministic, return_lse=True)
     return (*result, None) if return_attn_probs else result[0]
@@ -92,7 +94,7 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
                                      deterministic: bool = False,
                                      return_attn_probs: bool = False) -> Result:
     """flash_attn_varlen_func() of qkv (total, 3, H, D)."""
-    q, k, v = qkv.unbind(1)
+    q, k, v = _unpacked(qkv, "qkv", 3, 4)
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes,
                                   deterministic, return_attn_probs)
@@ -105,7 +107,7 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor,
                                     alibi_slopes: Tensor | None = None, deterministic: bool = False,
                                     return_attn_probs: bool = False) -> Result:
     """flash_attn_varlen_func() of q and kv (total_k, 2, Hk, D)."""
-    k, v = kv.unbind(1)
+    k, v = _unpacked(kv, "kv", 2, 4)
     return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                                   dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                                   deterministic, return_attn_probs)
@@ -145,6 +147,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
             raise InvalidArgument("rotary_cos is given without k and v")
         if rotary_cos is not None and cache_leftpad is not None:
             raise Unsupported("cache_leftpad is not supported together with rotary embedding")
+        check_types((q, k_cache, v_cache))
         q = channels_together(q, "q")
         lengths = _lengths(cache_seqlens, q)
         if cache_batch_idx is not None:  # an entry of the cache is a page of its own
@@ -179,6 +182,16 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
         result = attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=block_table,
                                         mask=mask, alibi_slopes=alibi_slopes, return_lse=True, **options)
         return result if return_softmax_lse else result[0]
+
+
+def _unpacked(packed: Tensor, name: str, count: int, rank: int) -> tuple[Tensor, ...]:
+    """The tensors of a packed one: (B, S, count, H, D), or (total, count, H, D)."""
+    if not isinstance(packed, Tensor):
+        raise TypeError(f"{name} is a {type_name(packed)}, not a tensor")
+    if packed.dim() != rank or packed.shape[-3] != count:
+        wanted = f"({'batch, length' if rank == 5 else 'total'}, {count}, heads, channels)"
+        raise InvalidShape(f"{name} has shape {tuple(packed.shape)}, not {wanted}")
+    return packed.unbind(-3)
 
 
 # --- What is checked before anything is written ---------------------------------------------------

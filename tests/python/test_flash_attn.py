@@ -199,6 +199,22 @@ def test_kvcache_errors():
         assert all(torch.equal(a, b) for a, b in zip(caches, before)), given
 
 
+def test_errors():
+    q, cu = draw(2, 5, 2, 8), torch.tensor([0, 5], dtype=torch.int32)
+    for call, exception, words in (
+            (lambda: fa.flash_attn_func(q.numpy(), q, q), TypeError, "q is a numpy.ndarray, not a tensor"),
+            (lambda: fa.flash_attn_with_kvcache(q, None, q), TypeError, "k is a NoneType, not a tensor"),
+            (lambda: fa.flash_attn_varlen_func(q[0], q[0], q[0], cu, cu, None, 5), fattn.InvalidArgument,
+             "max_seqlen_q is needed"),
+            (lambda: fa.flash_attn_qkvpacked_func(q), fattn.InvalidShape,
+             r"qkv has shape \(2, 5, 2, 8\), not \(batch, length, 3, heads, channels\)"),
+            (lambda: fa.flash_attn_varlen_kvpacked_func(q[0], q, cu, cu, 5, 5), fattn.InvalidShape,
+             r"kv has shape \(2, 5, 2, 8\), not \(total, 2, heads, channels\)"),
+            (lambda: fa.flash_attn_kvpacked_func(q, 3), TypeError, "kv is a int, not a tensor")):
+        with pytest.raises(exception, match=words):
+            call()
+
+
 def test_kvcache_pages_that_are_not_used():
     """Entries of the table past the keys of a sequence are not looked at; those of the new keys are."""
     q, k, caches = draw(1, 1, 2, 8), draw(1, 1, 2, 8), (draw(4, 4, 2, 8), draw(4, 4, 2, 8))

@@ -191,7 +191,7 @@ def _unpacked(packed: Tensor, name: str, count: int, rank: int) -> tuple[Tensor,
     if packed.dim() != rank or packed.shape[-3] != count:
         wanted = f"({'batch, length' if rank == 5 else 'total'}, {count}, heads, channels)"
         raise InvalidShape(f"{name} has shape {tuple(packed.shape)}, not {wanted}")
-    return packed.unbind(-3)
+    return tuple(packed.unbind(-3))
 
 
 # --- What is checked before anything is written ---------------------------------------------------

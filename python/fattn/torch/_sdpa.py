@@ -158,9 +158,9 @@ def _broadcast(tensors: list[Tensor], rank: int,
             leading = torch.broadcast_shapes(*shapes)
         except RuntimeError:
             q, k, v = map(tuple, shapes)
-            heads = "" if enable_gqa or len(q) < 2 else "; enable_gqa=True lets numbers of heads differ"
+            hint = "" if enable_gqa or len(q) < 2 else "; enable_gqa=True lets numbers of heads differ"
             raise RuntimeError(f"scaled_dot_product_attention: the leading axes of query, {q}, key, {k}, and value, {v}, "
-                               f"do not broadcast{heads}") from None
+                               f"do not broadcast{hint}") from None
         tensors = [t.expand(*leading, *t.shape[-kept:]) for t in tensors]
     if enable_gqa:
         heads = [t.shape[-3] for t in tensors]

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-import tap
+import checks
 
 FIND = """
 import ctypes, sys
@@ -59,10 +59,10 @@ def results(fattn, library):
 def main(fattn):
     why, library = reason_to_skip(fattn)
     if why:
-        return tap.skip_all(why)
+        return checks.skip_all(why)
     for good, title in results(fattn, library) if library else results_without(fattn):
-        tap.ok(good, title)
-    return tap.done()
+        checks.ok(good, title)
+    return checks.done()
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 
-import tap
-from tap import ok
+import checks
+from checks import ok
 
 
 def build(sources, folder):
@@ -78,12 +78,12 @@ def test_harm(sources, work):
 def main():
     sources = os.path.abspath(sys.argv[1])
     if shutil.which("doxygen") is None:
-        return tap.skip_all("doxygen is not installed")
+        return checks.skip_all("doxygen is not installed")
     with tempfile.TemporaryDirectory() as work:
         test_sources(sources, os.path.join(work, "api"))
         enumerators(sources)
         test_harm(sources, work)
-    return tap.done()
+    return checks.done()
 
 
 if __name__ == "__main__":

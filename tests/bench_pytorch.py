@@ -12,13 +12,13 @@ import os
 import sys
 import types
 
-import tap
-from tap import ok
+import checks
+from checks import ok
 
 try:
     import numpy as np
 except ImportError:
-    sys.exit(tap.skip_all("NumPy is not installed"))
+    sys.exit(checks.skip_all("NumPy is not installed"))
 
 
 class Tensor:
@@ -90,7 +90,7 @@ def main():
         if status != expected:
             print("#", status, said)
         ok(status == expected and last.endswith("!") == bool(expected), f"{name}: {last}")
-    return tap.done()
+    return checks.done()
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 
-import tap
-from tap import ok
+import checks
+from checks import ok
 
 # Calls the completion as bash does, for each line that it reads, and prints what it offers.
 ASK = """
@@ -118,7 +118,7 @@ def test_keys(tool, script, folder):
 def main():
     tool, script = (os.path.abspath(path) for path in sys.argv[1:])
     if shutil.which("bash") is None:
-        return tap.skip_all("bash is not installed")
+        return checks.skip_all("bash is not installed")
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "folder"))
         for name in ("folder/q.npy", "folder/q.txt"):
@@ -127,7 +127,7 @@ def main():
         test_offers(tool, script, folder)
         test_all(tool, script, folder)
         test_keys(tool, script, folder)
-    return tap.done()
+    return checks.done()
 
 
 if __name__ == "__main__":

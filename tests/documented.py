@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 
-import tap
-from tap import ok
+import checks
+from checks import ok
 
 COMMAND = r"((?:FATTN_\w+=\S+ )*)(?:build/tools/)?fattn ([a-z]+(?: [^`\n]*)?)"
 # Not run: other devices, and words such as NAME or <name>.
@@ -98,7 +98,7 @@ def main(tool, root):
                     print("#", ran.returncode, ran.stderr.strip())
                 ok(fine, f"{os.path.basename(page)}: {variables}fattn {' '.join(command.split())}"[:100])
     ok(len(done) > 8, "commands were found")
-    return tap.done()
+    return checks.done()
 
 
 if __name__ == "__main__":

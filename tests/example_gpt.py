@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 
-import tap
-from tap import ok
+import checks
+from checks import ok
 
 gpt = os.path.abspath(sys.argv[1])
 length = int(sys.argv[2]) if len(sys.argv) > 2 else 100
@@ -162,4 +162,4 @@ with tempfile.TemporaryDirectory() as place:
 with tempfile.TemporaryDirectory() as place:
     test_sampling(place)
     test_refusals(place)
-sys.exit(tap.done())
+sys.exit(checks.done())

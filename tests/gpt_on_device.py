@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-import tap
+import checks
 
 gpt, backend = sys.argv[1:]
 licence = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "LICENSE")
@@ -30,8 +30,8 @@ def losses(device):
 
 there = losses(backend)
 if there is None:
-    sys.exit(tap.skip_all("this processor cannot run the emulator"))
+    sys.exit(checks.skip_all("this processor cannot run the emulator"))
 here = losses("cpu")
 same = len(here) == len(there) == 4 and max(abs(a - b) for a, b in zip(here, there)) <= 1e-5
-tap.ok(same, "the same losses to 1e-5, 4 steps")
-sys.exit(tap.done())
+checks.ok(same, "the same losses to 1e-5, 4 steps")
+sys.exit(checks.done())

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 
-import tap
+import checks
 
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lint"))
 import code_objects  # noqa: E402
@@ -26,7 +26,7 @@ def main(program, *paths):
                                       for kernel in code_objects.metadata(path)}
     processors = sorted({processor for processor, _ in compiled})
     ran = subprocess.run([program, *processors], capture_output=True, text=True, check=False)
-    tap.ok(ran.returncode == 0, f"every row has plans {ran.stderr.strip()}")
+    checks.ok(ran.returncode == 0, f"every row has plans {ran.stderr.strip()}")
     launched = {}
     for line in ran.stdout.splitlines():
         processor, image, function, threads = line.split()
@@ -39,8 +39,8 @@ def main(program, *paths):
         wrong += [f"nothing launches {name}" for name in sorted(functions.keys() - wanted.keys())]
         wrong += [f"{name} has {functions[name]} threads, and is launched with {wanted[name]}"
                   for name in sorted(wanted.keys() & functions.keys()) if wanted[name] != functions[name]]
-        tap.ok(not wrong, f"{len(functions)} functions of {image} for {processor}: {wrong or 'all are launched'}")
-    return tap.done()
+        checks.ok(not wrong, f"{len(functions)} functions of {image} for {processor}: {wrong or 'all are launched'}")
+    return checks.done()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-import tap
+import checks
 
 
 def info(fattn, folder):
@@ -31,12 +31,12 @@ def main(fattn, stub):
         os.symlink(stub, os.path.join(folder, "libamdhip64.so.6"))
         said = info(fattn, folder)
         if "hipErrorNotInitialized" in said:
-            return tap.skip_all("this processor cannot run the emulator")
-        tap.ok("hip:0" in said, f"the newest is absent: {said}")
+            return checks.skip_all("this processor cannot run the emulator")
+        checks.ok("hip:0" in said, f"the newest is absent: {said}")
         os.symlink(other, os.path.join(folder, "libamdhip64.so.7"))
         said = info(fattn, folder)
-        tap.ok("hip:0" in said, f"the newest does not fit: {said}")
-    return tap.done()
+        checks.ok("hip:0" in said, f"the newest does not fit: {said}")
+    return checks.done()
 
 
 if __name__ == "__main__":

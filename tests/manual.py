@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import sys
 
-import tap
-from tap import ok, skip
+import checks
+from checks import ok, skip
 
 
 def helped(tool, *words):
@@ -54,7 +54,7 @@ def test_formatting(page):
 def main():
     tool, pages = os.path.abspath(sys.argv[1]), sys.argv[2:]
     if not pages:
-        return tap.skip_all("this build has no manual pages")
+        return checks.skip_all("this build has no manual pages")
     commands = dict(re.findall(r"^  (\w+) +(.*)$", helped(tool).split("Commands:\n")[1].split("\n\n")[0], re.M))
     expected = ["fattn.1"] + [f"fattn-{command}.1" for command in sorted(commands)]
     ok(sorted(os.path.basename(page) for page in pages) == sorted(expected), "each command has a page")
@@ -63,7 +63,7 @@ def main():
         summary = commands.get(command, "exact attention: the tool of the fattn library")
         test_page(tool, command, summary.replace("\\", ""), source(page))
         test_formatting(page)
-    return tap.done()
+    return checks.done()
 
 
 if __name__ == "__main__":

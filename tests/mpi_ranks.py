@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 
-import tap
-from tap import ok
+import checks
+from checks import ok
 
 # Of this test alone: Open MPI fails where two launches make its folder under /tmp at the same time.
 FOLDER = tempfile.TemporaryDirectory(prefix="mpi")  # pylint: disable=consider-using-with
@@ -55,14 +55,14 @@ def main(mpiexec, counts, seconds, *command):
         if status != 0:
             lines = [line.strip() for line in output.splitlines() if line.strip(" -\t")]
             why = lines[0] if lines else "exit status %s" % status if status is not None else "no end in 30 s"
-            return tap.skip_all(f"{mpiexec} cannot start {ranks} processes here: {why}")
+            return checks.skip_all(f"{mpiexec} cannot start {ranks} processes here: {why}")
     for ranks in counts.split(","):
         status, output = launch([mpiexec, "-n", ranks, *command], float(seconds))
         for line in output.splitlines():
             print("#", line)
         passed = sum(line.startswith("ok ") for line in output.splitlines())
         ok(status == 0 and passed > 0, f"{ranks} ranks: {passed} checks, exit status {status}")
-    return tap.done()
+    return checks.done()
 
 
 if __name__ == "__main__":

@@ -14,14 +14,14 @@ import subprocess
 import sys
 import tempfile
 
-import tap
-from tap import ok
+import checks
+from checks import ok
 
 try:
     import numpy as np
     from numpy.lib import format as npy_format
 except ImportError:
-    sys.exit(tap.skip_all("NumPy is not installed"))
+    sys.exit(checks.skip_all("NumPy is not installed"))
 
 CODES = ["f2", "f4", "f8", "b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 SHAPES = [(), (1,), (7,), (0,), (3, 5), (4, 0, 2), (2, 3, 4), (1, 2, 3, 1, 2, 1, 3, 2), (300, 70)]
@@ -146,7 +146,7 @@ def main():
         test_bf16(folder, rng)
         test_refusals(folder)
         test_corpus(folder, corpus)
-    return tap.done()
+    return checks.done()
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ import sys
 import tempfile
 import time
 
-import tap
+import checks
+from checks import ok
 from mpi_ranks import ENVIRONMENT
-from tap import ok
 
 RANKS, GROUPS, TIMEOUT = 3, 6, 0.5
 SLACK = 3  # of a busy machine
@@ -251,7 +251,7 @@ def main(trials, package, library, fault_threads, fault_mpi=None, mpiexec=None):
                 print("#", name, kind, group, "backward" if backward else "forward", wrong)
         ok(not bad and failed > 0, f"{name}: {count - len(bad)} of {count} trials, {failed} of them with errors, "
                                    f"the slowest after {slowest:.2f} s")
-    return tap.done()
+    return checks.done()
 
 
 if __name__ == "__main__":

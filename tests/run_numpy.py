@@ -14,13 +14,13 @@ import subprocess
 import sys
 import tempfile
 
-import tap
-from tap import ok
+import checks
+from checks import ok
 
 try:
     import numpy as np
 except ImportError:
-    sys.exit(tap.skip_all("NumPy is not installed"))
+    sys.exit(checks.skip_all("NumPy is not installed"))
 
 # Tolerances relative to the result's largest magnitude (at least 1), by dtype of the computation.
 TOLERANCE = {"f64": 1e-12, "f32": 1e-6, "f16": 2e-3, "bf16": 1.6e-2}
@@ -495,7 +495,7 @@ def main():
         test_conversions(tool, folder)
         test_accumulate(tool, folder)
         test_lse_alone(tool, folder)
-    return tap.done()
+    return checks.done()
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 
-import tap
+import checks
+from checks import ok
 from mpi_ranks import ENVIRONMENT
-from tap import ok
 
 try:
     import numpy as np
 except ImportError:
-    sys.exit(tap.skip_all("NumPy is not installed"))
+    sys.exit(checks.skip_all("NumPy is not installed"))
 
 
 class Runs:
@@ -160,14 +160,14 @@ def main(fattn, mpiexec, library):
         started = subprocess.run([mpiexec, "-n", ranks, "true"], env=environment, capture_output=True, timeout=60,
                                  check=False, stdin=subprocess.DEVNULL)
         if started.returncode:
-            return tap.skip_all(f"{mpiexec} cannot start {ranks} processes here")
+            return checks.skip_all(f"{mpiexec} cannot start {ranks} processes here")
     with tempfile.TemporaryDirectory() as folder:
         runs, rng = Runs(fattn, mpiexec, library, folder), np.random.default_rng(5)
         check_results(runs, rng)
         check_refusals(runs, rng)
         check_bench(runs)
         check_memory(runs, rng)
-    return tap.done()
+    return checks.done()
 
 
 sys.exit(main(*sys.argv[1:]))

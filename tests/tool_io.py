@@ -13,8 +13,8 @@ import sys
 import tempfile
 import xml.etree.ElementTree
 
-import tap
-from tap import ok
+import checks
+from checks import ok
 
 fattn = sys.argv[1]
 
@@ -121,4 +121,4 @@ with tempfile.TemporaryDirectory() as folder:
         ok(run.returncode == 2 and run.stdout == "" and why in run.stderr and run.stderr.count("\n") == 1
            and sorted(os.listdir(folder)) == left, f"refused: --plot {name} {' '.join(more)}: {why}")
 
-sys.exit(tap.done())
+sys.exit(checks.done())

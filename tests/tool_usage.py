@@ -13,13 +13,13 @@ import subprocess
 import sys
 import tempfile
 
-import tap
-from tap import ok
+import checks
+from checks import ok
 
 try:
     import numpy as np
 except ImportError:
-    sys.exit(tap.skip_all("NumPy is not installed"))
+    sys.exit(checks.skip_all("NumPy is not installed"))
 
 QKV = "--q q.npy --k k.npy --v v.npy --o out.npy"
 BACKWARD = "--q q.npy --k k.npy --v v.npy --backward --do o.npy --dq dq.npy"
@@ -346,7 +346,7 @@ def test_progress(tool):
                         ("bench --device reference --sq 4,8 --hq 1 --d 4 --reps 1", 2)):
         shown = on_terminal(tool, line)
         if shown is None:
-            tap.skip(line, "there is no terminal")
+            checks.skip(line, "there is no terminal")
             continue
         bars = re.findall(r"\[#* *\] (\d+)/(\d+)", shown)
         ok(bars and all(int(n) == count for _, n in bars) and len({done for done, _ in bars}) >= min(count, 6)
@@ -495,7 +495,7 @@ def test_peer(tool, folder):
             more = [*line, "--sk", sk, "--causal", "--anchor", anchor]
             ran = subprocess.run(more, capture_output=True, text=True, check=False)
             if "no peer materialised" in ran.stderr:
-                tap.skip(f"{sk} keys, {anchor}: the peer's result", "there is no OpenBLAS")
+                checks.skip(f"{sk} keys, {anchor}: the peer's result", "there is no OpenBLAS")
             else:
                 ok(ran.returncode == 0 and "differ" not in ran.stderr, f"{sk} keys, {anchor}: the peer has fattn's result")
 
@@ -503,7 +503,7 @@ def test_peer(tool, folder):
 def test_table(tool):
     shown = on_terminal(tool, "bench --device cpu --sq 64 --hq 2 --d 16 --reps 3 --window 7,0 --dir fwd,decode")
     if shown is None:
-        tap.skip("a table for people", "there is no terminal")
+        checks.skip("a table for people", "there is no terminal")
         return
     rows = [re.sub(r".*\x1b\[K", "", line).rstrip() for line in shown.splitlines()]
     rows = [row for row in rows if row.startswith(("problem ", "fwd ", "decode "))]
@@ -531,7 +531,7 @@ def main():
         test_peer(tool, folder)
         test_table(tool)
         test_progress(tool)
-    return tap.done()
+    return checks.done()
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import os
 import subprocess
 import sys
 
-import tap
-from tap import ok
+import checks
+from checks import ok
 
 
 def start(tool, old, *words, **environment):
@@ -53,7 +53,7 @@ def main(tool):
         test_info(tool, old)
     test_auto(tool)
     test_nothing(tool)
-    return tap.done()
+    return checks.done()
 
 
 if __name__ == "__main__":

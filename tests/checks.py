@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TAP output for tests in Python: a line for each check, then the count."""
+"""What tests in Python print: TAP, a line for each check, then the count."""
 
 count = failures = 0
 

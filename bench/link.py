@@ -38,7 +38,7 @@ from datetime import timedelta
 import fattn.torch
 import torch
 import torch.distributed as dist
-from fattn.torch import _process_group as engines
+from fattn.torch import _process_group
 from fattn.torch import context_parallel
 
 NAMES, DEVICES = ("fattn-a", "fattn-b"), ("fattn-ta", "fattn-tb")
@@ -134,21 +134,21 @@ class Steps:
 
     def __init__(self):
         self.noted = []
-        start, wait, self.now = engines.ProcessGroup._start, engines.ProcessGroup._wait, None
+        start, wait, self.now = _process_group.ProcessGroup._start, _process_group.ProcessGroup._wait, None
 
-        def started(engine, user, messages, count):
+        def started(transport, user, messages, count):
             sent = sum(m.bytes for m in messages[:count] if not m.receive)
             got = sum(m.bytes for m in messages[:count] if m.receive)
             self.now = [max(sent, got), time.perf_counter()]
-            return start(engine, user, messages, count)
+            return start(transport, user, messages, count)
 
-        def waited(engine, user, messages, count, seconds):
+        def waited(transport, user, messages, count, seconds):
             self.now.append(time.perf_counter())
-            status = wait(engine, user, messages, count, seconds)
+            status = wait(transport, user, messages, count, seconds)
             self.noted.append((*self.now, time.perf_counter()))
             return status
 
-        engines.ProcessGroup._start, engines.ProcessGroup._wait = started, waited
+        _process_group.ProcessGroup._start, _process_group.ProcessGroup._wait = started, waited
 
 
 def measure_link(rank, size):

@@ -404,7 +404,7 @@ static void *run_rank(void *context)
 
 static void run_ranks(rank *ranks, long length)
 {
-    must(fattn_peers_create(gpus, &peers), "an engine");
+    must(fattn_peers_create(gpus, &peers), "peers");
     for (int r = 0; r < gpus; r++) {
         ranks[r].length = length;
         ranks[r].bytes = 0;

@@ -825,7 +825,7 @@ static void draw_batch(header *h, const text *t, int64_t batch, uint8_t *tokens,
 
 /* What all ranks share. */
 static struct crew {
-    threads engine;
+    threads threads;
     pthread_barrier_t barrier;
     model *models[THREADS_MAX];
     double loss[THREADS_MAX];
@@ -957,8 +957,8 @@ static void train_all(model *m, const text *t)
 {
     const int ranks = (int)number(RANKS);
     pthread_t thread[THREADS_MAX];
-    threads_make(&crew.engine, ranks);
-    crew.engine.device = m->attention.device;
+    threads_make(&crew.threads, ranks);
+    crew.threads.device = m->attention.device;
     pthread_barrier_init(&crew.barrier, NULL, (unsigned)ranks);
     crew.text = t;
     for (int r = 0; r < ranks; r++) {
@@ -969,7 +969,7 @@ static void train_all(model *m, const text *t)
             memcpy(own->w, m->w, (size_t)(3 * m->count) * sizeof(float));
             rows_create(own, number(BATCH), m->attention.device);
         }
-        own->transport = threads_transport(&crew.engine, r);
+        own->transport = threads_transport(&crew.threads, r);
         crew.models[r] = own;
     }
     for (int r = 1; r < ranks; r++) {
@@ -982,7 +982,7 @@ static void train_all(model *m, const text *t)
         pthread_join(thread[r], NULL);
     }
     pthread_barrier_destroy(&crew.barrier);
-    threads_free(&crew.engine);
+    threads_free(&crew.threads);
 }
 
 /* Draws from softmax(logits / temperature). */

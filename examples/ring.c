@@ -115,11 +115,11 @@ static void *train(void *context)
 static void train_on(fattn_device *device, int ranks, double loss[STEPS])
 {
     static rank all[RANKS];
-    static threads engine;
-    threads_make(&engine, ranks);
-    engine.device = device;
+    static threads all_ranks;
+    threads_make(&all_ranks, ranks);
+    all_ranks.device = device;
     for (int r = 0; r < ranks; r++) {
-        all[r] = (rank){.device = device, .transport = threads_transport(&engine, r)};
+        all[r] = (rank){.device = device, .transport = threads_transport(&all_ranks, r)};
         take_share(&all[r]);
         if (pthread_create(&all[r].thread, NULL, train, &all[r])) {
             exit(EXIT_FAILURE);
@@ -131,7 +131,7 @@ static void train_on(fattn_device *device, int ranks, double loss[STEPS])
             loss[step] = (r ? loss[step] : 0) + all[r].loss[step];
         }
     }
-    threads_free(&engine);
+    threads_free(&all_ranks);
 }
 
 int main(void)

@@ -243,13 +243,13 @@ static void check_pieces(fattn_op op)
 {
     enum { PLANNERS = 4 };
     planner all[PLANNERS];
-    threads engine;
+    threads all_ranks;
     int64_t steps = 0, pieces = 0;
     bool copies = false;
-    threads_make(&engine, PLANNERS);
+    threads_make(&all_ranks, PLANNERS);
     for (int r = 0; r < PLANNERS; r++) {
         all[r] =
-            (planner){.transport = threads_transport(&engine, r), .op = op, .gap = 8 * (r == 3)};
+            (planner){.transport = threads_transport(&all_ranks, r), .op = op, .gap = 8 * (r == 3)};
         if (pthread_create(&all[r].thread, NULL, run_planner, &all[r])) {
             tap_bail("no thread");
         }
@@ -272,7 +272,7 @@ static void check_pieces(fattn_op op)
     for (int r = 0; r < PLANNERS; r++) {
         fattn_group_plan_destroy(all[r].plan);
     }
-    threads_free(&engine);
+    threads_free(&all_ranks);
 }
 
 /* --- Turns ------------------------------------------------------------------------------------ */
@@ -551,11 +551,11 @@ static void check_memory(void)
 {
     const double tensors = (double)(1 << 19) * 128 * 2 * (4 * 32 + 4 * 8);
     saver all[2];
-    threads engine;
-    threads_make(&engine, 2);
+    threads all_ranks;
+    threads_make(&all_ranks, 2);
     const long long before = atomic_load(&large_bytes);
     for (int r = 0; r < 2; r++) {
-        all[r] = (saver){.transport = threads_transport(&engine, r)};
+        all[r] = (saver){.transport = threads_transport(&all_ranks, r)};
         if (pthread_create(&all[r].thread, NULL, run_saver, &all[r])) {
             tap_bail("no thread");
         }
@@ -592,7 +592,7 @@ static void check_memory(void)
     for (int r = 0; r < 4; r++) {
         fattn_group_plan_destroy(all[r / 2].plans[r % 2]);
     }
-    threads_free(&engine);
+    threads_free(&all_ranks);
 }
 
 /* --- Faults ----------------------------------------------------------------------------------- */

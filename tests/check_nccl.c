@@ -114,11 +114,11 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         const int ranks = numbers[i];
         ncclComm_t comms[DIVIDED_RANKS_MAX];
-        const divided_engine engine = {open_rank, fattn_nccl_close, comms};
+        const divided_transport over = {open_rank, fattn_nccl_close, comms};
         int right = 0, tried = 0;
         make(comms, ranks, NULL);
         while (tried < problems && right == tried) { /* a rank that failed leaves others waiting */
-            right += divided_case_is_right(&engine, 5, tried++ * 8 + ranks, ranks);
+            right += divided_case_is_right(&over, 5, tried++ * 8 + ranks, ranks);
         }
         tap_check(right == problems, "%d ranks: %d of %d drawn problems are right", ranks, right,
                   problems);

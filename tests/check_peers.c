@@ -28,8 +28,8 @@ static bool problem_is_right(int64_t index, int ranks)
         printf("# %s\n", fattn_last_reason());
         return false;
     }
-    const divided_engine engine = {open_peer, fattn_peers_close, peers};
-    const bool good = divided_case_is_right(&engine, 9, index, ranks);
+    const divided_transport over = {open_peer, fattn_peers_close, peers};
+    const bool good = divided_case_is_right(&over, 9, index, ranks);
     fattn_peers_destroy(peers);
     return good;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The engine that docs/DISTRIBUTED.md shows: ranks are processes with a socket to each other one.
+ * The transport that docs/DISTRIBUTED.md shows: ranks are processes with a socket to each other one.
  * Drawn problems against the undivided one, and a rank that is killed.
  */
-#include "tests/page_engine.h" /* from the page */
+#include "tests/page_transport.h" /* from the page */
 
 #include <signal.h>
 #include <unistd.h>

@@ -615,7 +615,7 @@ static inline fattn_status divided_run(const divided *d, const fattn_transport *
     return divided_from_device(&mirror, status);
 }
 
-/* After a failure of an engine that may still use the memory of messages: once it is closed. */
+/* After a failure of a transport that may still use the memory of messages: once it is closed. */
 static inline void divided_share_free(divided_share *share)
 {
     fattn_group_plan_destroy(share->plan);
@@ -694,16 +694,16 @@ static inline void divided_describe(const divided *d, char *text, size_t size)
 enum { DIVIDED_RANKS_MAX = 8 };
 
 /* How a rank's thread opens and closes its transport. */
-typedef struct divided_engine {
+typedef struct divided_transport {
     fattn_status (*open)(void *context, int rank, fattn_transport **transport);
     void (*close)(fattn_transport *transport);
     void *context;
-} divided_engine;
+} divided_transport;
 
 typedef struct divided_rank {
     pthread_t thread;
     const divided *problem;
-    const divided_engine *engine;
+    const divided_transport *over;
     int rank;
     fattn_status status;
     char reason[512];
@@ -714,16 +714,16 @@ static inline void *divided_run_rank(void *context)
 {
     divided_rank *const r = context;
     fattn_transport *transport = NULL;
-    r->status = r->engine->open(r->engine->context, r->rank, &transport);
+    r->status = r->over->open(r->over->context, r->rank, &transport);
     r->status = r->status ? r->status : divided_run(r->problem, transport, 60, &r->share);
     fattn_last_reason_copy(r->reason, sizeof r->reason);
-    r->engine->close(transport);
+    r->over->close(transport);
     return NULL;
 }
 
-/* Runs a drawn problem on an engine; prints what is wrong. */
-static inline bool divided_case_is_right(const divided_engine *engine, uint64_t seed, int64_t index,
-                                         int ranks)
+/* Runs a drawn problem over such a transport; prints what is wrong. */
+static inline bool divided_case_is_right(const divided_transport *over, uint64_t seed,
+                                         int64_t index, int ranks)
 {
     static divided_rank all[DIVIDED_RANKS_MAX];
     divided d;
@@ -732,7 +732,7 @@ static inline bool divided_case_is_right(const divided_engine *engine, uint64_t 
     bool good = divided_solve(&d, seed, index) == FATTN_OK;
     const int begun = good ? ranks : 0;
     for (int r = 0; r < begun; r++) {
-        all[r] = (divided_rank){.problem = &d, .engine = engine, .rank = r};
+        all[r] = (divided_rank){.problem = &d, .over = over, .rank = r};
         if (pthread_create(&all[r].thread, NULL, divided_run_rank, &all[r])) {
             tap_bail("no thread");
         }

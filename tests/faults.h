@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One rank of a group fails, and each says what the library returned after how long: programs for
- * rank_faults.py, one an engine.
+ * rank_faults.py, one a transport.
  *
  *     PROGRAM KIND GROUP SECONDS BACKWARD
  *

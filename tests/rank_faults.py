@@ -5,7 +5,7 @@
     rank_faults.py TRIALS PACKAGE LIBRARY FAULT_THREADS [FAULT_MPI MPIEXEC]
 
 Three ranks, of which the last is killed, stopped, cut off from the next one, or has another problem: at every group
-of messages of a forward and of a backward. The engines are threads, MPI where it can start processes that outlive
+of messages of a forward and of a backward. The transports are threads, MPI where it can start processes that outlive
 each other (Open MPI), and gloo where PyTorch is installed. All survivors have to return within the timeout, with
 an error, or with right results where they needed nothing more of that rank.
 """
@@ -68,7 +68,7 @@ def kill(pids):
 
 
 class Program:
-    """An engine that is a program of its own."""
+    """A transport that is a program of its own."""
 
     def __init__(self, command, kinds, environment):
         self.command, self.kinds, self.environment = command, kinds, {**os.environ, **environment}
@@ -97,7 +97,7 @@ class Gloo:
         import torch.distributed
         import fattn.torch
         self.torch, self.attention = torch, fattn.torch.attention
-        self.engine = __import__("fattn.torch._process_group", fromlist=["x"])
+        self.transport = __import__("fattn.torch._process_group", fromlist=["x"])
         self.over = fattn.torch.context_parallel  # imported before there are processes
         if not torch.distributed.is_gloo_available():
             raise ImportError("no gloo")
@@ -150,7 +150,7 @@ class Gloo:
         if rank == RANKS - 1 and kind == "other":
             scale = 0.77
         elif rank == RANKS - 1:
-            self.break_engine(over, kind, group)
+            self.break_transport(over, kind, group)
         begin, status, right, text = time.monotonic(), 0, True, ""
         try:
             if backward and kind != "other":
@@ -165,10 +165,10 @@ class Gloo:
         os.write(1, f"rank {rank} status {status} after {seconds:.3f} {'fine' if right else 'WRONG'}: {text}\n".encode())
         time.sleep(60)
 
-    def break_engine(self, over, kind, group):
-        """The last rank's engine, from its group-th group of messages on."""
-        engine = over._engine(self.torch.device("cpu"))
-        begin, finish, finished = engine._begin, engine.finish, [0]
+    def break_transport(self, over, kind, group):
+        """The last rank's transport, from its group-th group of messages on."""
+        transport = over._transport(self.torch.device("cpu"))
+        begin, finish, finished = transport._begin, transport.finish, [0]
 
         class Never:
             @staticmethod
@@ -179,7 +179,7 @@ class Gloo:
         def begin_or_break(message, whom, data):
             if finished[0] == group and kind != "cut":
                 os.kill(os.getpid(), signal.SIGKILL if kind == "die" else signal.SIGSTOP)
-            if finished[0] >= group and message.peer == (engine.rank + 1) % RANKS:
+            if finished[0] >= group and message.peer == (transport.rank + 1) % RANKS:
                 return Never()
             return begin(message, whom, data)
 
@@ -187,7 +187,7 @@ class Gloo:
             finish(works, seconds)
             finished[0] += 1
 
-        engine._begin, engine.finish = begin_or_break, finish_and_count
+        transport._begin, transport.finish = begin_or_break, finish_and_count
 
 
 def judge(kind, group, backward, text):
@@ -223,24 +223,24 @@ def mpi_survives(mpiexec):
 def main(trials, package, library, fault_threads, fault_mpi=None, mpiexec=None):
     if os.environ.get("LD_LIBRARY_PATH") != library:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_LIBRARY_PATH": library})
-    engines = {"threads": Program([fault_threads], ("stop", "cut", "other"), {})}
+    transports = {"threads": Program([fault_threads], ("stop", "cut", "other"), {})}
     if fault_mpi and mpi_survives(mpiexec):
-        engines["MPI"] = Program([mpiexec, "--enable-recovery", "-n", str(RANKS), fault_mpi],
+        transports["MPI"] = Program([mpiexec, "--enable-recovery", "-n", str(RANKS), fault_mpi],
                                  ("die", "stop", "cut", "other"), ENVIRONMENT)
     try:
-        engines["gloo"] = Gloo(package)
+        transports["gloo"] = Gloo(package)
     except ImportError as error:
         print(f"# no gloo: {error}")
-    cases = [(name, kind, group, backward) for name, engine in engines.items() for kind in engine.kinds
+    cases = [(name, kind, group, backward) for name, transport in transports.items() for kind in transport.kinds
              for group in range(GROUPS) for backward in (False, True) if kind != "other" or group == 0]
     random.Random(1).shuffle(cases)
     cases = [cases[n % len(cases)] for n in range(int(trials))]
-    for name in engines:
+    for name in transports:
         bad, count, failed, slowest = [], 0, 0, 0.0
-        for engine, kind, group, backward in cases:
-            if engine != name:
+        for transport, kind, group, backward in cases:
+            if transport != name:
                 continue
-            text = engines[name].run(kind, group, backward)
+            text = transports[name].run(kind, group, backward)
             told = survivors(text).values()
             wrong = judge(kind, group, backward, text)
             count += 1

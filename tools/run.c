@@ -126,7 +126,7 @@ static fattn_status attend(const job *j, fattn_device *device, const fattn_probl
     fattn_group_plan *plan;
     fattn_buffers b = j->buffers;
     fattn_group_init(&group);
-    group.transport = j->divided.engine.transport;
+    group.transport = j->divided.world.transport;
     group.device = device;
     group.split = (fattn_split)j->divided.split;
     group.scheme = job_scheme(j);
@@ -219,22 +219,22 @@ static int run_alone(job *j)
 
 static int run_divided(job *j)
 {
-    engine *const e = &j->divided.engine;
-    fattn_status status = engine_open(e, j->divided.timeout);
+    world *const w = &j->divided.world;
+    fattn_status status = world_open(w, j->divided.timeout);
     if (status) {
         return tool_failure(status);
     }
     int code = TOOL_OK;
-    if (e->transport->rank == 0) {
+    if (w->transport->rank == 0) {
         job_recover(j);
     }
-    bool fine = engine_agree(e, true) && engine_agree(e, prepare(j));
+    bool fine = world_agree(w, true) && world_agree(w, prepare(j));
     if (fine) {
         status = compute(j);
         code = status ? report(j, status) : TOOL_OK;
         fine = status || job_write_rows(j);
     }
-    engine_close(e);
+    world_close(w);
     return fine ? code : job_exit_status();
 }
 

@@ -58,7 +58,7 @@ EXCEPTIONS = {
 # Written by the build: header, and the room that it counts for.
 GENERATED = {"core/backends.inc": "core", "backends/cpu/isas.inc": "backends/cpu",
              "backends/cuda/images.inc": "backends/cuda", "backends/hip/images.inc": "backends/hip",
-             "tests/page_engine.h": "tests"}
+             "tests/page_transport.h": "tests"}
 
 # (forbidden words, where they are allowed, why). Paths are regular expressions; comments and strings are not
 # checked.

@@ -390,14 +390,14 @@ def other_lengths(rank, ranks):
 
 
 def released(rank, ranks):
-    """A context that is given up takes its engine along at once, and with it the group's sockets and threads."""
+    """A context that is given up takes its transport along at once, and with it the group's sockets and threads."""
     gc.disable()
     try:
         over, x = fattn.torch.context_parallel(fresh(ranks)), torch.randn(1, 4, 2, 8, requires_grad=True)
         over.attention(x, x, x).sum().backward()
-        engines = [weakref.ref(engine) for engine in over._engines.values()]
+        transports = [weakref.ref(transport) for transport in over._transports.values()]
         del over
-        assert engines and not any(engine() for engine in engines), "an engine is in a cycle"
+        assert transports and not any(transport() for transport in transports), "a transport is in a cycle"
     finally:
         gc.enable()
 
@@ -482,11 +482,11 @@ def gives_up(rank, ranks):
     over.attention(x, x, x)
     begin = time.monotonic()
     if rank == ranks - 1:
-        engine = over._engine(x.device)
+        transport = over._transport(x.device)
 
         def fails(size, address):
             raise ValueError("the test says so")
-        engine._bytes = fails
+        transport._bytes = fails
         expect(fattn.RankLost, ["the test says so"], lambda: over.attention(x, x, x))
     else:
         time.sleep(1 if rank == 0 else 0)

@@ -13,7 +13,7 @@
 #include "core/status.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/workload.h"
-#include "tools/ranks/engine.h"
+#include "tools/ranks/world.h"
 #include "tools/terminal/terminal.h"
 
 /* The features that need no tensors besides the shares of q, k and v. */
@@ -30,9 +30,9 @@ void bench_ranks_rows(bench_ranks *values, option *rows)
         {"ranks", "divide sequences over the processes that mpirun\nstarted", OPTION_SWITCH,
          .value = &values->wanted},
         {"scheme", "how ranks share the work; default auto: the fastest", OPTION_CHOICE,
-         .value = &values->scheme, .given = &values->any, .words = engine_schemes},
+         .value = &values->scheme, .given = &values->any, .words = scheme_words},
         {"split", "which rows a rank has; default auto: by the masks", OPTION_CHOICE,
-         .value = &values->split, .given = &values->any, .words = engine_splits},
+         .value = &values->split, .given = &values->any, .words = split_words},
         {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
          .value = &values->timeout, .given = &values->any},
     };
@@ -42,7 +42,7 @@ void bench_ranks_rows(bench_ranks *values, option *rows)
 /* --- A rank's part of a case ------------------------------------------------------------------ */
 
 typedef struct divided_case {
-    const engine *engine;
+    const world *world;
     fattn_device *device;
     sweep_case local; /* of this rank's rows */
     fattn_problem whole, normal;
@@ -57,17 +57,17 @@ typedef fattn_status (*act)(divided_case *c, void *what);
 
 static fattn_status time_act(divided_case *c, act run, void *what, int reps, double *median)
 {
-    const int32_t ranks = c->engine->transport->ranks, rank = c->engine->transport->rank;
+    const int32_t ranks = c->world->transport->ranks, rank = c->world->transport->rank;
     double seconds[BENCH_REPS_MAX];
     double *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
     fattn_status status = all ? FATTN_OK : fattn_fail_memory(ranks * 8, "times");
     for (int n = -1; !status && n < reps; n++) { /* the first one warms up */
         all[rank] = 0;
-        status = engine_gather(c->engine, all, sizeof *all); /* a barrier */
+        status = world_gather(c->world, all, sizeof *all); /* a barrier */
         const double begin = bench_now();
         status = status ? status : run(c, what);
         all[rank] = bench_now() - begin;
-        status = status ? status : engine_gather(c->engine, all, sizeof *all);
+        status = status ? status : world_gather(c->world, all, sizeof *all);
         for (int32_t r = 0; !status && n >= 0 && r < ranks; r++) {
             seconds[n] = r == 0 || all[r] > seconds[n] ? all[r] : seconds[n];
         }
@@ -86,13 +86,13 @@ typedef struct exchange {
 static fattn_status run_exchange(divided_case *c, void *what)
 {
     const exchange *const x = what;
-    const fattn_transport *const t = c->engine->transport;
+    const fattn_transport *const t = c->world->transport;
     const fattn_message messages[] = {
         {(t->rank + 1) % t->ranks, 0, 0, 0, x->data, x->bytes},
         {(t->rank + t->ranks - 1) % t->ranks, 0, 1, 0, x->data + x->bytes, x->bytes},
     };
     const fattn_status status = t->start(t->user, messages, 2);
-    return status ? status : t->wait(t->user, messages, 2, c->engine->timeout);
+    return status ? status : t->wait(t->user, messages, 2, c->world->timeout);
 }
 
 static fattn_status run_alone(divided_case *c, void *plan)
@@ -117,7 +117,7 @@ static fattn_status measure_speed(divided_case *c, fattn_speed *speed)
     fattn_plan *plan = NULL;
     double small = 0, large = 0, alone = 0;
     fattn_status status = x.data ? FATTN_OK : fattn_fail_memory(2 * bytes, "a block of keys");
-    if (!status && c->engine->transport->ranks > 1) {
+    if (!status && c->world->transport->ranks > 1) {
         memset(x.data, 0, (size_t)(2 * bytes));
         status = time_act(c, run_exchange, &x, LINK_REPS, &small);
         x.bytes = bytes;
@@ -157,13 +157,13 @@ static fattn_status run_forward(divided_case *c)
 /* *most: the bytes of the largest plan. Ranks differ, because their pieces do. */
 static fattn_status find_bytes(const divided_case *c, const fattn_group_plan *plan, int64_t *most)
 {
-    const int32_t ranks = c->engine->transport->ranks;
+    const int32_t ranks = c->world->transport->ranks;
     int64_t *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
     if (!all) {
         return fattn_fail_memory(ranks * (int64_t)sizeof *all, "the bytes of plans");
     }
-    all[c->engine->transport->rank] = fattn_group_plan_bytes(plan);
-    const fattn_status status = engine_gather(c->engine, all, sizeof *all);
+    all[c->world->transport->rank] = fattn_group_plan_bytes(plan);
+    const fattn_status status = world_gather(c->world, all, sizeof *all);
     *most = 0;
     for (int32_t r = 0; !status && r < ranks; r++) {
         *most = fattn_max64(*most, all[r]);
@@ -201,7 +201,7 @@ static void print_row(const divided_case *c, const fattn_forecast *f, const fatt
 static void take_share(divided_case *c, bool all_queries)
 {
     fattn_problem *const p = &c->local.problem;
-    const int64_t rank = c->engine->transport->rank;
+    const int64_t rank = c->world->transport->rank;
     c->shares.all_queries = all_queries;
     p->seqlen_q = fattn_whole_rows(&c->shares, FATTN_QUERIES, 0, rank);
     p->seqlen_k = fattn_whole_rows(&c->shares, FATTN_KEYS, 0, rank);
@@ -217,10 +217,10 @@ static fattn_status describe(divided_case *c, const bench_ranks *v, const sweep_
                           fattn_feature_name(__builtin_ctzll(others)));
     }
     const fattn_status status = fattn_problem_normalise(&c->whole, &c->normal);
-    c->shares = (fattn_whole){.problem = &c->normal, .ranks = c->engine->transport->ranks};
+    c->shares = (fattn_whole){.problem = &c->normal, .ranks = c->world->transport->ranks};
     c->shares.split = v->split ? (fattn_split)v->split : fattn_split_choose(&c->normal);
     fattn_group_init(&c->group);
-    c->group.transport = c->engine->transport;
+    c->group.transport = c->world->transport;
     c->group.device = c->device;
     c->group.split = c->shares.split;
     c->group.timeout = v->timeout;
@@ -249,8 +249,8 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
     fattn_forecast *const all = fattn_memory_alloc((size_t)c->shares.ranks * sizeof *all);
     status = status || all ? status : fattn_fail_memory(0, "forecasts");
     if (!status) {
-        all[c->engine->transport->rank] = f;
-        status = engine_gather(c->engine, all, sizeof *all);
+        all[c->world->transport->rank] = f;
+        status = world_gather(c->world, all, sizeof *all);
         f = all[0];
     }
     fattn_memory_free(all);
@@ -259,7 +259,7 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
     status = status ? status : fattn_group_plan_create(&c->group, &c->whole, NULL, NULL, &plan);
     status = status ? status : time_act(c, run_divided, plan, reps ? (int)reps : REPS, &seconds);
     status = status ? status : find_bytes(c, plan, &bytes);
-    if (!status && c->engine->transport->rank == 0) {
+    if (!status && c->world->transport->rank == 0) {
         print_row(c, &f, &speed, seconds, bytes);
     }
     if (!status) { /* after a failure messages may still use the plan's memory */
@@ -270,13 +270,13 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
 
 int bench_ranks_run(const bench_ranks *v, const sweep *s, int64_t reps)
 {
-    engine e;
-    fattn_status status = engine_open(&e, v->timeout);
+    world w;
+    fattn_status status = world_open(&w, v->timeout);
     for (int64_t n = 0, count = sweep_count(s); !status && n < count; n++) {
         divided_case c;
         sweep_case of;
         memset(&c, 0, sizeof c);
-        c.engine = &e;
+        c.world = &w;
         sweep_at(s, n, &of);
         status = sweep_open(&of, &c.device);
         status = status ? status : bench_one(&c, v, &of, reps);
@@ -284,6 +284,6 @@ int bench_ranks_run(const bench_ranks *v, const sweep *s, int64_t reps)
         fattn_device_close(c.device);
     }
     const int code = status ? tool_failure(status) : TOOL_OK;
-    engine_close(&e);
+    world_close(&w);
     return code;
 }

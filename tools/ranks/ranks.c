@@ -11,7 +11,7 @@
 #include "core/kernel.h"
 #include "core/memory.h"
 #include "core/problem.h"
-#include "tools/ranks/engine.h"
+#include "tools/ranks/world.h"
 #include "tools/terminal/terminal.h"
 
 void ranks_rows(ranks_options *values, option *rows)
@@ -29,9 +29,9 @@ void ranks_rows(ranks_options *values, option *rows)
         {"row S", "extra seconds per row for merging, in each step after the first (default 0)",
          OPTION_REAL, .value = &values->row, .given = any},
         {"scheme", "how ranks share the work (default auto: the fastest)", OPTION_CHOICE,
-         .value = &values->scheme, .given = any, .words = engine_schemes},
+         .value = &values->scheme, .given = any, .words = scheme_words},
         {"split", "which rows a rank has (default auto: by the masks)", OPTION_CHOICE,
-         .value = &values->split, .given = any, .words = engine_splits},
+         .value = &values->split, .given = any, .words = split_words},
         {"memory B",
          "most bytes of a rank's plan: heads are then computed in turns, and keys\n"
          "in slices (default: no limit)",

@@ -9,7 +9,7 @@
 
 #include "tools/npy/npy.h"
 #include "tools/options/problem_options.h"
-#include "tools/ranks/engine.h"
+#include "tools/ranks/world.h"
 
 enum {
     IN_Q,
@@ -80,7 +80,7 @@ typedef struct divided {
     bool wanted, any;  /* any: one of the others is given */
     int split, scheme; /* words: all of splits, those of schemes after "auto" */
     double timeout;
-    engine engine;
+    world world;
     share share[SIDES];
 } divided;
 

@@ -36,7 +36,7 @@ static bool same_file(const char *a, const char *b)
  * run's inputs. */
 static bool check_outputs(const job *j)
 {
-    const bool creates = !j->divided.wanted || j->divided.engine.transport->rank == 0;
+    const bool creates = !j->divided.wanted || j->divided.world.transport->rank == 0;
     for (int out = 0; out < OUTPUTS; out++) {
         const char *const path = j->out_path[out];
         char why[LINE];

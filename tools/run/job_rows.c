@@ -48,7 +48,7 @@ static bool take_side(job *j, int side)
     const int input = side == QUERIES ? IN_CU_Q : IN_CU_K;
     const int32_t *const cu = j->in_path[input] ? j->in[input].data : NULL;
     const int64_t sequences = cu ? j->problem.batch : 1, length = length_of(j, side);
-    const fattn_transport *const t = j->divided.engine.transport;
+    const fattn_transport *const t = j->divided.world.transport;
     const bool whole = side == QUERIES && job_scheme(j) == FATTN_SCHEME_REDUCE;
     const fattn_split split = (fattn_split)j->divided.split;
     const int runs = whole ? 1 : fattn_split_runs(split);
@@ -130,7 +130,7 @@ void job_narrow(job *j)
 static npy_rows output_rows(const job *j, int i, fattn_run *all)
 {
     const npy_array *const a = &j->out[i];
-    const bool first = j->divided.engine.transport->rank == 0;
+    const bool first = j->divided.world.transport->rank == 0;
     const int side = i == OUT_DK || i == OUT_DV ? KEYS : QUERIES;
     const bool same = i == OUT_DSINK || (side == QUERIES && job_scheme(j) == FATTN_SCHEME_REDUCE);
     const int axis = i == OUT_DSINK   ? 0
@@ -164,15 +164,15 @@ typedef struct names {
 
 bool job_write_rows(const job *j)
 {
-    const engine *const e = &j->divided.engine;
-    const bool first = e->transport->rank == 0;
+    const world *const w = &j->divided.world;
+    const bool first = w->transport->rank == 0;
     replacement staged[OUTPUTS] = {{0}};
     int count = 0;
     char why[LINE];
-    names *const all = fattn_memory_alloc((size_t)e->transport->ranks * sizeof *all);
+    names *const all = fattn_memory_alloc((size_t)w->transport->ranks * sizeof *all);
     bool fine = all || job_succeeded(COMPLAINT_NO_MEMORY, "no memory for the names of files");
     if (all) {
-        memset(all, 0, (size_t)e->transport->ranks * sizeof *all);
+        memset(all, 0, (size_t)w->transport->ranks * sizeof *all);
     }
     for (int i = 0; fine && first && i < OUTPUTS; i++) {
         if (j->out_path[i]) {
@@ -181,9 +181,9 @@ bool job_write_rows(const job *j)
             snprintf(all->of[i], PATH_MAX, "%s", fine ? staged[count - 1].temporary : "");
         }
     }
-    fine = engine_agree(e, fine);
-    const fattn_status told = fine ? engine_gather(e, all, sizeof *all) : FATTN_OK;
-    fine = fine && (!told || !tool_failure(told)) && engine_agree(e, true);
+    fine = world_agree(w, fine);
+    const fattn_status told = fine ? world_gather(w, all, sizeof *all) : FATTN_OK;
+    fine = fine && (!told || !tool_failure(told)) && world_agree(w, true);
     for (int i = 0; fine && i < OUTPUTS; i++) {
         fattn_run whole;
         if (j->out_path[i]) {
@@ -192,7 +192,7 @@ bool job_write_rows(const job *j)
                 job_succeeded(npy_write_rows(all->of[i], &rows, &j->out[i], why, sizeof why), why);
         }
     }
-    fine = engine_agree(e, fine);
+    fine = world_agree(w, fine);
     if (fine && first) {
         fine = job_succeeded(replacement_commit(staged, count, why, sizeof why), why);
     }
@@ -200,5 +200,5 @@ bool job_write_rows(const job *j)
         replacement_abandon(staged, count);
     }
     fattn_memory_free(all);
-    return engine_agree(e, fine);
+    return world_agree(w, fine);
 }

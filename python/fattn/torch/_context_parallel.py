@@ -168,7 +168,7 @@ class context_parallel:
             raise InvalidArgument(f"buffers have lengths {sorted(lengths)}: if lengths differ, each must be a "
                                   f"multiple of the number of ranks, {self.ranks}")
         self._entered: list[Any] = []
-        self._engines: dict[Any, ProcessGroup] = {}
+        self._transports: dict[Any, ProcessGroup] = {}
         self._plans: dict[Any, tuple[_groups.GroupPlan, _Share]] = {}
 
     # --- Shares -----------------------------------------------------------------------------------
@@ -209,10 +209,10 @@ class context_parallel:
         padded = x.detach().movedim(dim, 0).contiguous()
         padded = torch.cat([padded, padded.new_zeros(most - len(padded), *padded.shape[1:])])
         parts = [torch.empty_like(padded) for _ in rows]
-        engine = self._engine(x.device)
-        with engine.lost("a rank"):
+        transport = self._transport(x.device)
+        with transport.lost("a rank"):
             work = dist.all_gather(parts, padded, group=self.group, async_op=True)
-        engine.finish([(work, "a rank")], self.timeout)
+        transport.finish([(work, "a rank")], self.timeout)
         whole = x.new_empty(length, *padded.shape[1:])
         for r, part in zip(rows, parts):
             whole[r] = part[:len(r)]
@@ -320,13 +320,13 @@ class context_parallel:
 
     # --- Running ----------------------------------------------------------------------------------
 
-    def _engine(self, device: torch.device) -> ProcessGroup:
-        """The engine for tensors of a device on its current stream."""
+    def _transport(self, device: torch.device) -> ProcessGroup:
+        """The transport for tensors of a device on its current stream."""
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-        engine = self._engines.get((device, stream))
-        if engine is None:
-            engine = self._engines[device, stream] = ProcessGroup(self.group, device, stream)
-        return engine
+        transport = self._transports.get((device, stream))
+        if transport is None:
+            transport = self._transports[device, stream] = ProcessGroup(self.group, device, stream)
+        return transport
 
     @contextlib.contextmanager
     def _telling(self, q: Any) -> Iterator[None]:
@@ -336,9 +336,9 @@ class context_parallel:
             yield
         except Exception:
             with contextlib.suppress(Exception):
-                device = q.device if isinstance(q, Tensor) else next((d for d, _ in self._engines), torch.device("cpu"))
-                engine, where = self._engine(device), torch.empty(0, device=device)
-                _groups.GroupPlan(engine.table, device_of(None, kind_of(where).view(where, "q").device), _REFUSED,
+                device = q.device if isinstance(q, Tensor) else next((d for d, _ in self._transports), torch.device("cpu"))
+                transport, where = self._transport(device), torch.empty(0, device=device)
+                _groups.GroupPlan(transport.table, device_of(None, kind_of(where).view(where, "q").device), _REFUSED,
                                   self.scheme, self.timeout, None)
             raise
 
@@ -348,26 +348,26 @@ class context_parallel:
         """Runs a forward or a backward; the tensors that it makes, by name."""
         with self._telling(arrays["q"]):
             given = {name: _plain(t, name) for name, t in arrays.items() if t is not None}
-            q, engine = given["q"], self._engine(arrays["q"].device)
+            q, transport = given["q"], self._transport(arrays["q"].device)
             wholes = (lengths[0][-1], lengths[1][-1]) if lengths else self._wholes(q, given["k"])
             # Shares of different ranks differ, but two problems that are one for a rank are one for all: so
             # all make a plan, or none.
-            key = (options, lengths, wholes, id(engine),
+            key = (options, lengths, wholes, id(transport),
                    tuple([(name, t.shape, t.dtype) for name, t in given.items()]))
             keeps = self._keeps(given, wholes[0])
             found = self._plans.pop(key, None) if keeps else None
             share = found[1] if found else _share_of(options, given, wholes, lengths)
         if found is None:
             try:
-                found = self._make_plan(engine, share, lengths), share
+                found = self._make_plan(transport, share, lengths), share
             finally:
-                engine.check()
+                transport.check()
         if keeps:
             self._plans[key] = found
         if draws:
-            with engine.lost("rank 0"):
+            with transport.lost("rank 0"):
                 work = dist.broadcast(given["seed_ptr"], group=self.group, group_src=0, async_op=True)
-            engine.finish([(work, "rank 0")], self.timeout)
+            transport.finish([(work, "rank 0")], self.timeout)
         kind = kind_of(q)
         made = {m.name: kind.make(m, given.get("o", q))[0] for m in share.made}
         buffers, memory = _c.new_struct(_c.Buffers, _c.lib.fattn_buffers_init)
@@ -378,7 +378,7 @@ class context_parallel:
         try:
             found[0].execute(buffers)
         finally:
-            engine.check()
+            transport.check()
         if not keeps:
             found[0].destroy()
         assert memory
@@ -395,11 +395,11 @@ class context_parallel:
         reduces = self.scheme == _groups.SCHEMES["reduce"]
         return q.shape[1] if reduces else self._whole("q", q.shape[1]), self._whole("k", k.shape[1])
 
-    def _make_plan(self, engine: ProcessGroup, share: _Share, lengths: _Lengths | None) -> _groups.GroupPlan:
+    def _make_plan(self, transport: ProcessGroup, share: _Share, lengths: _Lengths | None) -> _groups.GroupPlan:
         while len(self._plans) >= _PLANS:
             self._plans.pop(next(iter(self._plans)))[0].destroy()
         try:
-            return _groups.GroupPlan(engine.table, share.device, self.split, self.scheme, self.timeout,
+            return _groups.GroupPlan(transport.table, share.device, self.split, self.scheme, self.timeout,
                                      ctypes.addressof(share.problem), lengths)
         except RanksDisagree as error:
             if self.length is None and lengths is None and "seqlen" in str(error):
@@ -408,8 +408,8 @@ class context_parallel:
             raise
 
     def __del__(self) -> None:
-        # Messages of an engine that has failed may still be under way: then the memory stays.
-        if not any(engine.broken for engine in getattr(self, "_engines", {}).values()):
+        # Messages of a transport that has failed may still be under way: then the memory stays.
+        if not any(transport.broken for transport in getattr(self, "_transports", {}).values()):
             for plan, _ in getattr(self, "_plans", {}).values():
                 plan.destroy()
 

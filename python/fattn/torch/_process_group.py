@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process group of torch.distributed as an engine of fattn/distributed.h.
+"""A process group of torch.distributed as a transport of fattn/distributed.h.
 
 The backend moves the bytes. Gloo sends and receives in threads of its own while kernels run. A timeout of gloo closes
 its connections, by which the others learn that a rank has given up. Other backends are polled until they are done.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/ranks/engine.h"
+#include "tools/ranks/world.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -8,8 +8,8 @@
 #include "core/memory.h"
 #include "core/status.h"
 
-const char *const engine_schemes[] = {"auto", "ring", "heads", "both", "reduce", NULL};
-const char *const engine_splits[] = {"auto", "contiguous", "zigzag", "striped", NULL};
+const char *const scheme_words[] = {"auto", "ring", "heads", "both", "reduce", NULL};
+const char *const split_words[] = {"auto", "contiguous", "zigzag", "striped", NULL};
 
 #ifdef __APPLE__
 #define LIBRARY "libfattn_mpi.0.dylib"
@@ -19,34 +19,34 @@ const char *const engine_splits[] = {"auto", "contiguous", "zigzag", "striped", 
 
 enum { TAG = 0 };
 
-fattn_status engine_open(engine *e, double timeout)
+fattn_status world_open(world *w, double timeout)
 {
     fattn_status (*begin)(fattn_transport **) = NULL;
     void *const library = dlopen(LIBRARY, RTLD_NOW | RTLD_GLOBAL); /* MPI opens parts of its own */
     void *const found = library ? dlsym(library, "fattn_mpi_begin") : NULL;
     void *const end = found ? dlsym(library, "fattn_mpi_end") : NULL;
-    memset(e, 0, sizeof *e);
+    memset(w, 0, sizeof *w);
     if (!end) {
         const char *const why = dlerror();
         return fattn_fail(FATTN_UNSUPPORTED, "no MPI: %s", why ? why : LIBRARY);
     }
     memcpy(&begin, &found, sizeof begin);
-    memcpy(&e->end, &end, sizeof e->end);
-    e->timeout = timeout;
-    return begin(&e->transport);
+    memcpy(&w->end, &end, sizeof w->end);
+    w->timeout = timeout;
+    return begin(&w->transport);
 }
 
-void engine_close(engine *e)
+void world_close(world *w)
 {
-    if (e->transport) {
-        e->end(e->transport);
+    if (w->transport) {
+        w->end(w->transport);
     }
-    memset(e, 0, sizeof *e);
+    memset(w, 0, sizeof *w);
 }
 
-fattn_status engine_gather(const engine *e, void *all, int64_t bytes)
+fattn_status world_gather(const world *w, void *all, int64_t bytes)
 {
-    const fattn_transport *const t = e->transport;
+    const fattn_transport *const t = w->transport;
     fattn_status status = FATTN_OK;
     for (int32_t d = 1; !status && d < t->ranks; d++) {
         const int32_t to = (t->rank + d) % t->ranks, from = (t->rank - d + t->ranks) % t->ranks;
@@ -55,20 +55,20 @@ fattn_status engine_gather(const engine *e, void *all, int64_t bytes)
             {from, TAG, 1, 0, (char *)all + from * bytes, bytes},
         };
         status = t->start(t->user, messages, 2);
-        status = status ? status : t->wait(t->user, messages, 2, e->timeout);
+        status = status ? status : t->wait(t->user, messages, 2, w->timeout);
     }
     return status;
 }
 
-bool engine_agree(const engine *e, bool fine)
+bool world_agree(const world *w, bool fine)
 {
-    const int32_t ranks = e->transport->ranks;
+    const int32_t ranks = w->transport->ranks;
     bool *const all = fattn_memory_alloc((size_t)ranks);
     fattn_status status = all ? FATTN_OK : fattn_fail_memory(ranks, "the answers of ranks");
     int32_t failed = 0;
     if (!status) {
-        all[e->transport->rank] = fine;
-        status = engine_gather(e, all, 1);
+        all[w->transport->rank] = fine;
+        status = world_gather(w, all, 1);
     }
     while (!status && failed < ranks && all[failed]) {
         failed++;

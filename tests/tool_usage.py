@@ -127,6 +127,11 @@ REFUSED = [
     ("bench --sq 12,x", 2, '--sq: "x" is not an integer'),
     ("bench --sq 12,,13", 2, '--sq: "" is not an integer'),
     ("bench --sq -1", 2, '--sq: "-1" is not between 0 and'),
+    ("bench --sq 0", 2, "--sq is 0: without queries there is nothing to measure"),
+    ("bench --b 1,0 --dir plan,fwd", 2, "--b is 0: without queries"),
+    ("bench --hq 0 --dir bwd", 2, "--hq is 0: without queries"),
+    ("bench --seqused-q 5,0 --dir decode", 2, "--seqused-q is 0: without queries"),
+    ("bench --ranks --sq 0", 2, "--sq is 0: without queries"),
     ("bench --dir sideways", 2, "one of fwd, bwd, decode, plan"),
     ("bench --causal=2", 2, '--causal: "2" is not one of 0, 1'),
     ("bench --threads 0", 2, '--threads: "0" is not between 1'),
@@ -310,6 +315,9 @@ def test_bench(tool, folder):
     ok([line["device"] for line in lines] == ["cpu@1", "cpu@2"] and all(line["ceiling"] > 0 for line in lines),
        "--threads is in the device column, and decoding on a CPU has a ceiling")
     ok(all(line["Sq"] == 1 for line in lines), "decoding has one query by default")
+    for line, count in (("--sk 0 --sq 64", 1), ("--sq 0 --dir plan", 2)):  # o is written; a plan is made
+        ran = start(tool, folder, f"bench {line} --device cpu --hq 1 --d 16 --reps 3")
+        ok(ran.returncode == 0 and ran.stdout.count("\n") == 1 + count, f"bench {line} measures something")
     ran = start(tool, folder, "bench --device cpu,reference --sq 64 --hq 1 --d 16 --reps 3 --json")
     fed, none = [json.loads(line)["fed"] for line in ran.stdout.splitlines()]
     measured = json.loads(ran.stdout.splitlines()[0])["kernel"].startswith(("avx", "amx"))

@@ -642,6 +642,29 @@ static int check_peer(const bench *b, const sweep *s)
     return TOOL_OK;
 }
 
+/* Refuses cases without queries, of which a run has no work. Planning them takes as long as planning
+ * others, so --dir plan may have them. */
+static int check_queries(const sweep *s)
+{
+    const struct {
+        const char *name;
+        const option_integers *list;
+    } counts[] = {
+        {"--b", &s->b}, {"--hq", &s->hq}, {"--sq", &s->sq}, {"--seqused-q", &s->seqused_q}};
+    if (!sweep_has(s, SWEEP_FWD) && !sweep_has(s, SWEEP_BWD) && !sweep_has(s, SWEEP_DECODE)) {
+        return TOOL_OK;
+    }
+    for (size_t n = 0; n < sizeof counts / sizeof counts[0]; n++) {
+        for (int i = 0; i < counts[n].list->count; i++) {
+            if (counts[n].list->at[i] == 0) {
+                return tool_usage("bench", "%s is 0: without queries there is nothing to measure",
+                                  counts[n].name);
+            }
+        }
+    }
+    return TOOL_OK;
+}
+
 int fattn_tool_bench(int argc, char **argv)
 {
     sweep s;
@@ -682,10 +705,11 @@ int fattn_tool_bench(int argc, char **argv)
                           "--ranks cannot be combined with --kernel, --scores, --probabilities or "
                           "--dir plan");
     }
-    if (ranks.wanted) {
-        return sweep_check(&s, "bench") ? bench_ranks_run(&ranks, &s, b.reps) : TOOL_USAGE;
+    int code = sweep_check(&s, "bench") ? check_queries(&s) : TOOL_USAGE;
+    if (code == TOOL_OK && ranks.wanted) {
+        return bench_ranks_run(&ranks, &s, b.reps);
     }
-    int code = sweep_check(&s, "bench") ? check_peer(&b, &s) : TOOL_USAGE;
+    code = code == TOOL_OK ? check_peer(&b, &s) : code;
     if (code == TOOL_OK) {
         code = bench_sweep(&b, &s);
         warn(&b, &s);

@@ -14,6 +14,8 @@ import sys
 import checks
 from checks import ok, skip
 
+TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../docs/BUILDING.md")
+
 
 def helped(tool, *words):
     return subprocess.run([tool, *words, "--help"], capture_output=True, text=True, check=True).stdout
@@ -25,7 +27,7 @@ def source(page):
         return re.sub(r"\\(f.|[,/&])", "", file.read().replace("\\-", "-"))
 
 
-def test_page(tool, command, summary, text):
+def test_page(tool, command, summary, variables, text):
     name = "fattn" + (command and "-" + command)
     ok(f".TH {name.upper()} " in text and f".SH NAME\n{name} - {summary}\n" in text, name + " has a title and a name")
     ok(f".SH SYNOPSIS\n.B fattn\n{command or 'COMMAND'}" in text, name + " has a synopsis")
@@ -35,6 +37,10 @@ def test_page(tool, command, summary, text):
     if absent:
         print("# absent:", *absent)
     ok(words and not absent, name + " has every option")
+    absent = [name for name in variables if not re.search(rf"^{name}$", text, re.M)]
+    if absent:
+        print("# absent:", *absent)
+    ok(variables and not absent, name + " has every environment variable")
     ok(all(f".SH {section}\n" in text for section in ("DESCRIPTION", "ENVIRONMENT", '"SEE ALSO"')),
        name + " has the other sections")
 
@@ -58,10 +64,12 @@ def main():
     commands = dict(re.findall(r"^  (\w+) +(.*)$", helped(tool).split("Commands:\n")[1].split("\n\n")[0], re.M))
     expected = ["fattn.1"] + [f"fattn-{command}.1" for command in sorted(commands)]
     ok(sorted(os.path.basename(page) for page in pages) == sorted(expected), "each command has a page")
+    with open(TABLE, encoding="utf-8") as file:
+        variables = re.findall(r"^\| `(FATTN_[^`]*)`", file.read(), re.M)
     for page in pages:
         command = os.path.basename(page)[len("fattn"):-len(".1")].lstrip("-")
         summary = commands.get(command, "exact attention: the tool of the fattn library")
-        test_page(tool, command, summary.replace("\\", ""), source(page))
+        test_page(tool, command, summary.replace("\\", ""), variables, source(page))
         test_formatting(page)
     return checks.done()
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport that docs/DISTRIBUTED.md shows: ranks are processes with a socket to each other one.
+ * The transport that docs/DISTRIBUTED.md shows: ranks are processes with a socket to each other
+ * one.
  * Drawn problems against the undivided one, and a rank that is killed.
  */
 #include "tests/page_transport.h" /* from the page */

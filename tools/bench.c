@@ -642,7 +642,7 @@ static int check_peer(const bench *b, const sweep *s)
     return TOOL_OK;
 }
 
-/* Refuses cases without queries, of which a run has no work. Planning them takes as long as planning
+/* Refuses cases without queries, whose runs have no work. Planning them takes as long as planning
  * others, so --dir plan may have them. */
 static int check_queries(const sweep *s)
 {

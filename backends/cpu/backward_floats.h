@@ -189,13 +189,17 @@ static int64_t terms_of(const panel *pn, int64_t n)
     return ((n + parts - 1) / parts + 3) / 4 * 4;
 }
 
-/* tensor[j] += sum_r weights[j][r] rows[r] for the keys of the tile. weights: [bc] rows of [br] */
+/* tensor[j] += sum_r weights[j][r] rows[r] for the keys of the tile, or = if keys are stored.
+ * weights: [bc] rows of [br]; apart: sums of 16-bit gradients, in the workspace or, if keys are
+ * stored, in scratch */
 static void add_keys(backward *job, span s, float *const *weights, const float *rows,
                      int64_t rows_stride, void *tensor, const fattn_strides *strides, int64_t dim,
                      float *apart, int64_t stride, prefetch_list later)
 {
     panel *const pn = &job->panel;
-    const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
+    const bool stored = job->shared.stored, rounded = stored && sums_in_workspace(pn->p);
+    const sum_rows sums = rounded ? (sum_rows){apart, stride}
+                                  : sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.padded; j++) {
         job->out[j] = j < s.live ? sums.first + j * sums.step : job->discarded;
     }
@@ -204,17 +208,21 @@ static void add_keys(backward *job, span s, float *const *weights, const float *
         const int64_t first = j, past = keys_attended(pn, s, r + FV_LANES);
         const int64_t terms = terms_of(pn, pn->width - r);
         /* Only rows from r on attend to these keys. */
-        for (int64_t i = r; past > first && i < pn->width; i += terms) {
+        for (int64_t i = r; past > first && i < pn->rows; i += terms) {
             for (j = first; j < past; j++) {
                 job->weight_rows[j] = weights[j] + i;
             }
             const product_of sum = {.a = job->weight_rows + first,
                                     .b = rows + i * rows_stride,
                                     .b_stride = rows_stride,
-                                    .depth = fattn_min64(terms, pn->width - i)};
-            later = product_rows(1 / lift_of(pn->p), past - first, sum, job->out + first, 0, dim,
-                                 later);
+                                    .depth = fattn_min64(terms, pn->rows - i)};
+            const bool first_sum = stored && i == r;
+            later = product_rows(first_sum ? 0 : 1 / lift_of(pn->p), past - first, sum,
+                                 job->out + first, 0, dim, later);
         }
+    }
+    if (rounded) {
+        store_keys(pn, tensor, strides, s.first, s.live, sums.first, sums.step, dim, 1);
     }
 }
 
@@ -292,13 +300,13 @@ static void backward_tile(backward *job, span s, span next, const fattn_cpu_prog
     }
     if (wants(p, FATTN_OUT_DV)) {
         add_keys(job, s, pn->x_rows, job->dout, job->dout_stride, buf->dv, &p->dv, p->dim_v,
-                 job->shared.dv, pn->dv_pad,
+                 job->shared.stored ? pn->v_copy : job->shared.dv, pn->dv_pad,
                  prefetch_sums(job, s, buf->dk, &p->dk, p->dim, register_tiles(s, p->dim_v)));
     }
     if (wants(p, FATTN_OUT_DK)) {
         add_keys(
-            job, s, job->dpt_rows, pn->q, job->q_stride, buf->dk, &p->dk, p->dim, job->shared.dk,
-            pn->d_pad,
+            job, s, job->dpt_rows, pn->q, job->q_stride, buf->dk, &p->dk, p->dim,
+            job->shared.stored ? pn->k_copy : job->shared.dk, pn->d_pad,
             prefetch_keys(job, next, buf->k, p->dtype, &p->k, p->dim, register_tiles(s, p->dim)));
     }
 }

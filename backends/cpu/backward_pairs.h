@@ -286,26 +286,34 @@ static sum_factors ds_factors(const backward *job)
 }
 
 /* tensor[j] += factors sum_r weights[j][r] rows[r] for the keys of the tile and the rows
- * `attending`, once the panel before has added its own. weights: [bc] rows of [br]; rows: zipped */
+ * `attending`, once the panel before has added its own; or = if keys are stored. weights: [bc] rows
+ * of [br]; rows: zipped */
 static void add_keys_pairs(backward *job, span s, row_range attending,
                            const bf16_pair *const *weights, const float *rows, sum_factors factors,
                            void *tensor, const fattn_strides *strides, int64_t dim, float *apart,
                            int64_t stride, const fattn_cpu_progress *before)
 {
     const panel *const pn = &job->panel;
+    /* Products in vectors leave out the pairs that have no row. */
+    const int64_t past = PAIRS_COPIED ? attending.past : fattn_min64(attending.past, pn->rows + 1);
     for (int64_t j = 0; j < s.padded; j++) {
         job->weights[j] = weights[j] + attending.first / 2;
     }
-    pairs_rows(s.padded, job->weights, pn->br / 2, (attending.past - attending.first) / 2,
+    pairs_rows(s.padded, job->weights, pn->br / 2, (past - attending.first) / 2,
                rows + attending.first / 2 * stride, stride, job->sum_rows,
                fattn_max64(pn->d_pad, pn->dv_pad), stride, NO_PREFETCH);
     wait_for_turn(job, s, before);
-    const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
+    const int64_t step = fattn_max64(pn->d_pad, pn->dv_pad);
+    if (factors.first != 1) {
+        scale_rows(job->sums, s.live, step, stride, fv_set1(factors.first));
+    }
+    if (job->shared.stored) {
+        store_keys(pn, tensor, strides, s.first, s.live, job->sums, step, dim, factors.last);
+        return;
+    }
+    const sum_rows to = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.live; j++) {
-        if (factors.first != 1) {
-            scale_rows(job->sum_rows[j], 1, stride, stride, fv_set1(factors.first));
-        }
-        add_row(sums.first + j * sums.step, job->sum_rows[j], dim, factors.last);
+        add_row(to.first + j * to.step, job->sum_rows[j], dim, factors.last);
     }
 }
 

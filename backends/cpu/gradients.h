@@ -20,6 +20,18 @@ static bool sums_in_workspace(const fattn_problem *p)
     return fattn_gradient_dtype(p, p->dtype) != FATTN_F32 && wants(p, FATTN_OUT_DK | FATTN_OUT_DV);
 }
 
+/*
+ * Whether a panel has all rows of its head, and all keys of the sequence are in tiles that it
+ * visits. It then stores its rows of dk and dv, and nothing is summed in the workspace. Not under
+ * ALiBi, whose products are lifted (backward_floats.h).
+ */
+static bool stores_keys(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    const uint64_t others = FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK | FATTN_CU_SEQLENS_Q |
+                            FATTN_SEQUSED_Q | FATTN_ACCUMULATE | FATTN_ALIBI;
+    return tiling->q_blocks == 1 && !fattn_is_banded(p) && !(p->features & others);
+}
+
 /* The number of rows of dk in the workspace: total_k if keys are packed, else seqlen_k per
  * sequence. */
 static int64_t key_rows(const fattn_problem *p)
@@ -56,6 +68,7 @@ typedef struct gradients {
     fattn_cpu_progress *progress; /* [items] */
     float *dsink;                 /* [items][group] parts of dsink */
     float *dk, *dv;               /* [Hk][key rows][d_pad], [dv_pad]: sums of 16-bit gradients */
+    bool stored;                  /* stores_keys() */
 } gradients;
 
 /* Lays out the shared part of the workspace. Returns its size, or -1 if that is too large. */
@@ -64,7 +77,7 @@ static int64_t gradients_layout(const fattn_problem *p, const fattn_tiling *tili
 {
     const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
     const int64_t group = fattn_problem_group(p);
-    const bool apart = sums_in_workspace(p);
+    const bool stored = stores_keys(p, tiling), apart = sums_in_workspace(p) && !stored;
     const int64_t rows = apart ? fattn_cpu_bytes(key_rows(p), p->heads_k, sizeof(float)) : 0;
     const int64_t sizes[4] = {
         is_chained(p) ? fattn_cpu_bytes(tiling->items, sizeof(fattn_cpu_progress), 1) : 0,
@@ -85,6 +98,7 @@ static int64_t gradients_layout(const fattn_problem *p, const fattn_tiling *tili
     shared->dsink = parts[1];
     shared->dk = parts[2];
     shared->dv = parts[3];
+    shared->stored = stored;
     return used;
 }
 
@@ -121,6 +135,24 @@ static sum_rows sum_rows_from(const panel *pn, void *tensor, const fattn_strides
     return (sum_rows){apart + (pn->hk * key_rows(pn->p) + row) * stride, stride};
 }
 
+/* Stores `count` rows of dk or dv, from that of key `first` on: rows of sums, `step` apart, times
+ * factor. */
+static void store_keys(const panel *pn, void *tensor, const fattn_strides *strides, int64_t first,
+                       int64_t count, const float *sums, int64_t step, int64_t dim, float factor)
+{
+    const fattn_dtype dtype = fattn_gradient_dtype(pn->p, pn->p->dtype);
+    const int64_t size = fattn_dtype_size(dtype), stride = strides->seq * size;
+    char *const to = (char *)tensor + key_index(pn, strides, first) * size;
+    const bool whole = dim % (2 * FV_LANES) == 0;
+    for (int64_t j = 0; j < count; j++) {
+        if (dtype == FATTN_BF16 && whole) {
+            round_row(to + j * stride, sums + j * step, dim, fv_set1(factor));
+        } else {
+            row_store(to + j * stride, dtype, sums + j * step, dim, factor);
+        }
+    }
+}
+
 /* A panel with only what rows of keys need. */
 static panel keys_of(const fattn_cpu_run *run, int64_t b, int64_t hk)
 {
@@ -140,21 +172,23 @@ static int64_t chunks_of(const fattn_problem *p)
 }
 
 /* Clears a chunk of keys: their sums, or their rows of the output if no sum will be rounded to
- * them. Keys before the first one (FATTN_SEQSTART_K) belong to the first chunk. */
-static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
-                       int64_t dim, float *apart, int64_t stride)
+ * them. Keys before the first one (FATTN_SEQSTART_K) belong to the first chunk. stored: those of
+ * the sequence are left out */
+static void clear_keys(const panel *pn, bool stored, int64_t first, void *tensor,
+                       const fattn_strides *strides, int64_t dim, float *apart, int64_t stride)
 {
     const fattn_dtype dtype = fattn_gradient_dtype(pn->p, pn->p->dtype);
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
     const int64_t size = fattn_dtype_size(dtype);
     /* Keys that have a sum in the workspace. */
-    const int64_t sums = sums_in_workspace(pn->p) ? pn->seq.sk : 0;
+    const int64_t sums = sums_in_workspace(pn->p) && !stored ? pn->seq.sk : 0;
+    const int64_t kept = stored ? pn->seq.sk : 0;
     const sum_rows none = {0};
     const sum_rows to = sums ? sum_rows_from(pn, tensor, strides, apart, stride, first) : none;
     for (int64_t j = first == 0 ? -pn->start_k : first; j < past; j++) {
         if (j >= 0 && j < sums) {
             fill(to.first + (j - first) * to.step, stride, 0);
-        } else {
+        } else if (j < 0 || j >= kept) {
             memset((char *)tensor + key_index(pn, strides, j) * size, 0, (size_t)(dim * size));
         }
     }
@@ -226,10 +260,12 @@ static void clear_item(const fattn_cpu_run *run, int64_t item, void *scratch)
         return;
     }
     if (wants(p, FATTN_OUT_DK)) {
-        clear_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, shared.dk, pn.d_pad);
+        clear_keys(&pn, shared.stored, first, run->buffers->dk, &p->dk, p->dim, shared.dk,
+                   pn.d_pad);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        clear_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, shared.dv, pn.dv_pad);
+        clear_keys(&pn, shared.stored, first, run->buffers->dv, &p->dv, p->dim_v, shared.dv,
+                   pn.dv_pad);
     }
 }
 
@@ -243,14 +279,9 @@ static void clear_work(const fattn_cpu_run *run, void *scratch)
 static void round_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
                        int64_t dim, float *apart, int64_t stride)
 {
-    const fattn_dtype dtype = fattn_gradient_dtype(pn->p, pn->p->dtype);
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.sk);
-    const int64_t size = fattn_dtype_size(dtype);
     const sum_rows from = sum_rows_from(pn, tensor, strides, apart, stride, first);
-    for (int64_t j = first; j < past; j++) {
-        row_store((char *)tensor + key_index(pn, strides, j) * size, dtype,
-                  from.first + (j - first) * from.step, dim, 1);
-    }
+    store_keys(pn, tensor, strides, first, past - first, from.first, from.step, dim, 1);
 }
 
 /* dsink of head h: the sum of the parts of its panels, in the order of their numbers. */
@@ -269,22 +300,25 @@ static void sum_dsink(const fattn_cpu_run *run, const gradients *shared, int64_t
     dsink[h] = (float)sum;
 }
 
-static int64_t finish_chunks(const fattn_problem *p)
+static int64_t finish_chunks(const fattn_cpu_run *run)
 {
-    return sums_in_workspace(p) ? p->batch * p->heads_k * chunks_of(p) : 0;
+    const fattn_problem *const p = run->problem;
+    return sums_in_workspace(p) && !stores_keys(p, run->tiling)
+               ? p->batch * p->heads_k * chunks_of(p)
+               : 0;
 }
 
 static int64_t finish_count(const fattn_cpu_run *run)
 {
     const fattn_problem *const p = run->problem;
-    return finish_chunks(p) + (wants(p, FATTN_OUT_DSINK) ? p->heads_q : 0);
+    return finish_chunks(run) + (wants(p, FATTN_OUT_DSINK) ? p->heads_q : 0);
 }
 
 static void finish_item(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
     const fattn_problem *const p = run->problem;
     const gradients shared = gradients_of(run);
-    const int64_t chunks = finish_chunks(p), heads = p->batch * p->heads_k;
+    const int64_t chunks = finish_chunks(run), heads = p->batch * p->heads_k;
     (void)scratch;
     if (item >= chunks) {
         sum_dsink(run, &shared, item - chunks);

@@ -330,7 +330,9 @@ static void b9(void)
  * Absurd sizes
  * ---------------------------------------------------------------------------------------------- */
 
-/* Bytes of workspace, -1 for FATTN_OVERFLOW, -2 for a row that declines. */
+enum { DECLINED = -2 };
+
+/* Bytes of workspace, -1 for FATTN_OVERFLOW, or DECLINED. */
 static int64_t workspace_of(const place *at, fattn_op op, int64_t batch, int64_t heads,
                             int64_t rows, int64_t keys, int64_t dim)
 {
@@ -349,7 +351,7 @@ static int64_t workspace_of(const place *at, fattn_op op, int64_t batch, int64_t
         fattn_plan_create_with(at->device, &p, at->kernel->name, &wish, &plan);
     const int64_t bytes = status == FATTN_OK         ? plan->tiling.workspace
                           : status == FATTN_OVERFLOW ? -1
-                                                     : -2;
+                                                     : DECLINED;
     hazard_check(status == FATTN_OK || status == FATTN_OVERFLOW || status == FATTN_UNSUPPORTED,
                  "%s: %s: %s", at->kernel->name, fattn_status_string(status), fattn_last_reason());
     fattn_plan_destroy(plan);
@@ -370,6 +372,9 @@ static void check_growth(const place *at, fattn_op op, int64_t heads, int64_t ro
     }
     for (int64_t batch = 4 * ONE; batch < FAR; batch *= 3) {
         const int64_t bytes = workspace_of(at, op, batch, heads, rows, keys, dim);
+        if (bytes == DECLINED) {
+            return;
+        }
         const wide expected = one + (wide)(two - one) * (batch - ONE) / ONE;
         const wide tensor = (wide)batch * heads * (rows > keys ? rows : keys) * dim * 4;
         const bool over = expected > ((wide)1 << 62) || tensor > ((wide)1 << 62);

@@ -469,8 +469,15 @@ static void f7(void)
             const bool splits = at->kernel->split && c.problem.op == FATTN_FORWARD;
             const fattn_wish wish = {.tile = *tile, .splits = splits ? 4 : 0};
             fattn_plan *plan = NULL;
-            const fattn_status status =
+            fattn_status status =
                 fattn_plan_create_with(at->device, &c.problem, at->kernel->name, &wish, &plan);
+            if (status && at->kernel->features & FATTN_BIAS) { /* some tiles are for a bias alone */
+                fattn_problem biased = c.problem;
+                biased.features = FATTN_BIAS;
+                biased.bias_stride[2] = biased.seqlen_k, biased.bias_stride[3] = 1;
+                status =
+                    fattn_plan_create_with(at->device, &biased, at->kernel->name, &wish, &plan);
+            }
             hazard_check(status == FATTN_OK, "%s: %s", at->kernel->name, fattn_last_reason());
             hazard_check(plan == NULL ||
                              (plan->tiling.br == tile->br && plan->tiling.bc == tile->bc &&

@@ -369,7 +369,7 @@ static bool turns_make(turns *s, const place *at, fattn_op op, uint64_t features
         const int64_t rows = at->kernel->rows_max ? 1 : 70;
         *c = hazard_case(op, f32 ? FATTN_F32 : FATTN_F16, 2, 4, 4, rows, 700, 64);
         c->problem.features = features | repeatable(op);
-        c->problem.dropout_p = 0.5;
+        c->problem.dropout_p = features & FATTN_DROPOUT ? 0.5 : 0;
         c->family = n ? DRAW_UNIFORM : DRAW_GAUSSIAN; /* other values in the same layout */
         c->seed_pointers = true;
         c->seed_value = 11 + (uint64_t)n;

@@ -517,7 +517,8 @@ static double largest_of(const trial *t, draw_id id, int64_t heads, int64_t dim)
 }
 
 /* The same for gradients on GPUs. Each pair in the sum may lose a probability below the normal
- * range, and a dS below it, since atomic additions flush subnormal numbers to 0. */
+ * range, and a dS below it, since atomic additions flush subnormal numbers to 0. In f16 both are
+ * operands of products, and rounded to multiples of 2^-24 below 2^-14. */
 static double gradient_underflow(const trial *t, const output *out)
 {
     const fattn_problem *const p = &t->truth->problem;
@@ -532,20 +533,17 @@ static double gradient_underflow(const trial *t, const output *out)
     const double ds = 1 + 2 * z * (double)p->dim_v * dout * v;
     const double rows = (double)(p->heads_q / p->heads_k * p->seqlen_q);
     const double all = (double)(p->batch * p->heads_q * p->seqlen_q) * (double)p->seqlen_k;
-    double pairs = 0;
+    const double scale = fabs(p->scale), half = p->dtype == FATTN_F16 ? 0x1p-25 : 0;
     switch (out->id) {
-    case DRAW_DV: pairs = rows * z * dout; break;
+    case DRAW_DV: return (0x1p-126 + half) * rows * z * dout;
     case DRAW_DK:
-        pairs = rows * ds * fabs(p->scale) * largest_of(t, DRAW_Q, p->heads_q, p->dim);
-        break;
+        return (0x1p-126 * ds + half) * rows * scale * largest_of(t, DRAW_Q, p->heads_q, p->dim);
     case DRAW_DQ:
-        pairs =
-            (double)p->seqlen_k * ds * fabs(p->scale) * largest_of(t, DRAW_K, p->heads_k, p->dim);
-        break;
-    case DRAW_DBIAS: pairs = all * ds; break;
-    default: break;
+        return (0x1p-126 * ds + half) * (double)p->seqlen_k * scale *
+               largest_of(t, DRAW_K, p->heads_k, p->dim);
+    case DRAW_DBIAS: return 0x1p-126 * ds * all;
+    default: return 0;
     }
-    return 0x1p-126 * pairs;
 }
 
 /* How many entries of the first `rows` rows are wrongly 0: their exact values are above `noise`,

@@ -474,6 +474,7 @@ static void f7(void)
             if (status && at->kernel->features & FATTN_BIAS) { /* some tiles are for a bias alone */
                 fattn_problem biased = c.problem;
                 biased.features = FATTN_BIAS;
+                biased.dtype_bias = biased.dtype;
                 biased.bias_stride[2] = biased.seqlen_k, biased.bias_stride[3] = 1;
                 status =
                     fattn_plan_create_with(at->device, &biased, at->kernel->name, &wish, &plan);

@@ -374,9 +374,8 @@ def test_attention_of_a_models_own():
     with pytest.raises(fattn.Unsupported, match="BloomForCausalLM has an attention of its own"):
         T.AutoModelForCausalLM.from_config(config, attn_implementation="fattn")
     vision = T.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-                                    image_size=8, patch_size=4)
-    text = T.TrOCRConfig(vocab_size=32, d_model=16, decoder_layers=1, decoder_attention_heads=2,
-                                    decoder_ffn_dim=16)
+                         image_size=8, patch_size=4)
+    text = T.TrOCRConfig(vocab_size=32, d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16)
     config = T.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text)
     made = T.AutoModelForImageTextToText.from_config(
         config, attn_implementation={"encoder": "fattn", "decoder": "eager"})

@@ -5,6 +5,7 @@ fattn.torch._ops or, if nothing but autograd needs to see an operator, the libra
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Sequence, overload
 
 import torch
@@ -390,7 +391,8 @@ def attention_with_kvcache(
     scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), integer(chunk, "chunk")
     max_seqlen_k = integer(max_seqlen_k, "max_seqlen_k") if block_table is not None else None
     left, right = window_of(window) or (-1, -1)
-    with naming_cache_seqlens:
+    # Dynamo of PyTorch 2.11 refuses context managers that it does not know.
+    with nullcontext() if torch.compiler.is_compiling() else naming_cache_seqlens:
         result = operator(
             q, k_cache, v_cache, bias, mask, None, alibi_slopes, sink, None, None, None, cache_seqlens,
             block_table, seqstart_k, None, causal, left, right, scale, softcap, 0.0, check_anchor(anchor) == "top_left",

@@ -16,7 +16,6 @@ _NAMES = tuple(name for name, *_ in EXTRAS)
 _OPTIONS = (*_NAMES[:-5], "q_offset", "k_offset", "whole_q", "whole_k", "seed")
 _OF_FORWARD, _OF_BACKWARD = ("k", "v", "out", "lse", *_OPTIONS), ("k", "v", "dout", "o", "lse", "dlse", *_OPTIONS)
 NO_EXTRAS: tuple[None, ...] = (None,) * len(EXTRAS)
-_UINT64 = (1 << 64) - 1
 
 
 class Positions(NamedTuple):
@@ -103,17 +102,7 @@ def split_seed(seed: Any, offset: int) -> tuple[tuple[int, int], Any]:
         raise InvalidArgument("seed is None: dropout needs an integer or an array of (seed, offset)")
     if not _is_number(seed):
         return (0, 0), seed
-    return (_unsigned(seed, "seed"), _unsigned(offset, "offset")), None
-
-
-def _unsigned(x: Any, name: str) -> int:
-    try:
-        value = index(x)
-    except TypeError:
-        raise InvalidArgument(f"{name} is {x!r}, not an integer") from None
-    if not 0 <= value <= _UINT64:
-        raise InvalidArgument(f"{name} is {value}, not in 0..2^64-1")
-    return value
+    return (integer(seed, "seed", unsigned=True), integer(offset, "offset", unsigned=True)), None
 
 
 def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any, ...] = NO_EXTRAS,

@@ -95,14 +95,15 @@ def box_of(name: str, view: View, layout: str, packed: bool) -> Box:
     return Box(shape[0], shape[1], shape[2], shape[3], (strides[0], strides[1], strides[2]))
 
 
-def integer(x: Any, name: str) -> int:
+def integer(x: Any, name: str, unsigned: bool = False) -> int:
     """x as an int that fits a field of the library. ctypes would take larger numbers modulo 2^64."""
     try:
         value = index(x)
     except TypeError:
         raise InvalidArgument(f"{name} is {x!r}, not an integer") from None
-    if not -1 << 63 <= value < 1 << 63:
-        raise InvalidArgument(f"{name} is {value}, not in -2^63..2^63-1")
+    least, past, bounds = (0, 1 << 64, "0..2^64-1") if unsigned else (-1 << 63, 1 << 63, "-2^63..2^63-1")
+    if not least <= value < past:
+        raise InvalidArgument(f"{name} is {value}, not in {bounds}")
     return value
 
 

@@ -615,7 +615,8 @@ static inline fattn_status divided_run(const divided *d, const fattn_transport *
     return divided_from_device(&mirror, status);
 }
 
-/* After a failure of a transport that may still use the memory of messages: once it is closed. */
+/* After a failure, call it only once the transport is closed: until then that may still use the
+ * memory of messages. */
 static inline void divided_share_free(divided_share *share)
 {
     fattn_group_plan_destroy(share->plan);

@@ -300,8 +300,8 @@ static void a8(void)
     }
 }
 
-/* A NaN in the value of key `key`, which a bias hides together with all other keys of the part that
- * `where` and 350 describe, does not reach o. GPUs do not promise it. */
+/* A bias of -inf hides the keys j for which where(i, j, 350) holds. A NaN in the value of one of
+ * them, `key`, does not reach o. GPUs do not promise this (docs/NUMERICS.md, section 8). */
 static void weightless_nan(fattn_dtype dtype, bool (*where)(int64_t i, int64_t j, int64_t n),
                            int64_t key)
 {

@@ -642,8 +642,8 @@ static int check_peer(const bench *b, const sweep *s)
     return TOOL_OK;
 }
 
-/* Refuses cases without queries, whose runs have no work. Planning them takes as long as planning
- * others, so --dir plan may have them. */
+/* Refuses problems without queries, which leave nothing to time. With --dir plan alone they are
+ * allowed: making a plan for them is work like any other. */
 static int check_queries(const sweep *s)
 {
     const struct {

@@ -23,7 +23,7 @@
  * A chain is a key/value head of a sequence: all panels that add to the same dK and dV, or to a
  * dBias whose sums stay within a head. If dBias is summed over sequences or heads, all panels are
  * one chain. f32 gradients are summed in their tensors; 16-bit ones in the workspace, and rounded
- * once at the end. A panel that is the only one of its head need not add: see stores_keys().
+ * once at the end. If a head has a single panel, that stores them: see stores_keys().
  *
  * This header has what a panel holds and what all tiles share. backward_floats.h and
  * backward_pairs.h have the tiles, backward_run.h a panel's loop over its keys, gradients.h how

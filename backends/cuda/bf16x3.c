@@ -9,7 +9,7 @@
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/mma.h"
-#include "backends/cuda/seen.h"
+#include "backends/cuda/scan.h"
 #include "backends/gpu/args.h"
 #include "backends/gpu/sizes.h"
 
@@ -52,7 +52,7 @@ static void scan_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 {
     (void)kernel;
     if (fattn_cuda_scans(p, t)) {
-        snprintf(shape->entry, sizeof shape->entry, "bf16x3_seen_%d", (int)t->bc);
+        snprintf(shape->entry, sizeof shape->entry, "bf16x3_scan_%d", (int)t->bc);
         fattn_cuda_scan_shape(p, t, t->q_blocks, shape);
     }
 }

@@ -26,12 +26,12 @@ GPU_DEVICE int bf16x3_kept_from(const uint8_t *bytes, int block, int past)
     const uint64_t before = (UINT64_C(1) << 8 * (block % 8)) - 1;
     uint64_t kept = 0;
     if (block < past) {
-        kept = seen_kept_of(seen_eight(bytes, block / 8), block / 8, past) & ~before;
+        kept = scan_kept(scan_eight(bytes, block / 8), block / 8, past) & ~before;
     }
     GPU_ROLLED
     for (int n = block / 8 + 1; !kept && 8 * n < past; n++) {
         block = 8 * n;
-        kept = seen_kept_of(seen_eight(bytes, n), n, past);
+        kept = scan_kept(scan_eight(bytes, n), n, past);
     }
     return kept ? block / 8 * 8 + (__ffsll((int64_t)kept) - 1) / 8 : past;
 }
@@ -39,14 +39,14 @@ GPU_DEVICE int bf16x3_kept_from(const uint8_t *bytes, int block, int past)
 /* The first tile from `block` on to compute; if there is none, `past` or a later number. */
 template <class S> GPU_DEVICE int bf16x3_next(const mma_scratch<S> &s, int block, int past)
 {
-    const bool skips = !mma_is_lean(S::VARIANT) && s.seen;
-    return skips ? bf16x3_kept_from(s.seen, block, past) : block;
+    const bool skips = !mma_is_lean(S::VARIANT) && s.scan;
+    return skips ? bf16x3_kept_from(s.scan, block, past) : block;
 }
 
 /* Whether, as the scan has found, all pairs of a tile have a bias of 0 or are kept by the mask. */
 template <class S> GPU_DEVICE bool bf16x3_is_plain(const mma_scratch<S> &s, int block)
 {
-    return s.seen && !(s.seen[block] & SEEN_MIXED);
+    return s.scan && !(s.scan[block] & SCAN_MIXED);
 }
 
 /* Splits and stores keys or values. Returns whether any is inexact. */
@@ -179,8 +179,8 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
     part.fetch(k + (int64_t)block * S::KEYS * p.k.seq, p.k.seq, p.dim, keys - block * S::KEYS);
     if constexpr (!mma_is_lean(S::VARIANT)) {
         mma_begin(g, s, s.item);
-        if (mma_has<S>(g, FATTN_BIAS) && !s.seen) {
-            past = mma_seen_past<S>(g, s.item, block + 1);
+        if (mma_has<S>(g, FATTN_BIAS) && !s.scan) {
+            past = mma_visible_past<S>(g, s.item, block + 1);
         }
     }
     const bool inexact_q = gpu_any(bf16x3_queries<S>(g, s));
@@ -241,7 +241,7 @@ GPU_DEVICE void bf16x3_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, 
     if (gpu_thread() == 0) {
         mma_item_set<S>(g, item, s.item);
         if (!mma_is_lean(S::VARIANT)) {
-            s.seen = mma_seen_of<S>(g, s.item);
+            s.scan = mma_scan_of<S>(g, s.item);
         }
     }
     gpu_sync();

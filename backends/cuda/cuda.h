@@ -21,7 +21,7 @@ int64_t fattn_cuda_parts_workspace(const fattn_kernel *row, const fattn_problem 
                                    const fattn_tiling *tiling);
 
 /* A scan kernel runs before forward or backward. It reads the bias or the mask, and finds the tiles
- * that need no work (seen.h, seen.cuh). This sets its shape except its entry. q_blocks: tiles of
+ * that need no work (scan.h, scan.cuh). This sets its shape except its entry. q_blocks: tiles of
  * queries of a key/value head. */
 void fattn_cuda_scan_shape(const fattn_problem *problem, const fattn_tiling *tiling,
                            int64_t q_blocks, fattn_gpu_shape *shape);
@@ -34,7 +34,7 @@ int64_t fattn_cuda_scan_heads(const fattn_problem *problem, const int64_t stride
 int64_t fattn_cuda_scan_workspace(int64_t items, int64_t k_blocks);
 
 /* Whether a scan kernel runs before forward by mma.sync, for f32 too; and the workspace of these
- * rows: parts of keys, and the results of the scan behind them, -1 on overflow (mma_seen.cuh). */
+ * rows: parts of keys, and the results of the scan behind them, -1 on overflow (mma_scan.cuh). */
 bool fattn_cuda_scans(const fattn_problem *problem, const fattn_tiling *tiling);
 int64_t fattn_cuda_forward_workspace(const fattn_kernel *row, const fattn_problem *problem,
                                      const fattn_tiling *tiling);

@@ -127,11 +127,11 @@ static void name_entry(char entry[48], const fattn_problem *p, const mma_shape *
              s->keys);
 }
 
-/* Whether a scan kernel runs before (seen.h). */
+/* Whether a scan kernel runs before (scan.h). */
 static bool scans(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
     const mma_shape *const s = shape_of(row, p, (fattn_tile){t->br, t->bc});
-    return MMA_SKIPS(s->features, s->width) && t->k_blocks <= 32 * MMA_SEEN_WORDS &&
+    return MMA_SKIPS(s->features, s->width) && t->k_blocks <= 32 * MMA_KEPT_WORDS &&
            fattn_cuda_scans(p, t);
 }
 
@@ -146,7 +146,7 @@ static void scan_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     if (scans(&kernel->row, p, t)) {
-        snprintf(shape->entry, sizeof shape->entry, "mma_seen_%d", (int)t->bc);
+        snprintf(shape->entry, sizeof shape->entry, "mma_scan_%d", (int)t->bc);
         fattn_cuda_scan_shape(p, t, t->q_blocks, shape);
     }
 }

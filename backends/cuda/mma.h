@@ -60,7 +60,7 @@ enum mma_variant {
 #define MMA_SKIPS(features, width)                           \
     ((features) == FATTN_BIAS || (features) == FATTN_MASK || \
      ((features) == MMA_ANY && (width) > 64))
-#define MMA_SEEN_WORDS 32 /* words with a bit for each tile; if there are more, none is skipped */
+#define MMA_KEPT_WORDS 32 /* words with a bit for each tile; if there are more, none is skipped */
 #define MMA_TERM_BYTES(features, keys)        \
     ((features) == MMA_ANY       ? 24         \
      : (features) == FATTN_BIAS  ? 2 * (keys) \

@@ -293,9 +293,9 @@ GPU_DEVICE void mma_skip_hidden(const fattn_gpu_args &g, mma_backward_scratch<S>
 {
     const mma_job &job = s.job;
     const int64_t j1 = job.j0 + fattn_min64(job.keys, S::KEYS), sq = job.pairs.seq.sq;
-    const int64_t first = gpu_seen_first(g, job.pairs, job.j0, j1, job.hk * job.group, job.group,
-                                         (int64_t)job.first * S::QUERIES,
-                                         fattn_min64((int64_t)job.past * S::QUERIES, sq));
+    const int64_t first = gpu_visible_first(g, job.pairs, job.j0, j1, job.hk * job.group, job.group,
+                                            (int64_t)job.first * S::QUERIES,
+                                            fattn_min64((int64_t)job.past * S::QUERIES, sq));
     gpu_sync(); /* all threads have read s.job */
     if (gpu_thread_anew() == 0) {
         s.job.first = first < sq ? (int)(first / S::QUERIES) : job.past;

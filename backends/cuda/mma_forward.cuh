@@ -21,7 +21,7 @@
 #ifndef FATTN_CUDA_MMA_FORWARD_CUH
 #define FATTN_CUDA_MMA_FORWARD_CUH
 
-#include "backends/cuda/mma_seen.cuh"
+#include "backends/cuda/mma_scan.cuh"
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
@@ -284,7 +284,7 @@ GPU_DEVICE int mma_next_kept(const fattn_gpu_args &g, const mma_scratch<S> &s, i
     }
     int next = block;
     do {
-        block = s.seen ? seen_next(s.kept, next, w.past) : next;
+        block = s.scan ? scan_next_kept(s.kept, next, w.past) : next;
         next = mma_next<S>(g, w, block);
     } while (next != block);
     return next;
@@ -293,14 +293,14 @@ GPU_DEVICE int mma_next_kept(const fattn_gpu_args &g, const mma_scratch<S> &s, i
 /* The end of the tiles of the item's part, from `block` on, without the last ones that a bias of
  * -inf hides from all of its rows. All threads of the block must call it. */
 template <class S>
-GPU_DEVICE int mma_seen_past(const fattn_gpu_args &g, const mma_item &w, int block)
+GPU_DEVICE int mma_visible_past(const fattn_gpu_args &g, const mma_item &w, int block)
 {
     if (block >= w.past) {
         return w.past;
     }
     const int64_t past =
-        gpu_seen_past(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group, block * (int64_t)S::KEYS,
-                      fattn_min64((int64_t)w.past * S::KEYS, w.keys));
+        gpu_visible_past(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group, block * (int64_t)S::KEYS,
+                         fattn_min64((int64_t)w.past * S::KEYS, w.keys));
     return (int)((past + S::KEYS - 1) / S::KEYS);
 }
 
@@ -320,12 +320,12 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
     }
     mma_commit();
     if constexpr (!mma_is_lean(S::VARIANT)) {
-        if (mma_may_hide<S>() && s.seen) {
+        if (mma_may_hide<S>() && s.scan) {
             mma_find_kept<S>(s);
         }
         mma_begin(g, s, w);
-        if (mma_has<S>(g, FATTN_BIAS) && !(mma_may_hide<S>() && s.seen)) {
-            past = mma_seen_past<S>(g, s.item, block + 1); /* the first tile is being copied */
+        if (mma_has<S>(g, FATTN_BIAS) && !(mma_may_hide<S>() && s.scan)) {
+            past = mma_visible_past<S>(g, s.item, block + 1); /* the first tile is being copied */
         }
         mma_stage<S>(g, s, block, past);
     }
@@ -636,7 +636,7 @@ GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int
     if (gpu_thread() == 0) {
         s.item = w;
         if (mma_may_hide<S>()) {
-            s.seen = mma_seen_of<S>(g, w);
+            s.scan = mma_scan_of<S>(g, w);
         }
     }
     if (!mma_is_lean(S::VARIANT) || w.rows == 0) {

@@ -98,8 +98,8 @@ template <class S> struct mma_row_terms<S, FATTN_MASK> {
 /* Shared memory. The item is here because accumulators leave no registers for it. */
 template <class S> struct mma_scratch : mma_tiles<S>, mma_row_terms<S> {
     mma_item item;
-    const uint8_t *seen; /* the item's bytes from the scan (seen.h), or NULL */
-    uint32_t kept[S::type::PLANES == 1 ? MMA_SEEN_WORDS : 1]; /* a bit for each tile: not hidden */
+    const uint8_t *scan; /* the item's bytes from the scan (scan.h), or NULL */
+    uint32_t kept[S::type::PLANES == 1 ? MMA_KEPT_WORDS : 1]; /* a bit for each tile: not hidden */
 };
 
 /* --- Which row, which key --------------------------------------------------------------------- */

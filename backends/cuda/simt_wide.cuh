@@ -531,8 +531,8 @@ GPU_DEVICE void wide_walk_keys(const fattn_gpu_args &g, wide_scratch<S> &s, wide
     if (p.features & FATTN_BIAS) {
         const gpu_forward_job &job = s.job;
         const int64_t keys = fattn_min64((int64_t)w.past * S::KEYS, s.keys.past);
-        const int64_t past = gpu_seen_past(g, job.pairs, job.i0, job.i1, job.hk * job.group,
-                                           job.group, (int64_t)t * S::KEYS, keys);
+        const int64_t past = gpu_visible_past(g, job.pairs, job.i0, job.i1, job.hk * job.group,
+                                              job.group, (int64_t)t * S::KEYS, keys);
         w.past = (int)((past + S::KEYS - 1) / S::KEYS);
     }
     if (t >= w.past) {

@@ -367,7 +367,7 @@ static int64_t full_items(const fattn_problem *p, int64_t rows)
 /* Tiles of keys of all of those; -1 on overflow. */
 static int64_t full_tiles(const fattn_problem *p, int64_t rows, int64_t keys)
 {
-    return gpu_times(full_items(p, rows), SEEN_BYTES(fattn_ceil_div(p->seqlen_k, keys)));
+    return gpu_times(full_items(p, rows), SCAN_BYTES(fattn_ceil_div(p->seqlen_k, keys)));
 }
 
 /* Whether the run is one for short sequences. These have up to 512 keys here, not 320, because a
@@ -463,8 +463,8 @@ static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
 static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                              const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    if (p->features & (FATTN_BIAS | FATTN_MASK) && wgmma_looks(t->items, (int)t->br, p->seqlen_k)) {
-        snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d_%d", kernel->width, (int)t->bc);
+    if (p->features & (FATTN_BIAS | FATTN_MASK) && wgmma_scans(t->items, (int)t->br, p->seqlen_k)) {
+        snprintf(shape->entry, sizeof shape->entry, "wgmma_scan_%d_%d", kernel->width, (int)t->bc);
         fattn_cuda_scan_shape(p, t, fattn_ceil_div(p->seqlen_q, t->br / fattn_problem_group(p)),
                               shape);
     } else if (p->features & FATTN_BLOCK_MASK) {

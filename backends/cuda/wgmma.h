@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "backends/cuda/mma.h"
-#include "backends/cuda/seen.h"
+#include "backends/cuda/scan.h"
 #include "core/host_device.h"
 #include "fattn/fattn.h"
 
@@ -107,13 +107,13 @@
      (term_stages)*WGMMA_TERM_PANEL(features, 64 * (warpgroups)) +                \
      WGMMA_TERM_CONTROL(features, 64 * (warpgroups)))
 
-/* Threads per block of the kernel that scans a block mask (seen.h); each takes a tile. */
+/* Threads per block of the kernel that scans a block mask (scan.h); each takes a tile. */
 #define WGMMA_BLOCK_THREADS 128
 
 /* Whether a bias or a mask is scanned before forward. */
-FATTN_HD bool wgmma_looks(int64_t items, int rows, int64_t keys)
+FATTN_HD bool wgmma_scans(int64_t items, int rows, int64_t keys)
 {
-    return seen_pays(items, rows == 64 ? 256 : SEEN_FEW, keys);
+    return scan_pays(items, rows == 64 ? 256 : SCAN_FEW, keys);
 }
 
 /* How many keys one copy brings from a page: the largest power of two that divides the page and the
@@ -253,17 +253,17 @@ FATTN_HD bool wgmma_has_one_tile(const fattn_problem *p, int64_t k_blocks)
 {
     const uint64_t unlike = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
                             FATTN_SEQUSED_K | FATTN_POSITIONS | WGMMA_HIDES;
-    const bool seen =
+    const bool reached =
         p->window_right < 0 || p->anchor == FATTN_TOP_LEFT || p->seqlen_q <= p->seqlen_k;
-    return k_blocks == 1 && p->window_left < 0 && seen && !(p->features & unlike);
+    return k_blocks == 1 && p->window_left < 0 && reached && !(p->features & unlike);
 }
 
 /* Whether a scan kernel runs before backward to find such tiles. */
-FATTN_HD bool wgmma_backward_looks(const fattn_problem *p, int64_t q_blocks, int64_t k_blocks)
+FATTN_HD bool wgmma_backward_scans(const fattn_problem *p, int64_t q_blocks, int64_t k_blocks)
 {
     enum { FEW = 16 }; /* with so few tiles, it would hardly save one */
     const bool pays = q_blocks * k_blocks > FEW &&
-                      p->batch * p->heads_k * q_blocks * SEEN_BYTES(k_blocks) < INT64_C(1) << 31;
+                      p->batch * p->heads_k * q_blocks * SCAN_BYTES(k_blocks) < INT64_C(1) << 31;
     return wgmma_skips(p) && (pays || p->features & FATTN_BLOCK_MASK);
 }
 

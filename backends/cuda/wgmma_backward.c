@@ -55,14 +55,14 @@ static int64_t backward_items(const fattn_problem *p, const fattn_tiling *t)
     return gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
 }
 
-/* How many bytes the scan kernel writes: one for each tile, and padding (SEEN_BYTES). */
+/* How many bytes the scan kernel writes: one for each tile, and padding (SCAN_BYTES). */
 static int64_t scan_bytes(const fattn_problem *p, const fattn_tiling *t)
 {
     const int64_t *const stride = p->features & FATTN_BLOCK_MASK ? p->block_mask_stride
                                   : p->features & FATTN_BIAS     ? p->bias_stride
                                                                  : p->mask_stride;
-    return wgmma_backward_looks(p, t->q_blocks, t->k_blocks)
-               ? fattn_cuda_scan_heads(p, stride) * t->q_blocks * SEEN_BYTES(t->k_blocks)
+    return wgmma_backward_scans(p, t->q_blocks, t->k_blocks)
+               ? fattn_cuda_scan_heads(p, stride) * t->q_blocks * SCAN_BYTES(t->k_blocks)
                : 0;
 }
 
@@ -269,9 +269,9 @@ static int64_t backward_full_bytes(const fattn_kernel *row, const fattn_problem 
 static void backward_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                                  const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    if (wgmma_backward_looks(p, t->q_blocks, t->k_blocks)) {
+    if (wgmma_backward_scans(p, t->q_blocks, t->k_blocks)) {
         fattn_cuda_scan_shape(p, t, t->q_blocks, shape);
-        snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%s", kernel->run);
+        snprintf(shape->entry, sizeof shape->entry, "wgmma_scan_%s", kernel->run);
         if (p->features & FATTN_BLOCK_MASK) { /* each thread scans a tile */
             shape->blocks = fattn_ceil_div(scan_bytes(p, t), shape->threads);
         }

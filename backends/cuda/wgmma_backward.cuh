@@ -975,7 +975,7 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
     if (gpu_thread() == 0) {
         wgmma_barriers_of<S>(*b.control);
         if (S::SKIPS) {
-            b.control->sight = wgmma_sight_of<S>(g);
+            b.control->scan = wgmma_scan_results_of<S>(g);
         }
         for (int n = 0; n < (b.waits ? 5 : 4); n++) {
             wgmma_prefetch(maps + n);

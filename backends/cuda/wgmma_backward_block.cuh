@@ -39,7 +39,7 @@ template <class S> struct wgmma_backward_control {
     wgmma_backward_item item[2];
     bool exists[2];                                 /* false: there are no more items */
     wgmma_visit visit[S::SKIPS ? WGMMA_VISITS : 1]; /* of the tiles in flight */
-    wgmma_sight sight;                              /* for kernels that may skip tiles */
+    wgmma_scan_results scan;                        /* for kernels that may skip tiles */
 };
 
 /* What all roles share. */
@@ -86,7 +86,7 @@ GPU_DEVICE int wgmma_next_tile(const wgmma_backward_item &w, int tile)
 /* The same for an item that visits only tiles whose bits are set. */
 GPU_DEVICE int wgmma_next_visit(const wgmma_backward_item &w, const uint32_t *visits, int tile)
 {
-    const int next = seen_next(visits, tile + 1, w.past);
+    const int next = scan_next_kept(visits, tile + 1, w.past);
     return next < w.past ? next : w.start;
 }
 

@@ -18,21 +18,21 @@ template <class S>
 GPU_DEVICE void wgmma_find_visits(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                   wgmma_backward_item &w)
 {
-    const wgmma_sight &sight = b.control->sight;
-    const int mixes = SEEN_MIXED << (S::KNOWS_HALVES ? b.rank : 0);
+    const wgmma_scan_results &scan = b.control->scan;
+    const int mixes = SCAN_MIXED << (S::KNOWS_HALVES ? b.rank : 0);
     const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
-    const int64_t first = w.batch * sight.batch + w.head * sight.head + w.block / S::BLOCKS;
-    uint32_t *const visits = wgmma_visits_of<S>(g, sight, w);
+    const int64_t first = w.batch * scan.batch + w.head * scan.head + w.block / S::BLOCKS;
+    uint32_t *const visits = wgmma_visits_of<S>(g, scan, w);
     int start = w.past, tiles = 0;
     GPU_ROLLED
     for (int n = 0; n < words; n++) {
         const int tile = 32 * n + mma_lane();
-        int left = 0;
+        int byte = 0;
         if (w.first <= tile && tile < w.past) {
-            left = sight.seen ? sight.seen[first + tile * sight.tile] : SEEN_KEPT | mixes;
+            byte = scan.bytes ? scan.bytes[first + tile * scan.tile] : SCAN_KEPT | mixes;
         }
-        const uint32_t kept = __ballot_sync(0xffffffffu, left & SEEN_KEPT);
-        const uint32_t mixed = __ballot_sync(0xffffffffu, left & mixes);
+        const uint32_t kept = __ballot_sync(0xffffffffu, byte & SCAN_KEPT);
+        const uint32_t mixed = __ballot_sync(0xffffffffu, byte & mixes);
         start = kept && start == w.past ? 32 * n + __ffs((int)kept) - 1 : start;
         tiles += __popc(kept);
         if (mma_lane() == 0) {
@@ -233,7 +233,7 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
     const fattn_problem &p = g.problem;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const uint32_t *const visits =
-        S::SKIPS && wgmma_skips(&p) ? wgmma_visits_of<S>(g, control.sight, w) : NULL;
+        S::SKIPS && wgmma_skips(&p) ? wgmma_visits_of<S>(g, control.scan, w) : NULL;
     const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
     int head = w.head * b.group, tile = w.start;
     int64_t row = (int64_t)w.saved * S::QUERIES; /* the head's first */

@@ -32,9 +32,9 @@ typedef struct wgmma_backward_full_maps {
 
 /* The kernels before and after, which depend only on the width. */
 #define WGMMA_BACKWARD_FULL_ROWS(width, queries, keys, stages)                                    \
-    GPU_KERNEL(SEEN_THREADS, 1) wgmma_seen_full_##width(const GPU_PARAM fattn_gpu_args g)         \
+    GPU_KERNEL(SCAN_THREADS, 1) wgmma_scan_full_##width(const GPU_PARAM fattn_gpu_args g)         \
     {                                                                                             \
-        wgmma_backward_seen_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g); \
+        wgmma_backward_scan_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g); \
     }                                                                                             \
     GPU_KERNEL(WGMMA_ORDERED_MOST, 1) wgmma_order_full_##width(const GPU_PARAM fattn_gpu_args g)  \
     {                                                                                             \

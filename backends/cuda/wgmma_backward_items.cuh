@@ -7,7 +7,7 @@
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_ITEMS_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_ITEMS_CUH
 
-#include "backends/cuda/seen.cuh"
+#include "backends/cuda/scan.cuh"
 #include "backends/cuda/wgmma_backward_shape.cuh"
 #include "backends/cuda/wgmma_order.cuh"
 #include "backends/cuda/wgmma_shift.h"
@@ -50,7 +50,7 @@ typedef struct wgmma_saved {
     unsigned *taken; /* the counter of items */
     wgmma_backward_item *items;
     uint32_t *visits;   /* bits for each tile of keys, head and sequence: wgmma_visits_of() */
-    uint8_t *seen;      /* bytes from the scan (seen.h), by tiles of queries */
+    uint8_t *scan;      /* bytes from the scan (scan.h), by tiles of queries */
     wgmma_listed *list; /* the list of sequences, in place of these two */
     int tiles;          /* per head */
 } wgmma_saved;
@@ -76,7 +76,7 @@ template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g
     saved.items = (wgmma_backward_item *)(saved.taken + WGMMA_BACKWARD_TAKEN);
     const int64_t items = wgmma_items_alike(g);
     saved.visits = (uint32_t *)(saved.items + items * S::BLOCKS);
-    saved.seen =
+    saved.scan =
         (uint8_t *)(saved.visits + items * S::BLOCKS * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks));
     saved.list = (wgmma_listed *)saved.visits;
     saved.tiles = (int)tiles;
@@ -221,34 +221,34 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
  * else a mask. */
 GPU_DEVICE const int64_t *wgmma_hiding_stride(const fattn_problem &p)
 {
-    return p.features & FATTN_BLOCK_MASK ? p.block_mask_stride : seen_stride(p);
+    return p.features & FATTN_BLOCK_MASK ? p.block_mask_stride : scan_stride(p);
 }
 
 /* The results of the scan: their first byte, and the distances in bytes of successive sequences,
  * key/value heads and tiles of queries. */
-typedef struct wgmma_sight {
-    const uint8_t *seen; /* NULL if there was no scan */
+typedef struct wgmma_scan_results {
+    const uint8_t *bytes; /* NULL if there was no scan */
     int64_t batch, head;
     uint32_t *visits; /* wgmma_visits_of() the first item */
     int tile;
-} wgmma_sight;
+} wgmma_scan_results;
 
-template <class S> GPU_DEVICE wgmma_sight wgmma_sight_of(const fattn_gpu_args &g)
+template <class S> GPU_DEVICE wgmma_scan_results wgmma_scan_results_of(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const int64_t *const stride = wgmma_hiding_stride(p);
-    const bool looks = wgmma_backward_looks(&p, g.tiling.q_blocks, g.tiling.k_blocks);
+    const bool scanned = wgmma_backward_scans(&p, g.tiling.q_blocks, g.tiling.k_blocks);
     fattn_work next = {};
-    wgmma_sight sight;
-    sight.seen = looks ? saved.seen : NULL;
+    wgmma_scan_results scan;
+    scan.bytes = scanned ? saved.scan : NULL;
     next.head = 1;
-    sight.head = seen_at(g.tiling, p.heads_k, stride, next);
+    scan.head = scan_at(g.tiling, p.heads_k, stride, next);
     next.head = 0, next.batch = 1;
-    sight.batch = seen_at(g.tiling, p.heads_k, stride, next);
-    sight.tile = (int)SEEN_BYTES(g.tiling.k_blocks);
-    sight.visits = saved.visits;
-    return sight;
+    scan.batch = scan_at(g.tiling, p.heads_k, stride, next);
+    scan.tile = (int)SCAN_BYTES(g.tiling.k_blocks);
+    scan.visits = saved.visits;
+    return scan;
 }
 
 /* Words with a bit for each tile of queries: whether the item visits it, which all heads of the
@@ -256,12 +256,12 @@ template <class S> GPU_DEVICE wgmma_sight wgmma_sight_of(const fattn_gpu_args &g
  * hidden or has a bias; or, with a block mask, for each tile in which some of this block's keys are
  * kept. */
 template <class S>
-GPU_DEVICE uint32_t *wgmma_visits_of(const fattn_gpu_args &g, const wgmma_sight &sight,
+GPU_DEVICE uint32_t *wgmma_visits_of(const fattn_gpu_args &g, const wgmma_scan_results &scan,
                                      const wgmma_backward_item &w)
 {
     const int64_t head = (int64_t)w.batch * g.problem.heads_k + w.head;
     const int64_t block = head * g.tiling.k_blocks * S::BLOCKS + w.block;
-    return sight.visits + block * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
+    return scan.visits + block * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
 }
 
 /* Writes the descriptions of all items, one per thread, in the first blocks of the grid, and clears

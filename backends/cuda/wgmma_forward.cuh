@@ -949,7 +949,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
         read_tile();
     }
-    if constexpr (S::LOOKS) {
+    if constexpr (S::TESTS_TILES) {
         if (S::KEYS < S::ROWS || !control.bytes[place]) {
             while (left > 0 && mixed) {
                 const wgmma_tile_terms<S> s =

@@ -33,11 +33,11 @@ GPU_DEVICE void wgmma_clear_all(const fattn_gpu_args &g)
 /* --- Block masks ------------------------------------------------------------------------------ */
 
 /* Scans a block mask, and writes a byte for each tile of keys of each item to the workspace
- * (seen.h). Also clears the counter of items. */
+ * (scan.h). Also clears the counter of items. */
 template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
-    const int64_t bytes = SEEN_BYTES(g.tiling.k_blocks);
+    const int64_t bytes = SCAN_BYTES(g.tiling.k_blocks);
     const int group = wgmma_group_of(p), queries = wgmma_places<S>(group) / group;
     fattn_tiling tiling = g.tiling; /* with the change that wgmma_plan_begin() makes */
     tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
@@ -60,14 +60,14 @@ template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
                                        fattn_min64(j0 + S::KEYS, t.seq.sk), 0, 1);
         }
         wgmma_bytes_of<S>(g, tiling, work)[n - item * bytes] =
-            found.kept * SEEN_KEPT + found.dropped * SEEN_MIXED;
+            found.kept * SCAN_KEPT + found.dropped * SCAN_MIXED;
     }
 }
 
 /* --- A bias or a mask ------------------------------------------------------------------------- */
 
 /* The same for a bias, or else a mask, in tiles of KEYS keys. */
-template <int KEYS> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
+template <int KEYS> GPU_DEVICE void wgmma_scan_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     const int queries = (int)g.tiling.br / wgmma_group_of(p);
@@ -78,7 +78,7 @@ template <int KEYS> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
     if (gpu_block() == 0 && gpu_thread() == 0) {
         *(unsigned *)g.workspace = 0;
     }
-    seen_all<KEYS>(g, tiling, wgmma_bytes(g), [&](int64_t block) {
+    scan_all<KEYS>(g, tiling, wgmma_bytes(g), [&](int64_t block) {
         fattn_range rows;
         rows.first = block * queries;
         rows.past = fattn_min64(rows.first + queries, p.seqlen_q);

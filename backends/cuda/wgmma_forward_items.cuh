@@ -6,7 +6,7 @@
 #ifndef FATTN_CUDA_WGMMA_FORWARD_ITEMS_CUH
 #define FATTN_CUDA_WGMMA_FORWARD_ITEMS_CUH
 
-#include "backends/cuda/seen.cuh"
+#include "backends/cuda/scan.cuh"
 #include "backends/cuda/wgmma_terms.cuh"
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/merge.cuh"
@@ -52,7 +52,7 @@ struct wgmma_shape {
         SKIPS = HAS_BLOCKS || IS_STAGED, /* it skips hidden tiles of keys anywhere in an item */
         MAY_ORDER = !SPLITS && !SKIPS,   /* items may follow the list of sequences */
         /* A warpgroup itself tests its last tiles, which may be hidden from all of its rows. */
-        LOOKS = IS_STAGED && (BN < 64 * GROUPS || GROUPS == 1),
+        TESTS_TILES = IS_STAGED && (BN < 64 * GROUPS || GROUPS == 1),
         /* The bias is loaded to registers before the products, if there are enough of them. */
         READS_EARLY = FEATURES == FATTN_BIAS && GROUPS < 3,
         /* Fields that mma_terms.cuh needs. */
@@ -178,7 +178,7 @@ template <class S> GPU_DEVICE int wgmma_places(int group)
 template <class S> GPU_DEVICE bool wgmma_hides(const fattn_gpu_args &g)
 {
     return (mma_has<S>(g, FATTN_BIAS) || mma_has<S>(g, FATTN_MASK)) &&
-           wgmma_looks(g.tiling.items, S::ROWS, g.problem.seqlen_k);
+           wgmma_scans(g.tiling.items, S::ROWS, g.problem.seqlen_k);
 }
 
 /* Whether blocks take their items from a counter (wgmma.h). Parts of keys need none: they are of
@@ -362,7 +362,7 @@ GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const wgmma_contr
     return work;
 }
 
-/* The bytes from the scan (seen.h): the first of all items, and the first of one item. */
+/* The bytes from the scan (scan.h): the first of all items, and the first of one item. */
 GPU_DEVICE uint8_t *wgmma_bytes(const fattn_gpu_args &g)
 {
     return (uint8_t *)g.workspace + WGMMA_WORKSPACE;
@@ -372,8 +372,8 @@ template <class S>
 GPU_DEVICE uint8_t *wgmma_bytes_of(const fattn_gpu_args &g, const fattn_tiling &tiling,
                                    const fattn_work &work)
 {
-    const int64_t *const stride = S::HAS_BLOCKS ? NULL : seen_stride(g.problem);
-    return wgmma_bytes(g) + seen_at(tiling, g.problem.heads_k, stride, work);
+    const int64_t *const stride = S::HAS_BLOCKS ? NULL : scan_stride(g.problem);
+    return wgmma_bytes(g) + scan_at(tiling, g.problem.heads_k, stride, work);
 }
 
 /* A tile of keys, or -1. mixed: the feature changes something in it, because it drops some pair or
@@ -393,11 +393,11 @@ GPU_DEVICE wgmma_key_tile wgmma_tile_below(const uint8_t *bytes, int past)
     last.tile = -1;
     GPU_ROLLED
     for (int n = (past - 1) >> 3; past > 0 && n >= 0; n--) {
-        const uint64_t eight = seen_eight(bytes, n), kept = seen_kept_of(eight, n, past);
+        const uint64_t eight = scan_eight(bytes, n), kept = scan_kept(eight, n, past);
         if (kept) {
             const int byte = 7 - __clzll((int64_t)kept) / 8;
             last.tile = 8 * n + byte;
-            last.mixed = eight >> 8 * byte & SEEN_MIXED;
+            last.mixed = eight >> 8 * byte & SCAN_MIXED;
             return last;
         }
     }
@@ -410,7 +410,7 @@ GPU_DEVICE wgmma_tiles wgmma_kept_ends(const uint8_t *bytes, int tiles)
 {
     wgmma_tiles kept = {0, wgmma_tile_below(bytes, tiles).tile + 1};
     GPU_ROLLED
-    while (kept.first < kept.past && !(bytes[kept.first] & SEEN_KEPT)) {
+    while (kept.first < kept.past && !(bytes[kept.first] & SCAN_KEPT)) {
         kept.first++;
     }
     return kept;
@@ -425,7 +425,7 @@ GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint8_t *bytes, 
     GPU_ROLLED
     for (int n = w.block / 8; bytes && 8 * n < w.past; n++) {
         const uint64_t before = w.block <= 8 * n ? 0 : (UINT64_C(1) << 8 * (w.block - 8 * n)) - 1;
-        tiles += __popcll(seen_kept_of(seen_eight(bytes, n), n, w.past) & ~before);
+        tiles += __popcll(scan_kept(scan_eight(bytes, n), n, w.past) & ~before);
     }
     b.control->bytes[place] = bytes;
     b.control->tiles[place] = tiles;
@@ -477,8 +477,9 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
         }
     }
     if constexpr (S::SKIPS) {
-        const bool looks = S::HAS_BLOCKS || wgmma_hides<S>(g);
-        wgmma_item_tiles(b, looks ? wgmma_bytes_of<S>(g, b.control->tiling, work) : NULL, place, w);
+        const bool scanned = S::HAS_BLOCKS || wgmma_hides<S>(g);
+        wgmma_item_tiles(b, scanned ? wgmma_bytes_of<S>(g, b.control->tiling, work) : NULL, place,
+                         w);
     }
     w.q_row = (int)(seq.q_row + i0);
     w.k_row = (int)seq.k_row;

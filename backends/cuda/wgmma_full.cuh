@@ -28,9 +28,9 @@ typedef struct wgmma_full_maps {
     WGMMA_FULL_ENTRY(wgmma_##run##_bf16_##width, mma_bf16, features, width, __VA_ARGS__)
 
 /* The scan of a bias or a mask, which runs instead of `clear`. */
-#define WGMMA_SEEN_ENTRY(width, keys) \
-    GPU_KERNEL(SEEN_THREADS, 1)       \
-    wgmma_seen_##width##_##keys(const GPU_PARAM fattn_gpu_args g) { wgmma_seen_all<keys>(g); }
+#define WGMMA_SCAN_ENTRY(width, keys) \
+    GPU_KERNEL(SCAN_THREADS, 1)       \
+    wgmma_scan_##width##_##keys(const GPU_PARAM fattn_gpu_args g) { wgmma_scan_all<keys>(g); }
 
 /* The scan of a block mask. */
 #define WGMMA_BLOCKS_ENTRY(width, keys, stages)                                                   \

@@ -179,12 +179,12 @@ GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu
 
 /* Searches a bias, `rows` rows of `columns` units from `from` on, for entries other than -inf. A
  * unit is 16 bytes if CHUNKS, or else one element. hidden: the bits of -inf, twice for 16-bit
- * types. Calls see(r, c) for each unit c of row r in which this thread finds one, for the last row
- * perhaps more than once. The block's threads share the rows, and each has several loads in
+ * types. Calls found(r, c) for each unit c of row r in which this thread finds one, for the last
+ * row perhaps more than once. The block's threads share the rows, and each has several loads in
  * flight. */
-template <bool CHUNKS, class See>
+template <bool CHUNKS, class Found>
 GPU_DEVICE void gpu_search_rows(const char *from, uint32_t rows, uint32_t columns, int size,
-                                const int64_t stride[4], uint32_t hidden, const See &see)
+                                const int64_t stride[4], uint32_t hidden, const Found &found)
 {
     enum { READS = 4 };
     const uint32_t threads = (uint32_t)gpu_threads(), thread = (uint32_t)gpu_thread_anew();
@@ -207,20 +207,21 @@ GPU_DEVICE void gpu_search_rows(const char *from, uint32_t rows, uint32_t column
             GPU_UNROLL
             for (int n = 0; n < READS; n++) {
                 if ((x[n].x ^ hidden) | (x[n].y ^ hidden) | (x[n].z ^ hidden) | (x[n].w ^ hidden)) {
-                    see((int)fattn_min64(r + n * step, rows - 1), (int)c);
+                    found((int)fattn_min64(r + n * step, rows - 1), (int)c);
                 }
             }
         }
     }
 }
 
-/* Calls see(i, j) wherever this thread finds a bias other than -inf among queries i0 .. i1 - 1 of
+/* Calls found(i, j) wherever this thread finds a bias other than -inf among queries i0 .. i1 - 1 of
  * heads h0 .. h0 + group - 1 and keys j0 .. j1 - 1: it belongs to query i0 + i and to one of the
  * keys from j0 + j to the next multiple of 8. Queries or heads that share a bias are searched
  * once. */
-template <class See>
-GPU_DEVICE void gpu_find_seen(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0, int64_t i1,
-                              int64_t h0, int64_t group, int64_t j0, int64_t j1, const See &see)
+template <class Found>
+GPU_DEVICE void gpu_find_visible(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
+                                 int64_t i1, int64_t h0, int64_t group, int64_t j0, int64_t j1,
+                                 const Found &found)
 {
     const fattn_dtype dtype = g.problem.dtype_bias;
     const int64_t *const stride = g.problem.bias_stride;
@@ -238,9 +239,9 @@ GPU_DEVICE void gpu_find_seen(const fattn_gpu_args &g, const gpu_pairs &t, int64
     for (uint32_t h = 0; h < heads; h++, from += size * stride[1]) {
         if (chunks) {
             gpu_search_rows<true>(from, rows, columns >> chunk, size, stride, hidden,
-                                  [&](int r, int c) { see(r, c << chunk); });
+                                  [&](int r, int c) { found(r, c << chunk); });
         } else {
-            gpu_search_rows<false>(from, rows, columns, size, stride, hidden, see);
+            gpu_search_rows<false>(from, rows, columns, size, stride, hidden, found);
         }
     }
 }
@@ -267,8 +268,9 @@ GPU_DEVICE int gpu_largest(int x, int most)
  * the last row, and then the other rows behind that row's last key. All threads of the block must
  * call it.
  */
-GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
-                                 int64_t i1, int64_t h0, int64_t group, int64_t first, int64_t past)
+GPU_DEVICE int64_t gpu_visible_past(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
+                                    int64_t i1, int64_t h0, int64_t group, int64_t first,
+                                    int64_t past)
 {
     enum { UNIT = 64 };
     const fattn_problem &p = g.problem;
@@ -282,20 +284,20 @@ GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, in
     }
     const int64_t base = first / UNIT;
     const int units = (int)((past - 1) / UNIT + 1 - base);
-    int seen = 0; /* units of 64 keys, from that of `first` to the last with a visible key */
+    int visible = 0; /* units of 64 keys, from that of `first` to the last with a visible key */
     int64_t from = first;
-    const auto see = [&](int, int j) {
+    const auto found = [&](int, int j) {
         const int unit = (int)((from + j) / UNIT - base);
-        seen = unit < seen ? seen : unit + 1;
+        visible = unit < visible ? visible : unit + 1;
     };
-    gpu_find_seen(g, t, i1 - 1, i1, h0, group, from, past, see);
-    seen = gpu_largest(seen, units);
-    from = fattn_max64((base + seen) * UNIT, first);
+    gpu_find_visible(g, t, i1 - 1, i1, h0, group, from, past, found);
+    visible = gpu_largest(visible, units);
+    from = fattn_max64((base + visible) * UNIT, first);
     if (from < past && i1 - i0 > 1) {
-        gpu_find_seen(g, t, i0, i1 - 1, h0, group, from, past, see);
-        seen = gpu_largest(seen, units);
+        gpu_find_visible(g, t, i0, i1 - 1, h0, group, from, past, found);
+        visible = gpu_largest(visible, units);
     }
-    return gpu_uniform(gpu_clamp((base + seen) * UNIT, first, past));
+    return gpu_uniform(gpu_clamp((base + visible) * UNIT, first, past));
 }
 
 /*
@@ -304,9 +306,9 @@ GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, in
  * begins with key j0, and goes on with the other keys before that key's first query. All threads of
  * the block must call it.
  */
-GPU_DEVICE int64_t gpu_seen_first(const fattn_gpu_args &g, const gpu_pairs &t, int64_t j0,
-                                  int64_t j1, int64_t h0, int64_t group, int64_t first,
-                                  int64_t past)
+GPU_DEVICE int64_t gpu_visible_first(const fattn_gpu_args &g, const gpu_pairs &t, int64_t j0,
+                                     int64_t j1, int64_t h0, int64_t group, int64_t first,
+                                     int64_t past)
 {
     enum { UNIT = 64 };
     const fattn_problem &p = g.problem;
@@ -320,19 +322,20 @@ GPU_DEVICE int64_t gpu_seen_first(const fattn_gpu_args &g, const gpu_pairs &t, i
     }
     const int64_t end = (past - 1) / UNIT + 1;
     const int units = (int)(end - first / UNIT);
-    int seen = 0; /* units of 64 queries, from the first with a visible key to that of past - 1 */
-    const auto see = [&](int i, int) {
+    int visible =
+        0; /* units of 64 queries, from the first with a visible key to that of past - 1 */
+    const auto found = [&](int i, int) {
         const int unit = (int)(end - (first + i) / UNIT);
-        seen = unit > seen ? unit : seen;
+        visible = unit > visible ? unit : visible;
     };
-    gpu_find_seen(g, t, first, past, h0, group, j0, j0 + 1, see);
-    seen = gpu_largest(seen, units);
-    const int64_t rest = fattn_min64((end - seen) * UNIT, past);
+    gpu_find_visible(g, t, first, past, h0, group, j0, j0 + 1, found);
+    visible = gpu_largest(visible, units);
+    const int64_t rest = fattn_min64((end - visible) * UNIT, past);
     if (first < rest && j1 - j0 > 1) {
-        gpu_find_seen(g, t, first, rest, h0, group, j0, j1, see);
-        seen = gpu_largest(seen, units);
+        gpu_find_visible(g, t, first, rest, h0, group, j0, j1, found);
+        visible = gpu_largest(visible, units);
     }
-    return gpu_uniform(gpu_clamp((end - seen) * UNIT, first, past));
+    return gpu_uniform(gpu_clamp((end - visible) * UNIT, first, past));
 }
 
 /* --- Tiles ------------------------------------------------------------------------------------ */

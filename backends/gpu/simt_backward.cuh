@@ -446,7 +446,7 @@ GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &args, gpu_backward_scratch &
         const fattn_range queries = gpu_queries_of(f.pairs, j0, j1);
         first = gpu_uniform(queries.first), past = gpu_uniform(queries.past);
         if (W < 256 && p.features & FATTN_BIAS) { /* 256 channels leave no registers for it */
-            first = gpu_seen_first(g, f.pairs, j0, j1, f.h0, f.group, first, past);
+            first = gpu_visible_first(g, f.pairs, j0, j1, f.h0, f.group, first, past);
         }
     }
     gpu_key_sums<W> sums;
@@ -524,7 +524,7 @@ GPU_DEVICE void gpu_queries_item(const fattn_gpu_args &args, gpu_backward_scratc
     const int64_t i0 = first / group, i1 = (first + live - 1) / group + 1;
     fattn_range keys = fattn_band_rows(&f.pairs.band, i0, i1);
     if (p.features & FATTN_BIAS) {
-        keys.past = gpu_seen_past(g, f.pairs, i0, i1, f.h0, group, keys.first, keys.past);
+        keys.past = gpu_visible_past(g, f.pairs, i0, i1, f.h0, group, keys.first, keys.past);
     }
     float dq[gpu_square::TM][W / GPU_TX] = {};
     const int64_t past = gpu_uniform(keys.past);
@@ -628,10 +628,10 @@ GPU_DEVICE void gpu_bias_item(const fattn_gpu_args &args, gpu_backward_scratch &
         for (int64_t h = heads.first; h < heads.past; h++) {
             gpu_open(g, s, b, h, 1);
             for (int64_t i0 = rows.first; i0 < fattn_min64(rows.past, f.rows); i0 += GPU_COLS) {
-                const fattn_range seen =
+                const fattn_range attended =
                     fattn_band_rows(&f.pairs.band, i0, i0 + gpu_live_rows(f, i0));
-                const int64_t low = fattn_max64(keys.first, seen.first / GPU_COLS * GPU_COLS);
-                const int64_t past = fattn_min64(keys.past, seen.past);
+                const int64_t low = fattn_max64(keys.first, attended.first / GPU_COLS * GPU_COLS);
+                const int64_t past = fattn_min64(keys.past, attended.past);
                 for (int64_t j0 = low; j0 < past; j0 += GPU_COLS) {
                     gpu_bias_tile(g, s, i0, j0, sum);
                 }

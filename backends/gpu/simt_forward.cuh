@@ -263,8 +263,8 @@ GPU_DEVICE void gpu_forward_item(const fattn_gpu_args &args, gpu_forward_scratch
     keys.past = fattn_min64(keys.past, past * GPU_COLS);
     if (g.problem.features & FATTN_BIAS) {
         const gpu_forward_job &job = s.job;
-        keys.past = gpu_seen_past(g, job.pairs, job.i0, job.i1, job.hk * job.group, job.group,
-                                  block * GPU_COLS, keys.past);
+        keys.past = gpu_visible_past(g, job.pairs, job.i0, job.i1, job.hk * job.group, job.group,
+                                     block * GPU_COLS, keys.past);
     }
     for (; block * GPU_COLS < keys.past; block++) {
         const int64_t j0 = block * GPU_COLS;

@@ -819,8 +819,8 @@ GPU_DEVICE void matrix_skip_hidden(const fattn_gpu_args &args, const gpu_pairs &
     const fattn_gpu_args &g = gpu_anew(args);
     const int64_t j1 = job.j0 + fattn_min64(job.keys, S::KEYS);
     const int64_t past = fattn_min64((int64_t)job.past * S::QUERIES, job.sq);
-    const int64_t first = gpu_seen_first(g, t, job.j0, j1, job.hk * job.group, job.group,
-                                         (int64_t)job.first * S::QUERIES, past);
+    const int64_t first = gpu_visible_first(g, t, job.j0, j1, job.hk * job.group, job.group,
+                                            (int64_t)job.first * S::QUERIES, past);
     job.first = gpu_uniform(first < past ? (int)(first / S::QUERIES) : job.past);
 }
 

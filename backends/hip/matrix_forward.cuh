@@ -490,7 +490,7 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
     matrix_begin<S>(g, w, tile, rows);
     if constexpr (!S::IS_LEAN) {
         if (gpu_anew(g).problem.features & FATTN_BIAS && block + 1 < at.past) {
-            at.past = matrix_seen_past<S>(g, w, block + 1);
+            at.past = matrix_visible_past<S>(g, w, block + 1);
         }
     }
     gpu_sync();

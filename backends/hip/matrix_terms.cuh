@@ -157,12 +157,12 @@ GPU_DEVICE int matrix_next(const fattn_gpu_args &args, const matrix_item &w, int
 
 /* The end of the item's tiles from `block` on, without the last ones that a bias hides. */
 template <class S>
-GPU_DEVICE int matrix_seen_past(const fattn_gpu_args &args, const matrix_item &w, int block)
+GPU_DEVICE int matrix_visible_past(const fattn_gpu_args &args, const matrix_item &w, int block)
 {
     const fattn_gpu_args &g = gpu_anew(args);
     const int64_t keys = fattn_min64((int64_t)w.past * S::KEYS, w.keys);
-    const int64_t past = gpu_seen_past(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group,
-                                       (int64_t)block * S::KEYS, keys);
+    const int64_t past = gpu_visible_past(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group,
+                                          (int64_t)block * S::KEYS, keys);
     return gpu_uniform((int)((past + S::KEYS - 1) / S::KEYS));
 }
 

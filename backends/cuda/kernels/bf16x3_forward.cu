@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Image "bf16x3_forward": bf16x3_<run>_<width>_<rows>x<keys> for each shape of mma.h, and the scan
- * kernels that run before them, bf16x3_seen_<keys>. */
+ * kernels that run before them, bf16x3_scan_<keys>. */
 #define FATTN_SMALL_QUOTIENTS /* fattn_cuda_too_large() */
 #include "backends/cuda/vendor.h"
 
@@ -16,8 +16,8 @@
     }
 BF16X3_SHAPES(BF16X3_ENTRY)
 
-MMA_SEEN_ENTRY(bf16x3, 64)
-MMA_SEEN_ENTRY(bf16x3, 32)
+MMA_SCAN_ENTRY(bf16x3, 64)
+MMA_SCAN_ENTRY(bf16x3, 32)
 
 GPU_COMBINE
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Image "mma_forward": mma_<run>_<type>_<width>_<rows>x<keys> for each shape of mma.h, and the scan
- * kernels that run before them, mma_seen_<keys>. */
+ * kernels that run before them, mma_scan_<keys>. */
 #define FATTN_SMALL_QUOTIENTS /* fattn_cuda_too_large() */
 #include "backends/cuda/vendor.h"
 
@@ -20,9 +20,9 @@
               __VA_ARGS__)
 MMA_SHAPES(MMA_ENTRIES)
 
-MMA_SEEN_ENTRY(mma, 32)
-MMA_SEEN_ENTRY(mma, 64)
-MMA_SEEN_ENTRY(mma, 128)
+MMA_SCAN_ENTRY(mma, 32)
+MMA_SCAN_ENTRY(mma, 64)
+MMA_SCAN_ENTRY(mma, 128)
 
 GPU_COMBINE
 

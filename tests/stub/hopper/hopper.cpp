@@ -1152,15 +1152,15 @@ static const struct {
                                WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
                                    WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL)
                                        HOPPER_ROWS(full_256) HOPPER_PLAIN(wgmma_clear_dbias),
-               HOPPER_PLAIN(wgmma_seen_full_64),
-               HOPPER_PLAIN(wgmma_seen_full_128),
-               HOPPER_PLAIN(wgmma_seen_full_256),
+               HOPPER_PLAIN(wgmma_scan_full_64),
+               HOPPER_PLAIN(wgmma_scan_full_128),
+               HOPPER_PLAIN(wgmma_scan_full_256),
                WGMMA_FULL_64(HOPPER_FULL) WGMMA_FULL_128(HOPPER_FULL) WGMMA_FULL_256(HOPPER_FULL)
-                   HOPPER_PLAIN(wgmma_seen_64_128),
-               HOPPER_PLAIN(wgmma_seen_64_64),
-               HOPPER_PLAIN(wgmma_seen_128_128),
-               HOPPER_PLAIN(wgmma_seen_128_64),
-               HOPPER_PLAIN(wgmma_seen_256_64),
+                   HOPPER_PLAIN(wgmma_scan_64_128),
+               HOPPER_PLAIN(wgmma_scan_64_64),
+               HOPPER_PLAIN(wgmma_scan_128_128),
+               HOPPER_PLAIN(wgmma_scan_128_64),
+               HOPPER_PLAIN(wgmma_scan_256_64),
                HOPPER_PLAIN(wgmma_blocks_64),
                HOPPER_PLAIN(wgmma_blocks_128),
                HOPPER_PLAIN(wgmma_blocks_256),

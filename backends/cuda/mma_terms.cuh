@@ -859,7 +859,8 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const Terms &s, int j0,
 
 /* --- A row's sums ----------------------------------------------------------------------------- */
 
-/* The maximum, and the sum, over the quad of lanes that share a row. */
+/* The maximum, and the sum, over the quad of lanes that share a row. (gpu_team_max<4>() and
+ * gpu_team_sum<4>() would do the same, but ptxas makes longer code of their loops.) */
 GPU_DEVICE float mma_quad_max(float x)
 {
     x = gpu_max(x, gpu_shfl_xor(x, 1));

@@ -384,8 +384,7 @@ GPU_DEVICE void wgmma_rise(float unit, const wgmma_scale &scale, const float shi
         }
         float top = gpu_max(even, odd);
         wgmma_note_top<S>(top, scale, shift[h], &rows.top[h]);
-        top = gpu_max(top, gpu_shfl_xor(top, 1));
-        top = gpu_max(top, gpu_shfl_xor(top, 2)) * scale.factor;
+        top = mma_quad_max(top) * scale.factor;
         if (S::KNOWN == FATTN_BIAS && (int)S::type::DTYPE == (int)FATTN_BF16 && scale.factor == 1 &&
             fabsf(top) >= 0x1p126f && fabsf(top) < fattn_f32_infinity()) { /* as in mma_bounded() */
             top = fattn_score_bias(top);

@@ -261,11 +261,11 @@ GPU_DEVICE void wgmma_await_ds_before(const wgmma_backward_block<S> &b,
     wgmma_await(&b.control->ds_full[walk.ds == 0], walk.ds_phase ^ (walk.ds == 0));
 }
 
-/* Gives the turn to the other warpgroup. */
-template <class S> GPU_DEVICE void wgmma_pass_turn(const wgmma_backward_walk<S> &walk)
+/* With ping-pong: lets the other warpgroup issue products. */
+template <class S> GPU_DEVICE void wgmma_ping_pong_pass(const wgmma_backward_walk<S> &walk)
 {
-    if (S::TAKES_TURNS) {
-        wgmma_named_arrive(WGMMA_TURN + (walk.group ^ 1), 256);
+    if (S::PING_PONGS) {
+        wgmma_named_arrive(WGMMA_PING_PONG + (walk.group ^ 1), 256);
     }
 }
 
@@ -296,7 +296,7 @@ template <class S, bool MORE>
 GPU_DEVICE void wgmma_go_on(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                             wgmma_backward_walk<S> &walk, wgmma_visit next)
 {
-    walk.owes = true;
+    walk.dq_pending = true;
     walk.tile = next.tile;
     if constexpr (!S::IS_LEAN && MORE) {
         if (next.head != walk.head) {
@@ -315,7 +315,7 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
 {
     if constexpr (MORE) {
         wgmma_begin_scores<S>(b, walk, x);
-        wgmma_pass_turn<S>(walk);
+        wgmma_ping_pong_pass<S>(walk);
         if (S::KNOWN == FATTN_MASK) {
             wgmma_look_ahead<S>(g, b, walk, next.head, next.tile);
         } else {
@@ -392,10 +392,10 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     if constexpr (S::DEFERS) {
         __syncwarp();
         wgmma_release(&control.ds_full[walk.ds != 0]);
-        if (S::TAKES_TURNS) {
-            wgmma_named_sync(WGMMA_TURN + walk.group, 256);
+        if (S::PING_PONGS) {
+            wgmma_named_sync(WGMMA_PING_PONG + walk.group, 256);
         }
-        if (walk.owes) {
+        if (walk.dq_pending) {
             wgmma_await_ds_before<S>(b, walk);
         }
         wgmma_begin_dq<S>(b, walk, walk.ds ^ S::DS_BYTES, dq); /* unused in the first tile */
@@ -413,7 +413,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
             wgmma_read_term<S>(g, b, walk, next.head, next.tile);
         }
     } else {
-        wgmma_pass_turn<S>(walk);
+        wgmma_ping_pong_pass<S>(walk);
     }
     if constexpr (LAST_BESIDE) {
         wgmma_await_ds<S>(b, walk);
@@ -423,12 +423,12 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
         wgmma_wait<1>();
     }
     wgmma_settle<S::PART / 8>(dq);
-    if (S::DEFERS && walk.owes) {
+    if (S::DEFERS && walk.dq_pending) {
         wgmma_release(&control.ds_empty[walk.ds == 0]);
     }
     wgmma_release(&control.dout_empty[walk.dout.stage]);
     wgmma_step(walk.dout);
-    if (!S::DEFERS || walk.owes) {
+    if (!S::DEFERS || walk.dq_pending) {
         wgmma_put_dq<S>(walk, dq);
     }
     wgmma_end_tile<S, MORE>(g, b, walk, next, x);
@@ -477,10 +477,11 @@ GPU_DEVICE void wgmma_pair_put(uint32_t to, const uint32_t pairs[S::OWN_QUERIES 
 
 /* Adds the sums of the tile before to dQ; in a deterministic run, when their turn has come. */
 template <class S>
-GPU_DEVICE void wgmma_add_owed(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
-                               const wgmma_pair_sums<S> &sums)
+GPU_DEVICE void wgmma_add_pending(const wgmma_backward_block<S> &b,
+                                  const wgmma_backward_walk<S> &walk,
+                                  const wgmma_pair_sums<S> &sums)
 {
-    if (b.ordered && walk.owes) {
+    if (b.ordered && walk.dq_pending) {
         wgmma_named_sync(WGMMA_MAY_ADD + (walk.ds == 0), WGMMA_ALL_WITH_ADDER);
     }
     wgmma_add_sums<S>(sums);
@@ -488,10 +489,10 @@ GPU_DEVICE void wgmma_add_owed(const wgmma_backward_block<S> &b, const wgmma_bac
 
 /* In a deterministic run, tells the adder that the sums have been added. */
 template <class S>
-GPU_DEVICE void wgmma_tell_owed_added(const wgmma_backward_block<S> &b,
-                                      const wgmma_backward_walk<S> &walk)
+GPU_DEVICE void wgmma_pending_added(const wgmma_backward_block<S> &b,
+                                    const wgmma_backward_walk<S> &walk)
 {
-    if (b.ordered && walk.owes) {
+    if (b.ordered && walk.dq_pending) {
         wgmma_named_arrive(WGMMA_ADDED + (walk.ds == 0), WGMMA_ALL_WITH_ADDER);
     }
 }
@@ -514,7 +515,7 @@ GPU_DEVICE void wgmma_pair_ds(const fattn_gpu_args &g, const wgmma_backward_bloc
     wgmma_begin_dp<S>(b, walk, dp);
     wgmma_wait<1>();
     wgmma_settle<S::OWN_QUERIES / 8>(x);
-    wgmma_add_owed<S>(b, walk, sums);
+    wgmma_add_pending<S>(b, walk, sums);
     if constexpr (S::IS_LEAN) {
         wgmma_mask<S>(b, walk, x);
         wgmma_exponentiate<S>(unit, lse, x);
@@ -523,7 +524,7 @@ GPU_DEVICE void wgmma_pair_ds(const fattn_gpu_args &g, const wgmma_backward_bloc
         wgmma_weigh_fully<S>(g, b, walk, lse, x, pairs);
     }
     wgmma_pair_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), pairs);
-    wgmma_tell_owed_added<S>(b, walk);
+    wgmma_pending_added<S>(b, walk);
     wgmma_named_sync(WGMMA_P_MADE, 256);
     wgmma_pair_mix<S>(b.p + walk.ds, dout, walk.group, dv);
     wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
@@ -598,7 +599,7 @@ GPU_DEVICE void wgmma_walk_begin(const fattn_problem &p, const wgmma_backward_it
     walk.item = item;
     walk.tile = w.start;
     walk.head = 0;
-    walk.owes = false;
+    walk.dq_pending = false;
     walk.full = w.full;
     walk.full_past = w.full_past;
     walk.tail = shared && w.queries % S::QUERIES ? w.queries / S::QUERIES : -1;
@@ -830,8 +831,8 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     }
     if constexpr (S::IS_PAIR) {
         wgmma_pair_tile<S, false>(g, b, unit, walk, {0, 0, 0}, own.to, sums, x, dk, dv);
-        wgmma_add_owed<S>(b, walk, sums);
-        wgmma_tell_owed_added<S>(b, walk);
+        wgmma_add_pending<S>(b, walk, sums);
+        wgmma_pending_added<S>(b, walk);
     } else {
         wgmma_backward_tile<S, false>(g, b, unit, walk, {0, 0, 0}, x, dk, dv);
     }
@@ -852,7 +853,7 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
     int used = 0; /* items that had tiles */
     wgmma_walk_set<S>(g, b, group, walk);
     if (group == 1) {
-        wgmma_pass_turn<S>(walk); /* warpgroup 0 has the first turn */
+        wgmma_ping_pong_pass<S>(walk); /* warpgroup 0 begins */
     }
     for (int n = 0;; n++) {
         float dk[N / 8][4], dv[N / 8][4];

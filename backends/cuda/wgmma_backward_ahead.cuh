@@ -36,7 +36,7 @@ template <class S> struct wgmma_backward_walk {
     uint32_t term_offset; /* of the lane's reads in a staged tile */
     uint32_t ds;          /* offset of the stage of dS: 0 or DS_BYTES */
     int ds_phase;         /* of its barriers */
-    bool owes;            /* dQ of the tile before is not computed, or not added, yet */
+    bool dq_pending;      /* dQ of the tile before is not computed, or not added, yet */
     uint32_t visits;      /* tiles visited so far; wgmma_visit_at() */
     uint32_t ds_put;      /* address for the lane's first matrix of dS, in stage 0 */
     uint32_t dq_put;      /* address for the lane's first sum of dQ */

@@ -101,13 +101,13 @@ GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_bloc
 
 /* The block's named barriers (wgmma_named_sync), and the threads that take part. */
 enum {
-    WGMMA_DS_MADE = 1,  /* both warpgroups */
-    WGMMA_DQ_MADE = 2,  /* .. 3: a warpgroup and an adder */
-    WGMMA_DQ_ADDED = 4, /* .. 5: a warpgroup and the adder of its last sums */
-    WGMMA_CLEARED = 6,  /* .. 7: a warpgroup */
-    WGMMA_P_MADE = 8,   /* both warpgroups */
-    WGMMA_NEXT_DUE = 9, /* .. 10: both adders; the number tells which adder's tile is next */
-    WGMMA_TURN = 11,    /* .. 12: both warpgroups; the number tells whose turn it is */
+    WGMMA_DS_MADE = 1,    /* both warpgroups */
+    WGMMA_DQ_MADE = 2,    /* .. 3: a warpgroup and an adder */
+    WGMMA_DQ_ADDED = 4,   /* .. 5: a warpgroup and the adder of its last sums */
+    WGMMA_CLEARED = 6,    /* .. 7: a warpgroup */
+    WGMMA_P_MADE = 8,     /* both warpgroups */
+    WGMMA_NEXT_DUE = 9,   /* .. 10: both adders; the number tells which adder's tile is next */
+    WGMMA_PING_PONG = 11, /* .. 12: both warpgroups; the number tells which may issue products */
     /* If two blocks share an item: both warpgroups and the adder of even, or of odd, tiles. */
     WGMMA_MAY_ADD = 2, /* .. 3 */
     WGMMA_ADDED = 4    /* .. 5 */

@@ -57,12 +57,12 @@ struct wgmma_backward_shape {
         KNOWS_HALVES = IS_PAIR && FEATURES == FATTN_BLOCK_MASK,
         /* The product for dQ of a tile needs dS of both warpgroups. If deferred, it is issued while
          * the next tile is computed, so that neither warpgroup waits for the other. In the kernels
-         * in which that was measured to be faster, warpgroups also take turns in issuing their
-         * products. */
+         * in which that was measured to be faster, warpgroups also ping-pong: they issue their
+         * products in turn. */
         DEFERS =
             !IS_PAIR &&
             (FEATURES == 0 || FEATURES == FATTN_BLOCK_MASK ? W == 64 : FEATURES == FATTN_SOFTCAP),
-        TAKES_TURNS = DEFERS && IS_LEAN,
+        PING_PONGS = DEFERS && IS_LEAN,
         TERM_RING = TERM_STAGES,
         TERM_PLACES = TERM_STAGES > 1 ? TERM_STAGES : 1,
         IS_STAGED = TERM_STAGES > 0,

@@ -20,9 +20,8 @@
  * and the kernels that run before in wgmma_forward_before.cuh.
  *
  * Tiles of keys are visited from the last to the first. A warpgroup skips those to which none of
- * its rows attends, unless warpgroups take turns (ping-pong scheduling): then each issues its
- * products after the one before it has issued its own, so that one computes its softmax while
- * another multiplies.
+ * its rows attends, unless warpgroups ping-pong: then each issues its products after the one before
+ * it has issued its own, so that one computes its softmax while another multiplies.
  *
  * A row's reference is raised as in mma_forward.cuh, only if the row's own maximum exceeds it by
  * more than MMA_MARGIN. So a row's results do not depend on the rows beside it.
@@ -885,17 +884,17 @@ GPU_DEVICE bool wgmma_bound_exceeds_margin(float unit, const wgmma_rows<S> &rows
     return __any_sync(0xffffffffu, exceeds);
 }
 
-/* Waits for the warpgroup's turn; and gives it to the next warpgroup. */
-template <class S> GPU_DEVICE void wgmma_turn_begin(const wgmma_block<S> &b, int group)
+/* With ping-pong: waits until this warpgroup may issue products; and lets the next one do so. */
+template <class S> GPU_DEVICE void wgmma_ping_pong_begin(const wgmma_block<S> &b, int group)
 {
-    if (b.turns) {
+    if (b.ping_pong) {
         wgmma_named_sync(1 + group, 256);
     }
 }
 
-template <class S> GPU_DEVICE void wgmma_turn_end(const wgmma_block<S> &b, int group)
+template <class S> GPU_DEVICE void wgmma_ping_pong_end(const wgmma_block<S> &b, int group)
 {
-    if (b.turns) {
+    if (b.ping_pong) {
         wgmma_named_arrive(1 + (group + 1) % S::WARPGROUPS, 256);
     }
 }
@@ -957,8 +956,8 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
                     break;
                 }
                 used.terms = wgmma_panels_end(s);
-                wgmma_turn_begin(b, group);
-                wgmma_turn_end(b, group);
+                wgmma_ping_pong_begin(b, group);
+                wgmma_ping_pong_end(b, group);
                 wgmma_skip(b, 1, used);
                 left--;
                 wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
@@ -978,10 +977,10 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     };
 
     wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
-    wgmma_turn_begin(b, group);
+    wgmma_ping_pong_begin(b, group);
     wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, S::KEYS, false>(
         q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
-    wgmma_turn_end(b, group);
+    wgmma_ping_pong_end(b, group);
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int r = row + mma_lane() / 4 + 8 * h;
@@ -1090,14 +1089,14 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
         read_tile();
         read_bias();
-        wgmma_turn_begin(b, group);
+        wgmma_ping_pong_begin(b, group);
         wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, S::KEYS, false>(
             q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
         wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
         clear();
         wgmma_mix<T, S::KEYS / 16, S::WIDTH_V>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4),
                                                rows.o);
-        wgmma_turn_end(b, group);
+        wgmma_ping_pong_end(b, group);
         wgmma_wait<1>();
         wgmma_settle<S::KEYS / 8>(x);
         wgmma_release(&control.k_empty[used.stage(used.k++)]);
@@ -1158,8 +1157,8 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     wgmma_control<S> &control = *b.control;
     const int row = group * 64 + (int)threadIdx.x % 128 / 32 * 16;
     wgmma_used<S> used = {0, 0, 0};
-    if (b.turns && group == S::WARPGROUPS - 1) {
-        wgmma_named_arrive(1, 256); /* the first one's first turn */
+    if (b.ping_pong && group == S::WARPGROUPS - 1) {
+        wgmma_named_arrive(1, 256); /* the first one begins */
     }
     for (int n = 0;; n++) {
         wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
@@ -1238,7 +1237,7 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
     b.control =
         (wgmma_control<S> *)(shared + (b.out + S::WARPS * WGMMA_OUT_BYTES - mma_shared(shared)));
     b.group = wgmma_group_of(g.problem);
-    b.turns = wgmma_turns<S>(g.problem, b.group);
+    b.ping_pong = wgmma_ping_pongs<S>(g.problem, b.group);
     b.onto = onto;
     wgmma_control<S> &control = *b.control;
     const bool paged = g.problem.features & FATTN_PAGED;

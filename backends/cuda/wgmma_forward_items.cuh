@@ -164,7 +164,7 @@ template <class S> struct wgmma_block {
     uint32_t terms;              /* and of staged panels of a bias or mask */
     uint32_t out;                /* staged rows of o, WGMMA_OUT_BYTES for each warp */
     int group;                   /* query heads of a key/value head */
-    bool turns;                  /* warpgroups take turns */
+    bool ping_pong;              /* warpgroups issue their products in turn */
     const fattn_merge_job *onto; /* a parameter of kernels that merge rows */
 };
 
@@ -190,9 +190,9 @@ template <class S> GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
                             wgmma_hides<S>(g));
 }
 
-/* Whether warpgroups take turns: in the cases in which that was measured to be faster
+/* Whether warpgroups ping-pong: in the cases in which that was measured to be faster
  * (docs/notes/hopper-forward.md), unless only one warpgroup ever has rows. */
-template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p, int group)
+template <class S> GPU_DEVICE bool wgmma_ping_pongs(const fattn_problem &p, int group)
 {
     const bool banded = p.window_left >= 0 || p.window_right >= 0;
     const bool alone = S::IS_SPLIT && group * p.seqlen_q <= 64;
@@ -243,7 +243,7 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
     const int own_past = exists ? min((last.past + S::KEYS - 1) / S::KEYS, kept.past) : 0;
     w.past = max(wgmma_largest(own_past), w.block);
     if (n < S::WARPGROUPS) {
-        w.own_past[n] = b.turns || S::SKIPS ? w.past : max(own_past, w.block);
+        w.own_past[n] = b.ping_pong || S::SKIPS ? w.past : max(own_past, w.block);
         w.full[n] = (last.first + S::KEYS - 1) / S::KEYS;
         w.full_past[n] = first.past / S::KEYS;
     }

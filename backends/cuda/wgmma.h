@@ -44,8 +44,10 @@
 #define WGMMA_SHORT_BLOCKS(width) ((width) == 64 ? 3 : 2)
 #define WGMMA_RESIDENT(width, warpgroups) ((warpgroups) == 1 ? WGMMA_SHORT_BLOCKS(width) : 1)
 
+#define WGMMA_WARPGROUP 128 /* threads */
+
 /* A producer warpgroup, which copies and plans, and the consumer warpgroups, which multiply. */
-#define WGMMA_THREADS(warpgroups) (128 * ((warpgroups) + 1))
+#define WGMMA_THREADS(warpgroups) (WGMMA_WARPGROUP * ((warpgroups) + 1))
 
 /* Bytes of shared memory: a tile of queries, `stages` tiles of keys and of values, rows of o that
  * are being stored, the barriers and the items (wgmma_control), and padding to align the tiles. */

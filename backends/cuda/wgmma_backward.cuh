@@ -123,7 +123,7 @@ GPU_DEVICE void wgmma_await_dout(const wgmma_backward_block<S> &b,
 template <class S, int FIRST, int PAST>
 GPU_DEVICE void wgmma_read_columns(uint32_t from, float y[S::OWN_QUERIES / 8][2])
 {
-    const int group = (int)threadIdx.x / 128 - 1;
+    const int group = (int)threadIdx.x / WGMMA_WARPGROUP - 1;
     const uint32_t first = from + 4 * wgmma_own_query<S>(group) + mma_lane() % 4 * 8;
     GPU_UNROLL
     for (int n = FIRST; n < PAST; n++) {
@@ -183,7 +183,7 @@ GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backwar
 {
     if (walk.tile < walk.full || walk.tile >= walk.full_past) {
         const wgmma_backward_item &w = b.control->item[walk.item];
-        const int t = (int)threadIdx.x % 128;
+        const int t = wgmma_thread();
         const int key = (S::IS_PAIR ? 0 : 64 * walk.group) + wgmma_row(t, 0);
         const int query = (S::IS_PAIR ? S::OWN_QUERIES * walk.group : 0) + wgmma_column(t, 0);
         const int from = key - walk.tile * S::QUERIES - query;
@@ -265,7 +265,7 @@ GPU_DEVICE void wgmma_await_ds_before(const wgmma_backward_block<S> &b,
 template <class S> GPU_DEVICE void wgmma_ping_pong_pass(const wgmma_backward_walk<S> &walk)
 {
     if (S::PING_PONGS) {
-        wgmma_named_arrive(WGMMA_PING_PONG + (walk.group ^ 1), 256);
+        wgmma_named_arrive(WGMMA_PING_PONG + (walk.group ^ 1), WGMMA_BOTH);
     }
 }
 
@@ -393,14 +393,14 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
         __syncwarp();
         wgmma_release(&control.ds_full[walk.ds != 0]);
         if (S::PING_PONGS) {
-            wgmma_named_sync(WGMMA_PING_PONG + walk.group, 256);
+            wgmma_named_sync(WGMMA_PING_PONG + walk.group, WGMMA_BOTH);
         }
         if (walk.dq_pending) {
             wgmma_await_ds_before<S>(b, walk);
         }
         wgmma_begin_dq<S>(b, walk, walk.ds ^ S::DS_BYTES, dq); /* unused in the first tile */
     } else {
-        wgmma_named_sync(WGMMA_DS_MADE, 256);
+        wgmma_named_sync(WGMMA_DS_MADE, WGMMA_BOTH);
         wgmma_begin_dq<S>(b, walk, walk.ds, dq);
     }
     wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
@@ -525,7 +525,7 @@ GPU_DEVICE void wgmma_pair_ds(const fattn_gpu_args &g, const wgmma_backward_bloc
     }
     wgmma_pair_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), pairs);
     wgmma_pending_added<S>(b, walk);
-    wgmma_named_sync(WGMMA_P_MADE, 256);
+    wgmma_named_sync(WGMMA_P_MADE, WGMMA_BOTH);
     wgmma_pair_mix<S>(b.p + walk.ds, dout, walk.group, dv);
     wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
     wgmma_wait<1>();
@@ -554,7 +554,7 @@ GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_pair_ds<S>(g, b, unit, walk, sums, x, dv);
     __syncwarp();
     wgmma_release(&control.ds_full[at]);
-    wgmma_named_sync(WGMMA_DS_MADE, 256);
+    wgmma_named_sync(WGMMA_DS_MADE, WGMMA_BOTH);
     wgmma_pair_mix<S>(b.ds + walk.ds, q, walk.group, dk);
     wgmma_wait<1>();
     wgmma_release_in_both<S>(b, &control.dout_empty[walk.dout.stage]);
@@ -609,7 +609,7 @@ template <class S>
 GPU_DEVICE void wgmma_walk_set(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int group,
                                wgmma_backward_walk<S> &walk)
 {
-    const int t = (int)threadIdx.x % 128, lane = t % 32, warp = t / 32;
+    const int t = wgmma_thread(), lane = t % 32, warp = t / 32;
     walk.group = group;
     walk.q = walk.q_used = {0, 0};
     walk.dout = {0, 0};
@@ -738,7 +738,7 @@ GPU_DEVICE void wgmma_store_keys(const fattn_gpu_args &g, const wgmma_backward_i
     const int first_key = S::IS_PAIR ? 0 : 64 * group, channel = S::IS_PAIR ? N * group : 0;
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
-        const int key = first_key + wgmma_row((int)threadIdx.x % 128, 2 * h);
+        const int key = first_key + wgmma_row(wgmma_thread(), 2 * h);
         const bool exists = key < w.owned, empty = key >= w.keys;
         const int64_t row = at + key * stride + channel;
         if (g.dtype_gradient != FATTN_F32) {
@@ -765,7 +765,7 @@ GPU_DEVICE wgmma_own_dq wgmma_own_dq_of(const fattn_gpu_args &g, const wgmma_bac
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     wgmma_own_dq own;
     own.to = saved.dq + (int64_t)w.saved * (S::QUERIES * S::WIDTH) +
-             (rank * S::WARPGROUPS + group) * (S::PART * 64) + (int)threadIdx.x % 128 * 4;
+             (rank * S::WARPGROUPS + group) * (S::PART * 64) + wgmma_thread() * 4;
     own.next = (int64_t)saved.tiles * (S::QUERIES * S::WIDTH);
     return own;
 }

@@ -54,7 +54,7 @@ GPU_DEVICE wgmma_patch wgmma_patch_of(const wgmma_backward_block<S> &b,
                                       const wgmma_backward_walk<S> &walk, int head, int tile)
 {
     const wgmma_backward_item &w = b.control->item[walk.item];
-    const int t = (int)threadIdx.x % 128;
+    const int t = wgmma_thread();
     const int key = (S::IS_PAIR ? 0 : 64 * walk.group) + wgmma_row(t, 0);
     wgmma_patch at;
     at.b = w.batch;
@@ -85,7 +85,7 @@ GPU_DEVICE void wgmma_head_begin(const fattn_gpu_args &g, const wgmma_backward_b
 template <class S> GPU_DEVICE uint32_t wgmma_term_offset(const fattn_gpu_args &g, int group)
 {
     const bool rows = wgmma_term_stride<S>(g.problem)[2] != 0; /* or all queries share one */
-    const int lane = mma_lane(), key = 64 * group + (int)threadIdx.x % 128 / 32 * 16;
+    const int lane = mma_lane(), key = 64 * group + wgmma_thread() / 32 * 16;
     if (S::KNOWN == FATTN_BIAS) { /* matrices of 8 queries by 8 keys: keys first */
         const int r = rows ? lane / 16 * 8 + lane % 8 : 0;
         return wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key + lane / 8 % 2 * 8));
@@ -116,7 +116,7 @@ GPU_DEVICE void wgmma_read_row(const fattn_gpu_args &g, const wgmma_backward_blo
     const wgmma_backward_item &w = b.control->item[walk.item];
     const int64_t *const stride = wgmma_term_stride<S>(p);
     const int i = tile * S::QUERIES + wgmma_own_query<S>(walk.group) + mma_lane();
-    const int key = (int)threadIdx.x % 128 / 32 * 16;
+    const int key = wgmma_thread() / 32 * 16;
     const int64_t at = w.batch * stride[0] + (w.head * b.group + head) * stride[1] + i * stride[2] +
                        (w.block * S::KEYS + key) * stride[3];
     if constexpr (S::KNOWN == FATTN_BIAS) {
@@ -136,7 +136,7 @@ GPU_DEVICE void wgmma_transpose_bias(const wgmma_backward_block<S> &b,
                                      uint32_t bias[S::BIAS_STEPS][2][2])
 {
     static_assert(S::BIAS_STEPS == 2, "32 queries");
-    const uint32_t lane = (uint32_t)mma_lane(), key = threadIdx.x % 128 / 32 * 16;
+    const uint32_t lane = (uint32_t)mma_lane(), key = threadIdx.x % WGMMA_WARPGROUP / 32 * 16;
     const uint32_t query = (uint32_t)wgmma_own_query<S>(walk.group), to = b.p + walk.ds;
     GPU_UNROLL
     for (uint32_t n = 0; n < 2; n++) { /* 8 keys */

@@ -371,9 +371,9 @@ GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder 
                                   float *to, int32_t *turn, int32_t own)
 {
     wgmma_await_turn(turn, own);
-    wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
+    wgmma_named_sync(WGMMA_NEXT_DUE + odd, WGMMA_ADDERS);
     wgmma_add_tile<S>(b, adder, [&] { return to; });
-    wgmma_named_arrive(WGMMA_NEXT_DUE + (odd ^ 1), 64);
+    wgmma_named_arrive(WGMMA_NEXT_DUE + (odd ^ 1), WGMMA_ADDERS);
     wgmma_free_dq(adder);
     if (mma_lane() == 0) {
         wgmma_await_added();
@@ -400,7 +400,7 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
     if (!ordered || number == 0) {
         wgmma_free_dq(adder);
     } else {
-        wgmma_named_arrive(WGMMA_NEXT_DUE, 64);
+        wgmma_named_arrive(WGMMA_NEXT_DUE, WGMMA_ADDERS);
     }
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
         int first = w->saved; /* the head's first tile */
@@ -428,7 +428,7 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
         wgmma_release(&b.control->item_empty[n % 2]);
     }
     if (ordered && odd == number) {
-        wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
+        wgmma_named_sync(WGMMA_NEXT_DUE + odd, WGMMA_ADDERS);
     }
     if (mma_lane() == 0) {
         wgmma_await_added();

@@ -227,9 +227,8 @@ GPU_DEVICE void wgmma_multiply(const wgmma_tile_terms<S> &s, float x[S::KEYS / 8
     }
 }
 
-/* Whether a bias or mask hides all pairs of a warpgroup in a tile that is not plain. number: a
- * named barrier of the warpgroup's threads. */
-template <class S> GPU_DEVICE bool wgmma_is_hidden(const wgmma_tile_terms<S> &s, int number)
+/* Whether a bias or mask hides all pairs of a warpgroup in a tile that is not plain. */
+template <class S> GPU_DEVICE bool wgmma_is_hidden(const wgmma_tile_terms<S> &s, int group)
 {
     uint32_t kept = 0;
     if constexpr (S::KNOWN == FATTN_BIAS) {
@@ -238,7 +237,7 @@ template <class S> GPU_DEVICE bool wgmma_is_hidden(const wgmma_tile_terms<S> &s,
     } else {
         wgmma_each_mask<S>(s, [&](int, uint32_t pair) { kept |= pair; });
     }
-    return wgmma_named_all(number, 128, kept == 0);
+    return wgmma_named_all(WGMMA_FORWARD_HIDDEN + group, WGMMA_WARPGROUP, kept == 0);
 }
 
 /* Whether some score is NaN. A multiply-add makes only NaN without a sign, which as integers exceed
@@ -888,14 +887,15 @@ GPU_DEVICE bool wgmma_bound_exceeds_margin(float unit, const wgmma_rows<S> &rows
 template <class S> GPU_DEVICE void wgmma_ping_pong_begin(const wgmma_block<S> &b, int group)
 {
     if (b.ping_pong) {
-        wgmma_named_sync(1 + group, 256);
+        wgmma_named_sync(WGMMA_FORWARD_PING_PONG + group, WGMMA_PING_PONG_THREADS);
     }
 }
 
 template <class S> GPU_DEVICE void wgmma_ping_pong_end(const wgmma_block<S> &b, int group)
 {
     if (b.ping_pong) {
-        wgmma_named_arrive(1 + (group + 1) % S::WARPGROUPS, 256);
+        wgmma_named_arrive(WGMMA_FORWARD_PING_PONG + (group + 1) % S::WARPGROUPS,
+                           WGMMA_PING_PONG_THREADS);
     }
 }
 
@@ -952,7 +952,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
             while (left > 0 && mixed) {
                 const wgmma_tile_terms<S> s =
                     wgmma_tile_terms_of(g, b, place, block, false, used.terms, known);
-                if (!wgmma_is_hidden(s, 7 + group)) {
+                if (!wgmma_is_hidden(s, group)) {
                     break;
                 }
                 used.terms = wgmma_panels_end(s);
@@ -971,7 +971,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     const auto clear = [&]() {
         if (tail) {
             wgmma_clear<S::KEYS, S::PANELS_V>(b.v + used.stage(used.v) * S::VALUE_BYTES, tail,
-                                              4 + group);
+                                              WGMMA_FORWARD_CLEARED + group);
             tail = 0;
         }
     };
@@ -1155,10 +1155,11 @@ template <class S>
 GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int group)
 {
     wgmma_control<S> &control = *b.control;
-    const int row = group * 64 + (int)threadIdx.x % 128 / 32 * 16;
+    const int row = group * 64 + wgmma_thread() / 32 * 16;
     wgmma_used<S> used = {0, 0, 0};
     if (b.ping_pong && group == S::WARPGROUPS - 1) {
-        wgmma_named_arrive(1, 256); /* the first one begins */
+        /* The first one begins. */
+        wgmma_named_arrive(WGMMA_FORWARD_PING_PONG, WGMMA_PING_PONG_THREADS);
     }
     for (int n = 0;; n++) {
         wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);

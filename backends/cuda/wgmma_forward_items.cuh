@@ -168,6 +168,14 @@ template <class S> struct wgmma_block {
     const fattn_merge_job *onto; /* a parameter of kernels that merge rows */
 };
 
+/* The block's named barriers (wgmma_named_sync), by warpgroup. */
+enum {
+    WGMMA_FORWARD_PING_PONG = 1, /* .. 3: this warpgroup and the one before it */
+    WGMMA_FORWARD_CLEARED = 4,   /* .. 6: this warpgroup */
+    WGMMA_FORWARD_HIDDEN = 7     /* .. 9: this warpgroup */
+};
+enum { WGMMA_PING_PONG_THREADS = 2 * WGMMA_WARPGROUP };
+
 /* How many rows of the tile are used: a tile has all heads of a query, or none. */
 template <class S> GPU_DEVICE int wgmma_places(int group)
 {

@@ -8,6 +8,9 @@
 
 #include "backends/cuda/wgmma_sm90.cuh"
 
+/* The thread's number in its warpgroup. */
+GPU_DEVICE int wgmma_thread(void) { return (int)threadIdx.x % WGMMA_WARPGROUP; }
+
 /* One lane arrives at the barrier for its warp. */
 GPU_DEVICE void wgmma_release(uint64_t *barrier)
 {
@@ -118,9 +121,8 @@ template <bool SMALL> GPU_DEVICE uint32_t wgmma_kept(uint32_t word, uint32_t thr
  * threads. */
 template <int ROWS, int PANELS> GPU_DEVICE void wgmma_clear(uint32_t tile, int live, int barrier)
 {
-    const int t = (int)threadIdx.x % 128;
     GPU_ROLLED
-    for (int n = live * 8 + t; n < ROWS * 8; n += 128) {
+    for (int n = live * 8 + wgmma_thread(); n < ROWS * 8; n += WGMMA_WARPGROUP) {
         GPU_UNROLL
         for (int c = 0; c < PANELS; c++) {
             const uint32_t at = tile + c * ROWS * 128 + n * 16;
@@ -128,7 +130,7 @@ template <int ROWS, int PANELS> GPU_DEVICE void wgmma_clear(uint32_t tile, int l
         }
     }
     wgmma_publish();
-    wgmma_named_sync(barrier, 128);
+    wgmma_named_sync(barrier, WGMMA_WARPGROUP);
 }
 
 #endif

@@ -986,17 +986,17 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
     const int group = wgmma_group();
     if (group == 0) {
         wgmma_give_registers<S::COPY_REGISTERS>();
-        const int warp = gpu_thread() / 32;
+        const int warp = gpu_thread() / GPU_WAVE;
         gpu_await_earlier();
-        if (gpu_thread() == 0) {
+        if (gpu_thread() == GPU_WAVE * WGMMA_BACKWARD_COPIER) {
             wgmma_copy_backward<S>(g, maps, b);
-        } else if (warp == 3) {
+        } else if (warp == WGMMA_TAKER) {
             wgmma_take_items<S>(g, b);
-        } else if (warp > 0) {
+        } else if (warp >= WGMMA_ADDER) {
             if constexpr (S::IS_PAIR) {
-                wgmma_await_turns<S>(g, b, warp - 1);
+                wgmma_await_turns<S>(g, b, warp - WGMMA_ADDER);
             } else {
-                wgmma_add_all<S>(g, b, warp - 1);
+                wgmma_add_all<S>(g, b, warp - WGMMA_ADDER);
             }
         }
     } else {

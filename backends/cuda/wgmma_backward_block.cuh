@@ -99,6 +99,13 @@ GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_bloc
     return control.exists[n % 2] ? &control.item[n % 2] : NULL;
 }
 
+/* The warps of the producer warpgroup. */
+enum {
+    WGMMA_BACKWARD_COPIER = 0, /* its first thread alone */
+    WGMMA_ADDER = 1,           /* .. 2 */
+    WGMMA_TAKER = 3
+};
+
 /* The block's named barriers (wgmma_named_sync), and the threads that take part. */
 enum {
     WGMMA_DS_MADE = 1,    /* both warpgroups */

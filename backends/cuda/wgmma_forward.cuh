@@ -1276,6 +1276,7 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
     const int group = wgmma_group();
     if (group == 0) {
         wgmma_give_registers<S::COPY_REGISTERS>();
+        static_assert(WGMMA_COPIER == 0, "its threads are the block's first");
         if (gpu_thread() < (paged ? GPU_WAVE : 1)) {
             wgmma_prefetch(maps);
             wgmma_prefetch(maps + 1);
@@ -1286,15 +1287,15 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
             } else {
                 wgmma_copy_all<S, false>(g, maps, b, true, true);
             }
-        } else if (gpu_thread() / 32 == 1) {
+        } else if (gpu_thread() / GPU_WAVE == WGMMA_PLANNER) {
             gpu_await_earlier();
             wgmma_plan(g, b);
-        } else if (gpu_thread() / 32 == 3 && apart) {
+        } else if (gpu_thread() / GPU_WAVE == WGMMA_VALUE_COPIER && apart) {
             gpu_await_earlier();
             wgmma_copy_all<S, true>(g, maps, b, false, true);
         }
         if constexpr (S::IS_STAGED) {
-            if (gpu_thread() == 64) {
+            if (gpu_thread() == GPU_WAVE * WGMMA_STAGER) {
                 wgmma_prefetch(maps + 3);
                 gpu_await_earlier();
                 wgmma_stage_all(g, maps + 3, b);

@@ -168,6 +168,14 @@ template <class S> struct wgmma_block {
     const fattn_merge_job *onto; /* a parameter of kernels that merge rows */
 };
 
+/* The warps of the producer warpgroup. */
+enum {
+    WGMMA_COPIER = 0, /* its first thread alone, unless keys are paged */
+    WGMMA_PLANNER = 1,
+    WGMMA_STAGER = 2,      /* its first thread alone */
+    WGMMA_VALUE_COPIER = 3 /* with small pages: WGMMA_COPIES_APART */
+};
+
 /* The block's named barriers (wgmma_named_sync), by warpgroup. */
 enum {
     WGMMA_FORWARD_PING_PONG = 1, /* .. 3: this warpgroup and the one before it */

@@ -235,7 +235,7 @@ FATTN_HD bool wgmma_visits_packed(const fattn_problem *p, int64_t of_head, int64
 
 #define WGMMA_BACKWARD_ITEM_BYTES 128 /* of the description of an item in the workspace */
 #define WGMMA_BACKWARD_TURNS(tiles) (((tiles) + 3) / 4 * 4) /* words of workspace for turns */
-#define WGMMA_BACKWARD_TAKEN 4 /* words of workspace for the counter of items */
+#define WGMMA_BACKWARD_COUNTER 4 /* words of workspace for the counter of items */
 #define WGMMA_BACKWARD_WORDS(q_blocks) (((q_blocks) + 31) / 32) /* words with a bit for each tile */
 
 /*

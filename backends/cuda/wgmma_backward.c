@@ -37,7 +37,7 @@ static const char *cannot_backward(const fattn_kernel *row, const fattn_problem 
 }
 
 /* How many rows the workspace holds, in whole tiles of all heads; -1 on overflow. */
-static int64_t saved_rows(const fattn_problem *p, int64_t queries)
+static int64_t workspace_rows(const fattn_problem *p, int64_t queries)
 {
     const bool packed = p->features & FATTN_CU_SEQLENS_Q;
     const int64_t tiles = WGMMA_BACKWARD_TILES(packed, p->total_q, p->batch, queries);
@@ -86,17 +86,17 @@ static int64_t list_words(const fattn_problem *p, const fattn_tiling *t)
 static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
                                   const fattn_tiling *t)
 {
-    const int64_t saved = saved_rows(p, t->br);
-    const int64_t rows = gpu_times(saved, fattn_gpu_kernel_of(row)->width + 2);
+    const int64_t count = workspace_rows(p, t->br);
+    const int64_t rows = gpu_times(count, fattn_gpu_kernel_of(row)->width + 2);
     const int64_t blocks = backward_blocks(fattn_gpu_kernel_of(row));
-    const int64_t turns = saved < 0 ? 0 : WGMMA_BACKWARD_TURNS(saved / t->br * blocks);
+    const int64_t turns = count < 0 ? 0 : WGMMA_BACKWARD_TURNS(count / t->br * blocks);
     const int64_t items = gpu_times(backward_items(p, t), blocks * WGMMA_BACKWARD_ITEM_BYTES / 4);
     const int64_t skips = wgmma_skips(p) ? skip_words(p, t, blocks) : list_words(p, t);
     if (rows < 0 || items < 0 || skips < 0 || items > INT64_MAX / 4 || skips > INT64_MAX / 4 ||
-        rows > INT64_MAX - items - skips - turns - WGMMA_BACKWARD_TAKEN) {
+        rows > INT64_MAX - items - skips - turns - WGMMA_BACKWARD_COUNTER) {
         return -1;
     }
-    return gpu_floats(rows + turns + WGMMA_BACKWARD_TAKEN + items + skips);
+    return gpu_floats(rows + turns + WGMMA_BACKWARD_COUNTER + items + skips);
 }
 
 /* Lists the sequences. */
@@ -114,7 +114,7 @@ static void order_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 static void row_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                       int64_t rows, const char *entry, fattn_gpu_shape *shape)
 {
-    const int64_t of_head = saved_rows(p, t->br) / fattn_max64(p->heads_q, 1);
+    const int64_t of_head = workspace_rows(p, t->br) / fattn_max64(p->heads_q, 1);
     const int64_t all =
         wgmma_visits_packed(p, of_head, rows) ? p->heads_q * of_head : p->batch * p->heads_q * rows;
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", entry, kernel->run);

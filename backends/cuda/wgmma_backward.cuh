@@ -762,11 +762,11 @@ template <class S>
 GPU_DEVICE wgmma_own_dq wgmma_own_dq_of(const fattn_gpu_args &g, const wgmma_backward_item &w,
                                         int rank, int group)
 {
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const wgmma_workspace workspace = wgmma_workspace_of<S>(g);
     wgmma_own_dq own;
-    own.to = saved.dq + (int64_t)w.saved * (S::QUERIES * S::WIDTH) +
+    own.to = workspace.dq + (int64_t)w.row_tile * (S::QUERIES * S::WIDTH) +
              (rank * S::WARPGROUPS + group) * (S::PART * 64) + wgmma_thread() * 4;
-    own.next = (int64_t)saved.tiles * (S::QUERIES * S::WIDTH);
+    own.next = (int64_t)workspace.tiles * (S::QUERIES * S::WIDTH);
     return own;
 }
 

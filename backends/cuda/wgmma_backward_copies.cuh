@@ -60,9 +60,9 @@ GPU_DEVICE wgmma_shift wgmma_shift_taken(const fattn_gpu_args &g, int blocks, in
 }
 
 /* The number of the next item in the order of taking. */
-GPU_DEVICE int wgmma_take(const fattn_gpu_args &g, unsigned *taken)
+GPU_DEVICE int wgmma_take(const fattn_gpu_args &g, unsigned *counter)
 {
-    const int number = mma_lane() == 0 ? (int)atomicAdd(taken, 1u) : 0;
+    const int number = mma_lane() == 0 ? (int)atomicAdd(counter, 1u) : 0;
     return __shfl_sync(0xffffffffu, number, 0) +
            (wgmma_is_ordered(g.problem) ? 0 : (int)gpu_blocks());
 }
@@ -76,9 +76,9 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     enum { WORDS = sizeof(wgmma_backward_item) / 4 };
     static_assert(WORDS <= GPU_WAVE, "a lane copies a word");
     wgmma_backward_control<S> &control = *b.control;
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const wgmma_workspace workspace = wgmma_workspace_of<S>(g);
     const fattn_problem &p = g.problem;
-    const int items = wgmma_items_of(g, saved);
+    const int items = wgmma_items_of(g, workspace);
     const bool ordered = b.ordered; /* then first items come from the counter too */
     int number = (int)gpu_block() / S::BLOCKS;
     int part = -1;
@@ -91,7 +91,7 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
         if (n > 0) {
             wgmma_await(&control.item_wanted, (n - 1) % 2);
             if (part >= 0 && b.rank == 0) {
-                const int next = wgmma_peek((const int32_t *)saved.taken);
+                const int next = wgmma_peek((const int32_t *)workspace.counter);
                 if (next < items &&
                     !wgmma_shift_may_take(part, wgmma_shift_taken(g, S::BLOCKS, next))) {
                     wgmma_await(&control.item_empty[(n - 1) % 2], (n - 1) / 2 % 2);
@@ -100,15 +100,16 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
         }
         if (n > 0 || ordered) {
             const int begun = ordered ? 0 : (int)gpu_blocks() / S::BLOCKS;
-            number = S::IS_PAIR ? wgmma_take_together<S>(b, saved.taken, begun, ordered ? n : n - 1)
-                                : wgmma_take(g, saved.taken);
+            number = S::IS_PAIR
+                         ? wgmma_take_together<S>(b, workspace.counter, begun, ordered ? n : n - 1)
+                         : wgmma_take(g, workspace.counter);
         }
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
         if (exists) {
             const wgmma_shift shift = wgmma_shift_taken(g, S::BLOCKS, number);
             const uint32_t *const from =
-                (const uint32_t *)(saved.items + shift.item * S::BLOCKS + b.rank);
+                (const uint32_t *)(workspace.items + shift.item * S::BLOCKS + b.rank);
             part = shift.part;
             if (mma_lane() < WORDS) {
                 ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
@@ -231,12 +232,12 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
 {
     wgmma_backward_control<S> &control = *b.control;
     const fattn_problem &p = g.problem;
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const wgmma_workspace workspace = wgmma_workspace_of<S>(g);
     const uint32_t *const visits =
         S::SKIPS && wgmma_skips(&p) ? wgmma_visits_of<S>(g, control.scan, w) : NULL;
     const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
     int head = w.head * b.group, tile = w.start;
-    int64_t row = (int64_t)w.saved * S::QUERIES; /* the head's first */
+    int64_t row = (int64_t)w.row_tile * S::QUERIES; /* the head's first */
     wgmma_await(&control.keys_empty, at.keys++ % 2 ^ 1);
     wgmma_copy_keys<S>(b.k, maps + 1, &control.k_full, w, p.k);
     GPU_ROLLED
@@ -248,8 +249,9 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
             *wgmma_visit_at<S>(b, at.visits++) = {tile, head - w.head * b.group, mixed};
         }
         wgmma_copy_rows<S>(b.q + at.q.stage * S::QUERY_BYTES, maps,
-                           b.lse + at.q.stage * 4 * S::QUERIES, saved.lse + row + tile * S::QUERIES,
-                           &control.q_full[at.q.stage], w, p.q, b.rank, head, tile);
+                           b.lse + at.q.stage * 4 * S::QUERIES,
+                           workspace.lse + row + tile * S::QUERIES, &control.q_full[at.q.stage], w,
+                           p.q, b.rank, head, tile);
         if (n == 0) {
             wgmma_copy_keys<S>(b.v, maps + 2, &control.v_full, w, p.v);
             if (S::IS_PAIR) {
@@ -267,14 +269,14 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
         wgmma_await(&control.dout_empty[at.dout.stage], at.dout.phase ^ 1);
         wgmma_copy_rows<S>(b.dout + at.dout.stage * S::QUERY_BYTES, maps + 3,
                            b.delta + at.dout.stage * 4 * S::QUERIES,
-                           saved.delta + row + tile * S::QUERIES, &control.dout_full[at.dout.stage],
-                           w, p.dout, b.rank, head, tile);
+                           workspace.delta + row + tile * S::QUERIES,
+                           &control.dout_full[at.dout.stage], w, p.dout, b.rank, head, tile);
         wgmma_step(at.q);
         wgmma_step(at.dout);
         tile = S::SKIPS && visits ? wgmma_next_visit(w, visits, tile) : wgmma_next_tile(w, tile);
         if (tile == w.start) {
             head++;
-            row += (int64_t)saved.tiles * S::QUERIES;
+            row += (int64_t)workspace.tiles * S::QUERIES;
         }
     }
 }
@@ -390,7 +392,7 @@ GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder 
 template <class S>
 GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int number)
 {
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const wgmma_workspace workspace = wgmma_workspace_of<S>(g);
     const bool ordered = wgmma_is_ordered(g.problem);
     const wgmma_adder adder = {ordered ? 0 : number, ordered ? (int)S::WARPGROUPS : number + 1,
                                wgmma_stores<S>(g)};
@@ -403,26 +405,29 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
         wgmma_named_arrive(WGMMA_NEXT_DUE, WGMMA_ADDERS);
     }
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
-        int first = w->saved; /* the head's first tile */
+        int first = w->row_tile; /* the head's first tile */
         int tile = w->start;
         GPU_ROLLED
         for (int left = w->tiles; left > 0; left--) {
-            const auto place = [&](int64_t n) { return saved.dq + n * (S::QUERIES * S::WIDTH); };
+            const auto place = [&](int64_t n) {
+                return workspace.dq + n * (S::QUERIES * S::WIDTH);
+            };
             const int64_t at = first + tile;
             if (!ordered) {
                 wgmma_add_tile<S>(b, adder, [&] {
                     const wgmma_visit visit = *wgmma_visit_at<S>(b, visits);
-                    return place(S::SKIPS ? w->saved + visit.head * saved.tiles + visit.tile : at);
+                    return place(S::SKIPS ? w->row_tile + visit.head * workspace.tiles + visit.tile
+                                          : at);
                 });
                 wgmma_free_dq(adder);
             } else if (odd == number) {
-                wgmma_add_in_turn<S>(b, adder, odd, place(at), saved.turns + at,
+                wgmma_add_in_turn<S>(b, adder, odd, place(at), workspace.turns + at,
                                      wgmma_own_turn<S>(*w, tile));
             }
             odd ^= 1;
             visits++;
             tile = wgmma_next_tile(*w, tile);
-            first += tile == w->start ? saved.tiles : 0;
+            first += tile == w->start ? workspace.tiles : 0;
         }
         __syncwarp();
         wgmma_release(&b.control->item_empty[n % 2]);
@@ -443,11 +448,11 @@ template <class S>
 GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                   int number)
 {
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const wgmma_workspace workspace = wgmma_workspace_of<S>(g);
     const wgmma_backward_item *w;
     uint32_t tiles = 0;
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
-        int first = w->saved, tile = w->start;
+        int first = w->row_tile, tile = w->start;
         GPU_ROLLED
         for (int left = w->tiles; left > 0; left--) {
             const int odd = tiles % 2;
@@ -455,7 +460,7 @@ GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_
                 wgmma_send_ds<S>(b, tiles);
             }
             if (b.ordered && odd == number) {
-                int32_t *const turn = saved.turns + (first + tile) * S::BLOCKS + b.rank;
+                int32_t *const turn = workspace.turns + (first + tile) * S::BLOCKS + b.rank;
                 const int32_t own = wgmma_own_turn<S>(*w, tile);
                 wgmma_await_turn(turn, own);
                 wgmma_named_arrive(WGMMA_MAY_ADD + odd, WGMMA_ALL_WITH_ADDER);
@@ -468,7 +473,7 @@ GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_
             }
             tiles++;
             tile = wgmma_next_tile(*w, tile);
-            first += tile == w->start ? saved.tiles : 0;
+            first += tile == w->start ? workspace.tiles : 0;
         }
         __syncwarp();
         wgmma_release(&b.control->item_empty[n % 2]);

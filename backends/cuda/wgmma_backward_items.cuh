@@ -26,7 +26,7 @@ typedef struct wgmma_backward_item {
     int reach;                   /* query i attends to no key from i + reach on */
     int queries;                 /* of the sequence */
     int q_row, q_batch, k_row, k_batch, head; /* where copies begin; head: key/value head */
-    int saved;      /* tile of lse, delta and dQ of the group's first head */
+    int row_tile;   /* tile of lse, delta and dQ of the group's first head */
     int block;      /* tile of keys */
     int tiles;      /* how many are visited, over all heads of the group */
     int batch;      /* sequence */
@@ -42,18 +42,18 @@ template <class S> GPU_DEVICE int wgmma_apart(const wgmma_backward_item &w)
     return wgmma_shift_apart(w.past, w.peers, S::SPREAD, S::LEAST_APART);
 }
 
-typedef struct wgmma_saved {
-    float *dq;       /* not yet multiplied by scale */
-    float *lse;      /* in log2 units; +inf for an empty row, whose probabilities are 0 */
-    float *delta;    /* 0 for an empty row */
-    int32_t *turns;  /* in deterministic runs: how many blocks have added to each tile of dQ */
-    unsigned *taken; /* the counter of items */
+typedef struct wgmma_workspace {
+    float *dq;         /* not yet multiplied by scale */
+    float *lse;        /* in log2 units; +inf for an empty row, whose probabilities are 0 */
+    float *delta;      /* 0 for an empty row */
+    int32_t *turns;    /* in deterministic runs: how many blocks have added to each tile of dQ */
+    unsigned *counter; /* of items */
     wgmma_backward_item *items;
     uint32_t *visits;   /* bits for each tile of keys, head and sequence: wgmma_visits_of() */
     uint8_t *scan;      /* bytes from the scan (scan.h), by tiles of queries */
     wgmma_listed *list; /* the list of sequences, in place of these two */
     int tiles;          /* per head */
-} wgmma_saved;
+} wgmma_workspace;
 
 /* How many items there are if all sequences have as many as the longest. */
 GPU_DEVICE int64_t wgmma_items_alike(const fattn_gpu_args &g)
@@ -61,39 +61,40 @@ GPU_DEVICE int64_t wgmma_items_alike(const fattn_gpu_args &g)
     return g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
 }
 
-template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g)
+template <class S> GPU_DEVICE wgmma_workspace wgmma_workspace_of(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     const bool packed = p.features & FATTN_CU_SEQLENS_Q;
     const int64_t tiles = WGMMA_BACKWARD_TILES(packed, p.total_q, p.batch, S::QUERIES);
     const int64_t rows = (packed ? 1 : p.batch) * p.heads_q * tiles * S::QUERIES;
-    wgmma_saved saved;
-    saved.dq = (float *)g.workspace;
-    saved.lse = saved.dq + rows * S::WIDTH;
-    saved.delta = saved.lse + rows;
-    saved.turns = (int32_t *)(saved.delta + rows);
-    saved.taken = (unsigned *)(saved.turns + WGMMA_BACKWARD_TURNS(rows / S::QUERIES * S::BLOCKS));
-    saved.items = (wgmma_backward_item *)(saved.taken + WGMMA_BACKWARD_TAKEN);
+    wgmma_workspace workspace;
+    workspace.dq = (float *)g.workspace;
+    workspace.lse = workspace.dq + rows * S::WIDTH;
+    workspace.delta = workspace.lse + rows;
+    workspace.turns = (int32_t *)(workspace.delta + rows);
+    workspace.counter =
+        (unsigned *)(workspace.turns + WGMMA_BACKWARD_TURNS(rows / S::QUERIES * S::BLOCKS));
+    workspace.items = (wgmma_backward_item *)(workspace.counter + WGMMA_BACKWARD_COUNTER);
     const int64_t items = wgmma_items_alike(g);
-    saved.visits = (uint32_t *)(saved.items + items * S::BLOCKS);
-    saved.scan =
-        (uint8_t *)(saved.visits + items * S::BLOCKS * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks));
-    saved.list = (wgmma_listed *)saved.visits;
-    saved.tiles = (int)tiles;
-    return saved;
+    workspace.visits = (uint32_t *)(workspace.items + items * S::BLOCKS);
+    workspace.scan = (uint8_t *)(workspace.visits +
+                                 items * S::BLOCKS * 2 * WGMMA_BACKWARD_WORDS(g.tiling.q_blocks));
+    workspace.list = (wgmma_listed *)workspace.visits;
+    workspace.tiles = (int)tiles;
+    return workspace;
 }
 
 /* The first tile of a sequence's query head. A packed sequence's tiles do not overlap those of the
  * sequence before. */
 template <class S>
-GPU_DEVICE int wgmma_saved_tile(const fattn_gpu_args &g, const wgmma_saved &saved,
-                                const fattn_sequence &seq, int64_t b, int64_t head)
+GPU_DEVICE int wgmma_workspace_tile(const fattn_gpu_args &g, const wgmma_workspace &workspace,
+                                    const fattn_sequence &seq, int64_t b, int64_t head)
 {
     const fattn_problem &p = g.problem;
     if (p.features & FATTN_CU_SEQLENS_Q) {
-        return (int)(head * saved.tiles + (int)seq.q_row / S::QUERIES + b);
+        return (int)(head * workspace.tiles + (int)seq.q_row / S::QUERIES + b);
     }
-    return (int)((b * p.heads_q + head) * saved.tiles);
+    return (int)((b * p.heads_q + head) * workspace.tiles);
 }
 
 /* --- Items ------------------------------------------------------------------------------------ */
@@ -105,9 +106,10 @@ GPU_DEVICE bool wgmma_has_list(const fattn_gpu_args &g)
 }
 
 /* How many items there are; from the list of sequences, if there is one. */
-GPU_DEVICE int wgmma_items_of(const fattn_gpu_args &g, const wgmma_saved &saved)
+GPU_DEVICE int wgmma_items_of(const fattn_gpu_args &g, const wgmma_workspace &workspace)
 {
-    return (int)(wgmma_has_list(g) ? saved.list[g.problem.batch - 1].past : wgmma_items_alike(g));
+    return (int)(wgmma_has_list(g) ? workspace.list[g.problem.batch - 1].past
+                                   : wgmma_items_alike(g));
 }
 
 /* Whether dQ is stored instead of added to. It is if the keys are one tile, so that only one block
@@ -145,8 +147,8 @@ GPU_DEVICE bool wgmma_shares_terms(const fattn_problem &p)
  * sequences of a head are consecutive, so that they read it, and add to its gradient, while it is
  * in L2. */
 template <class S>
-GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved, int64_t number,
-                               int rank, wgmma_backward_item &w)
+GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_workspace &workspace,
+                               int64_t number, int rank, wgmma_backward_item &w)
 {
     const fattn_problem &p = g.problem;
     const int64_t group = fattn_quotient(p.heads_q, p.heads_k), limit = INT64_C(1) << 62;
@@ -158,7 +160,7 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
         wgmma_is_ordered(p) ? 1 : fattn_max64(fattn_quotient(g.tiling.together, group), 1);
     wgmma_listed listed = {0, 0, 0, 0};
     if (wgmma_has_list(g)) {
-        listed = wgmma_listed_of(saved.list, (int)p.batch, (uint32_t)number);
+        listed = wgmma_listed_of(workspace.list, (int)p.batch, (uint32_t)number);
         order.q_blocks = listed.blocks;
         order.heads = p.heads_k;
         order.together = fattn_min64(order.together, p.heads_k);
@@ -212,7 +214,7 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.diagonal = band.diagonal;
     w.q_position = seq.q_position;
     w.k_position = seq.k_position;
-    w.saved = wgmma_saved_tile<S>(g, saved, seq, work.batch, work.head * group);
+    w.row_tile = wgmma_workspace_tile<S>(g, workspace, seq, work.batch, work.head * group);
     w.dk = gpu_key_at(g, seq, p.dk, work.batch, work.head, j0);
     w.dv = gpu_key_at(g, seq, p.dv, work.batch, work.head, j0);
 }
@@ -236,18 +238,18 @@ typedef struct wgmma_scan_results {
 template <class S> GPU_DEVICE wgmma_scan_results wgmma_scan_results_of(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const wgmma_workspace workspace = wgmma_workspace_of<S>(g);
     const int64_t *const stride = wgmma_hiding_stride(p);
     const bool scanned = wgmma_backward_scans(&p, g.tiling.q_blocks, g.tiling.k_blocks);
     fattn_work next = {};
     wgmma_scan_results scan;
-    scan.bytes = scanned ? saved.scan : NULL;
+    scan.bytes = scanned ? workspace.scan : NULL;
     next.head = 1;
     scan.head = scan_at(g.tiling, p.heads_k, stride, next);
     next.head = 0, next.batch = 1;
     scan.batch = scan_at(g.tiling, p.heads_k, stride, next);
     scan.tile = (int)SCAN_BYTES(g.tiling.k_blocks);
-    scan.visits = saved.visits;
+    scan.visits = workspace.visits;
     return scan;
 }
 
@@ -269,14 +271,14 @@ GPU_DEVICE uint32_t *wgmma_visits_of(const fattn_gpu_args &g, const wgmma_scan_r
 template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
 {
     static_assert(sizeof(wgmma_backward_item) == WGMMA_BACKWARD_ITEM_BYTES, "what is set aside");
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
-    const int64_t items = wgmma_items_of(g, saved);
+    const wgmma_workspace workspace = wgmma_workspace_of<S>(g);
+    const int64_t items = wgmma_items_of(g, workspace);
     const int64_t own = gpu_block() * gpu_threads() + gpu_thread();
     if (own == 0) {
-        *saved.taken = 0;
+        *workspace.counter = 0;
     }
     for (int64_t n = own; n < items * S::BLOCKS; n += gpu_blocks() * gpu_threads()) {
-        wgmma_item_set<S>(g, saved, n / S::BLOCKS, (int)(n % S::BLOCKS), saved.items[n]);
+        wgmma_item_set<S>(g, workspace, n / S::BLOCKS, (int)(n % S::BLOCKS), workspace.items[n]);
     }
 }
 

@@ -17,13 +17,13 @@
  * begun: the number of items that blocks begin with without the counter; n: how many calls there
  * have been before. */
 template <class S>
-GPU_DEVICE int wgmma_take_together(const wgmma_backward_block<S> &b, unsigned *taken, int begun,
+GPU_DEVICE int wgmma_take_together(const wgmma_backward_block<S> &b, unsigned *counter, int begun,
                                    int n)
 {
     wgmma_backward_control<S> &control = *b.control;
     int number = 0;
     if (mma_lane() == 0 && b.rank == 0) {
-        number = (int)atomicAdd(taken, 1u) + begun;
+        number = (int)atomicAdd(counter, 1u) + begun;
         wgmma_await(&control.peer.number_empty, n % 2 ^ 1);
         wgmma_send_number(1, &control.peer.number, number, &control.peer.number_full);
     } else if (mma_lane() == 0) {

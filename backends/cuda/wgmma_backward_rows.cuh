@@ -48,7 +48,7 @@ template <class S> GPU_DEVICE void wgmma_backward_scan_all(const fattn_gpu_args 
     const fattn_problem &p = g.problem;
     const fattn_tiling &tiling = g.tiling;
     const int64_t *const stride = wgmma_hiding_stride(p);
-    uint8_t *const results = wgmma_saved_of<S>(g).scan;
+    uint8_t *const results = wgmma_workspace_of<S>(g).scan;
     gpu_admit_later();
     gpu_await_earlier();
     if (!(p.features & FATTN_BLOCK_MASK)) {
@@ -82,7 +82,7 @@ template <class S> GPU_DEVICE void wgmma_order_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
     gpu_await_earlier();
-    wgmma_order(g.problem, wgmma_saved_of<S>(g).list, [&](int b) {
+    wgmma_order(g.problem, wgmma_workspace_of<S>(g).list, [&](int b) {
         const fattn_sequence seq = gpu_sequence(g, b);
         const int64_t keys = fattn_max64(seq.sk, seq.slot_k);
         return wgmma_length{(int)seq.sq, (int)((keys + S::ITEM_KEYS - 1) / S::ITEM_KEYS)};
@@ -98,9 +98,9 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
 {
     enum { TEAM = FATTN_GPU_ROW_THREADS(S::WIDTH) };
     const fattn_problem &p = g.problem;
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const wgmma_workspace workspace = wgmma_workspace_of<S>(g);
     const int lane = gpu_thread() % TEAM;
-    const int tile = wgmma_saved_tile<S>(g, saved, row.seq, row.b, row.q.h);
+    const int tile = wgmma_workspace_tile<S>(g, workspace, row.seq, row.b, row.q.h);
     const int64_t at = (int64_t)tile * S::QUERIES + row.q.i;
     const bool inside = row.q.i < (row.seq.sq + S::QUERIES - 1) / S::QUERIES * S::QUERIES;
     float lse = -fattn_f32_infinity(), sum = 0;
@@ -108,7 +108,7 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
         GPU_UNROLL
         for (int c = 4 * lane; c < S::WIDTH; c += 4 * TEAM) {
             const gpu_f4 zeros = {0, 0, 0, 0};
-            *(gpu_f4 *)(saved.dq + at * S::WIDTH + c) = zeros;
+            *(gpu_f4 *)(workspace.dq + at * S::WIDTH + c) = zeros;
         }
     }
     if (row.exists) {
@@ -118,15 +118,15 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
     sum = gpu_team_sum<TEAM>(sum);
     if (wgmma_is_ordered(p) && inside && lane == 0 && row.q.i % S::QUERIES == 0) {
         for (int n = 0; n < S::BLOCKS; n++) {
-            saved.turns[at / S::QUERIES * S::BLOCKS + n] = 0;
+            workspace.turns[at / S::QUERIES * S::BLOCKS + n] = 0;
         }
     }
     if (inside && lane == 0) {
         const bool empty = lse == -fattn_f32_infinity();
         const float dlse =
             p.features & FATTN_DLSE && row.exists ? ((const float *)g.buffers.dlse)[row.at] : 0;
-        saved.lse[at] = empty ? fattn_f32_infinity() : lse * (float)FATTN_LOG2E;
-        saved.delta[at] = empty ? 0 : sum - dlse;
+        workspace.lse[at] = empty ? fattn_f32_infinity() : lse * (float)FATTN_LOG2E;
+        workspace.delta[at] = empty ? 0 : sum - dlse;
     }
 }
 
@@ -156,7 +156,7 @@ GPU_DEVICE void wgmma_visit_rows(const fattn_gpu_args &g, int64_t rows, const Vi
     enum { TEAM = FATTN_GPU_ROW_THREADS(S::WIDTH), BLOCK = WGMMA_ROWS_THREADS / TEAM };
     static_assert(S::QUERIES % BLOCK == 0, "so are those of a block");
     const fattn_problem &p = g.problem;
-    const int64_t of_head = (int64_t)wgmma_saved_of<S>(g).tiles * S::QUERIES;
+    const int64_t of_head = (int64_t)wgmma_workspace_of<S>(g).tiles * S::QUERIES;
     if (!wgmma_visits_packed(&p, of_head, rows)) {
         gpu_visit_rows<S::WIDTH, WGMMA_ROWS_THREADS>(g, rows, visit);
         return;
@@ -204,12 +204,13 @@ template <class S> GPU_DEVICE gpu_f4 wgmma_sums_of(const float *sums, int r, int
 template <class S>
 GPU_DEVICE void wgmma_finish_row(const fattn_gpu_args &g, const gpu_global_row &row)
 {
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const wgmma_workspace workspace = wgmma_workspace_of<S>(g);
     if (!row.exists) {
         return;
     }
-    const int tile = wgmma_saved_tile<S>(g, saved, row.seq, row.b, row.q.h) + row.q.i / S::QUERIES;
-    const float *const sums = saved.dq + (int64_t)tile * S::QUERIES * S::WIDTH;
+    const int tile =
+        wgmma_workspace_tile<S>(g, workspace, row.seq, row.b, row.q.h) + row.q.i / S::QUERIES;
+    const float *const sums = workspace.dq + (int64_t)tile * S::QUERIES * S::WIDTH;
     const int r = row.q.i % S::QUERIES;
     gpu_finish_sums<S::WIDTH>(g, row, [&](int c) { return wgmma_sums_of<S>(sums, r, c); });
 }
@@ -229,11 +230,11 @@ template <class S> GPU_DEVICE void wgmma_sink_all(const fattn_gpu_args &g)
     GPU_SHARED float sums[WGMMA_SINK_THREADS];
     gpu_admit_later();
     gpu_await_earlier();
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const wgmma_workspace workspace = wgmma_workspace_of<S>(g);
     for (int64_t h = gpu_block(); h < g.problem.heads_q; h += gpu_blocks()) {
         gpu_sink_head<WGMMA_SINK_THREADS>(
-            g, saved.lse, saved.delta, h, sums, [&](const fattn_sequence &seq, int64_t b) {
-                return (int64_t)wgmma_saved_tile<S>(g, saved, seq, b, h) * S::QUERIES;
+            g, workspace.lse, workspace.delta, h, sums, [&](const fattn_sequence &seq, int64_t b) {
+                return (int64_t)wgmma_workspace_tile<S>(g, workspace, seq, b, h) * S::QUERIES;
             });
     }
 }

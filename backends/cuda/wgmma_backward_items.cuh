@@ -161,9 +161,7 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_workspace &w
     wgmma_listed listed = {0, 0, 0, 0};
     if (wgmma_has_list(g)) {
         listed = wgmma_listed_of(workspace.list, (int)p.batch, (uint32_t)number);
-        order.q_blocks = listed.blocks;
-        order.heads = p.heads_k;
-        order.together = fattn_min64(order.together, p.heads_k);
+        wgmma_listed_tiling(listed, p.heads_k, order);
     }
     fattn_work work = fattn_schedule_item(&order, p.heads_k, number - listed.first);
     work.batch += listed.sequence;

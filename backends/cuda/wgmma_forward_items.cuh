@@ -7,6 +7,7 @@
 #define FATTN_CUDA_WGMMA_FORWARD_ITEMS_CUH
 
 #include "backends/cuda/scan.cuh"
+#include "backends/cuda/wgmma_order.cuh"
 #include "backends/cuda/wgmma_terms.cuh"
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/merge.cuh"
@@ -347,9 +348,7 @@ GPU_DEVICE fattn_work wgmma_ordered_work(const fattn_gpu_args &g, fattn_tiling t
     }
     const uint32_t past = list[min(first + lane, last)].past;
     const wgmma_listed own = list[first + __popc(__ballot_sync(0xffffffffu, past <= number))];
-    tiling.heads = p.heads_k;
-    tiling.q_blocks = own.blocks;
-    tiling.together = fattn_min64(tiling.together, p.heads_k);
+    wgmma_listed_tiling(own, p.heads_k, tiling);
     fattn_work work = fattn_schedule_item(&tiling, p.heads_k, number - own.first);
     work.batch = own.sequence;
     return work;

@@ -9,6 +9,7 @@
 
 #include "backends/cuda/vendor.h"
 #include "backends/cuda/wgmma.h"
+#include "core/integer.h"
 #include "core/kernel.h"
 
 typedef struct wgmma_length {
@@ -58,6 +59,15 @@ GPU_DEVICE void wgmma_order(const fattn_problem &p, wgmma_listed *list, const Of
             sum = __shfl_sync(0xffffffffu, past, GPU_WAVE - 1);
         }
     }
+}
+
+/* Restricts a tiling to the items of a listed sequence. */
+GPU_DEVICE void wgmma_listed_tiling(const wgmma_listed &listed, int64_t heads_k,
+                                    fattn_tiling &tiling)
+{
+    tiling.q_blocks = listed.blocks;
+    tiling.heads = heads_k;
+    tiling.together = fattn_min64(tiling.together, heads_k);
 }
 
 /* The entry of the sequence that item `number` belongs to; the number is below the last entry's

@@ -8,6 +8,9 @@
 
 #include "backends/cuda/wgmma_forward_items.cuh"
 
+/* If pages divide a tile of keys into so many copies, a second warp issues those of values. */
+#define WGMMA_COPIES_APART 8
+
 /* --- The copier ------------------------------------------------------------------------------- */
 
 /* The L2 policy of keys and values: other blocks read them too, unless a head has only one block of

@@ -169,6 +169,14 @@ template <class S> struct wgmma_block {
     const fattn_merge_job *onto; /* a parameter of kernels that merge rows */
 };
 
+/* How many tiles a warpgroup has consumed from each ring. */
+template <class S> struct wgmma_used {
+    int k, v, terms;
+
+    GPU_DEVICE int stage(int n) { return n % S::RING; }
+    GPU_DEVICE int phase(int n) { return n / S::RING % 2; }
+};
+
 /* The warps of the producer warpgroup. */
 enum {
     WGMMA_COPIER = 0, /* its first thread alone, unless keys are paged */

@@ -70,7 +70,8 @@ GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int tiles, wgmma_used<S> &us
     }
 }
 
-/* Visits the tiles of keys to which the warpgroup's rows attend. */
+/* Visits the tiles of keys to which the warpgroup's rows attend, from the last to the first. The
+ * steps of a tile come first, as closures over its state, and then four passes. */
 template <class S>
 GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int group,
                            int row, wgmma_used<S> &used, wgmma_rows<S> &rows)
@@ -84,8 +85,10 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     const uint64_t k = wgmma_descriptor(b.k, 0), v = wgmma_descriptor(b.v, S::KEYS * 128);
     float x[S::KEYS / 8][4], alpha[2], bound[1][2];
     uint32_t p[S::KEYS / 16][4], pairs[S::READS_EARLY ? S::KEYS / 4 : 1];
-    int first[2], past[2], block = w.own_past[group] - 1;
+    int first[2] = {}, past[2] = {}; /* keys in the two rows' bands, less the thread's column */
+    int block = w.own_past[group] - 1;
     int left = 0; /* how many tiles follow this one, in kernels that skip tiles */
+    int tail = 0; /* as in wgmma_item, until the values have been cleared */
     bool mixed = false;
     wgmma_row_terms known = {{0, 0}, {0, 0}, 1};
     if constexpr (S::IS_STAGED) {
@@ -100,32 +103,23 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
             mixed = tile < 0;
         }
     };
-    if constexpr (S::SKIPS) {
-        left = control.tiles[place] - 1;
+    const auto await_keys = [&]() {
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
-        read_tile();
-    }
-    if constexpr (S::TESTS_TILES) {
-        if (S::KEYS < S::ROWS || !control.bytes[place]) {
-            while (left > 0 && mixed) {
-                const wgmma_tile_terms<S> s =
-                    wgmma_tile_terms_of(g, b, place, block, false, used.terms, known);
-                if (!wgmma_is_hidden(s, group)) {
-                    break;
-                }
-                used.terms = wgmma_panels_end(s);
-                wgmma_ping_pong_begin(b, group);
-                wgmma_ping_pong_end(b, group);
-                wgmma_skip(b, 1, used);
-                left--;
-                wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
-                read_tile();
-            }
+    };
+    const auto begin_scores = [&]() {
+        wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, S::KEYS, false>(
+            q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
+    };
+    const auto end_scores = [&]() {
+        wgmma_settle<S::KEYS / 8>(x);
+        wgmma_release(&control.k_empty[used.stage(used.k++)]);
+        if (S::SKIPS ? left == 0 : block == last_block) {
+            wgmma_release(&control.q_empty);
         }
-    }
-    const auto ends = [&]() { return S::SKIPS ? left == 0 : block == last_block; };
-    int tail = block == w.past - 1 ? w.tail : 0;
-
+    };
+    const auto await_values = [&]() {
+        wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
+    };
     const auto clear = [&]() {
         if (tail) {
             wgmma_clear<S::KEYS, S::PANELS_V>(b.v + used.stage(used.v) * S::VALUE_BYTES, tail,
@@ -133,19 +127,15 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
             tail = 0;
         }
     };
-
-    wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
-    wgmma_ping_pong_begin(b, group);
-    wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, S::KEYS, false>(
-        q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
-    wgmma_ping_pong_end(b, group);
-    GPU_UNROLL
-    for (int h = 0; h < 2; h++) {
-        const int r = row + mma_lane() / 4 + 8 * h;
-        const mma_range keys = mma_band_row(w, wgmma_query(b, r));
-        first[h] = keys.first - mma_lane() % 4 * 2;
-        past[h] = keys.past - mma_lane() % 4 * 2;
-    }
+    const auto begin_output = [&]() {
+        clear();
+        wgmma_mix<T, S::KEYS / 16, S::WIDTH_V>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4),
+                                               rows.o);
+    };
+    const auto end_output = [&]() {
+        wgmma_settle<S::WIDTH_V / 8>(rows.o);
+        wgmma_release(&control.v_empty[used.stage(used.v++)]);
+    };
     /* In a tile whose bias is 0, x stays dot products: the scale is applied with the unit. */
     const auto scale = [&]() {
         const bool raw = S::KNOWN == FATTN_BIAS && !mixed;
@@ -227,40 +217,69 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         }
     };
 
+    /* Pass 1: the last tile of which the warpgroup's rows may attend to something. */
+    if constexpr (S::SKIPS) {
+        left = control.tiles[place] - 1;
+        await_keys();
+        read_tile();
+    }
+    if constexpr (S::TESTS_TILES) {
+        if (S::KEYS < S::ROWS || !control.bytes[place]) {
+            while (left > 0 && mixed) {
+                const wgmma_tile_terms<S> s =
+                    wgmma_tile_terms_of(g, b, place, block, false, used.terms, known);
+                if (!wgmma_is_hidden(s, group)) {
+                    break;
+                }
+                used.terms = wgmma_panels_end(s);
+                wgmma_ping_pong_begin(b, group);
+                wgmma_ping_pong_end(b, group);
+                wgmma_skip(b, 1, used);
+                left--;
+                await_keys();
+                read_tile();
+            }
+        }
+    }
+    tail = block == w.past - 1 ? w.tail : 0;
+
+    /* Pass 2: its scores and weights. */
+    await_keys();
+    wgmma_ping_pong_begin(b, group);
+    begin_scores();
+    wgmma_ping_pong_end(b, group);
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const int r = row + mma_lane() / 4 + 8 * h;
+        const mma_range keys = mma_band_row(w, wgmma_query(b, r));
+        first[h] = keys.first - mma_lane() % 4 * 2;
+        past[h] = keys.past - mma_lane() % 4 * 2;
+    }
     read_bias();
     wgmma_wait<0>();
-    wgmma_settle<S::KEYS / 8>(x);
-    wgmma_release(&control.k_empty[used.stage(used.k++)]);
-    if (ends()) {
-        wgmma_release(&control.q_empty);
-    }
+    end_scores();
     score();
     rise();
     wgmma_weigh<S>(unit, scale(), known.shift, rows, x);
     wgmma_pack<T, S::KEYS>(x, p);
     drop();
     end_terms();
+
+    /* Pass 3: the tiles before, down to the first: scores beside o of the tile after it. */
     GPU_ROLLED
     while (S::SKIPS ? left > 0 : block > last_block) {
         block--;
         left--;
-        wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
+        await_keys();
         read_tile();
         read_bias();
         wgmma_ping_pong_begin(b, group);
-        wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, S::KEYS, false>(
-            q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
-        wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
-        clear();
-        wgmma_mix<T, S::KEYS / 16, S::WIDTH_V>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4),
-                                               rows.o);
+        begin_scores();
+        await_values();
+        begin_output();
         wgmma_ping_pong_end(b, group);
         wgmma_wait<1>();
-        wgmma_settle<S::KEYS / 8>(x);
-        wgmma_release(&control.k_empty[used.stage(used.k++)]);
-        if (ends()) {
-            wgmma_release(&control.q_empty);
-        }
+        end_scores();
         score();
         const bool rises = S::KNOWN == FATTN_SOFTCAP
                                ? wgmma_bound_exceeds_margin<S>(unit, rows, bound[0])
@@ -270,8 +289,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         }
         wgmma_weigh<S>(unit, scale(), known.shift, rows, x);
         wgmma_wait<0>();
-        wgmma_settle<S::WIDTH_V / 8>(rows.o);
-        wgmma_release(&control.v_empty[used.stage(used.v++)]);
+        end_output();
         wgmma_pack<T, S::KEYS>(x, p);
         drop();
         end_terms();
@@ -282,13 +300,12 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
             }
         }
     }
-    wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
-    clear();
-    wgmma_mix<T, S::KEYS / 16, S::WIDTH_V>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4),
-                                           rows.o);
+
+    /* Pass 4: o of the first tile. */
+    await_values();
+    begin_output();
     wgmma_wait<0>();
-    wgmma_settle<S::WIDTH_V / 8>(rows.o);
-    wgmma_release(&control.v_empty[used.stage(used.v++)]);
+    end_output();
 }
 
 /* The loop of consumer warpgroup `group`. */

@@ -120,15 +120,12 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     const auto await_values = [&]() {
         wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
     };
-    const auto clear = [&]() {
+    const auto begin_output = [&]() {
         if (tail) {
             wgmma_clear<S::KEYS, S::PANELS_V>(b.v + used.stage(used.v) * S::VALUE_BYTES, tail,
                                               WGMMA_FORWARD_CLEARED + group);
             tail = 0;
         }
-    };
-    const auto begin_output = [&]() {
-        clear();
         wgmma_mix<T, S::KEYS / 16, S::WIDTH_V>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4),
                                                rows.o);
     };

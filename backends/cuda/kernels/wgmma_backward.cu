@@ -5,6 +5,7 @@
 
 #define FATTN_SMALL_QUOTIENTS /* cannot_backward() of wgmma_backward.c */
 #include "backends/cuda/wgmma_backward.cuh"
+#include "backends/cuda/wgmma_backward_before.cuh"
 #include "backends/cuda/wgmma_backward_rows.cuh"
 
 typedef struct wgmma_backward_maps {

@@ -367,7 +367,7 @@ GPU_DEVICE void bf16x3_keys_tile(const fattn_gpu_args &g, bf16x3_backward_scratc
         }
     }
     if (tile < s.job.full || tile >= s.job.full_past) {
-        mma_keep_queries<S>(s.job, t.i0, x);
+        mma_apply_band_of_keys<S>(s.job, t.i0, x);
     }
     bf16x3_differentiate<S>(g.rule.unit, s, stage, inexact, x, dp);
     gpu_sync();

@@ -205,7 +205,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
         } else {
             bf16x3_terms<S>(g, s, bf16x3_is_plain<S>(s, block), j0, x);
             if (partial) {
-                mma_keep<S>(s, j0, x);
+                mma_apply_band<S>(s, j0, x);
             }
         }
         mma_largest<S>(x, largest);

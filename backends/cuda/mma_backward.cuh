@@ -61,7 +61,7 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
         }
         if (S::VARIANT == MMA_LEAN ? tile < s.job.full || tile >= s.job.full_past
                                    : kind & MMA_BAND) {
-            mma_keep_queries<S>(s.job, S::VARIANT == MMA_LEAN ? i0 : (int64_t)tile * Q, x);
+            mma_apply_band_of_keys<S>(s.job, S::VARIANT == MMA_LEAN ? i0 : (int64_t)tile * Q, x);
         }
         mma_differentiate<S>(g.rule.unit, s, stage, x, dp);
     } else {

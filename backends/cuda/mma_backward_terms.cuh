@@ -294,8 +294,8 @@ GPU_DEVICE void mma_cap_scores(const fattn_score_rule &rule, bool times_dscore,
 
 /* Sets scores of pairs outside the band to -inf. */
 template <class S>
-GPU_DEVICE void mma_keep_band(const fattn_band &band, const mma_patch &at,
-                              float x[2][S::PART_QUERIES / 8][4])
+GPU_DEVICE void mma_apply_band_fully(const fattn_band &band, const mma_patch &at,
+                                     float x[2][S::PART_QUERIES / 8][4])
 {
     enum { N = S::PART_QUERIES / 8, FAR = 1 << 20 }; /* more than a tile */
     const int64_t limit = INT64_C(1) << 62;
@@ -377,12 +377,12 @@ GPU_DEVICE void mma_apply_staged(const void *room, int mode, float factor,
 
 /* Which of a thread's pairs dropout keeps: bit n % 8 * 4 + k of word n / 8 for its n-th query and
  * k-th key. */
-template <class S> struct mma_kept {
+template <class S> struct mma_dropout_kept {
     enum { QUERIES = S::PART_QUERIES / 4, WORDS = (QUERIES + 7) / 8 };
     uint32_t word[WORDS];
 };
 
-template <class S> GPU_DEVICE bool mma_keeps(const mma_kept<S> &kept, int n, int k)
+template <class S> GPU_DEVICE bool mma_dropout_keeps(const mma_dropout_kept<S> &kept, int n, int k)
 {
     return kept.word[n / 8] >> (n % 8 * 4 + k) & 1;
 }
@@ -399,13 +399,13 @@ GPU_DEVICE fattn_dropout_rows mma_dropout_rows(const fattn_gpu_args &g, const gp
  * makes, and the thread whose keys are 8 further needs the other half. Each of the two makes half
  * of the calls, and they exchange the halves. */
 template <class S>
-GPU_DEVICE void mma_keep_together(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
-                                  mma_kept<S> &kept)
+GPU_DEVICE void mma_dropout_together(const fattn_gpu_args &g, const gpu_pairs &t,
+                                     const mma_patch &at, mma_dropout_kept<S> &kept)
 {
     const bool right = mma_lane() / 8 % 2; /* bit 3 of the keys */
     const int64_t key = t.seq.k_position + at.j + 2 * right;
     GPU_UNROLL
-    for (int n = 0; n < mma_kept<S>::QUERIES; n++) {
+    for (int n = 0; n < mma_dropout_kept<S>::QUERIES; n++) {
         const fattn_dropout_rows rows = mma_dropout_rows(g, t, at, n);
         uint32_t words[4];
         if (n / 2 % 2) { /* the call for query n - 2, 8 rows above, has served this one */
@@ -430,13 +430,13 @@ GPU_DEVICE void mma_keep_together(const fattn_gpu_args &g, const gpu_pairs &t, c
 
 /* For tiles at any position: one call for each pair. */
 template <class S>
-GPU_DEVICE void mma_keep_singly(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
-                                mma_kept<S> &kept)
+GPU_DEVICE void mma_dropout_singly(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
+                                   mma_dropout_kept<S> &kept)
 {
     GPU_UNROLL
-    for (int word = 0; word < mma_kept<S>::WORDS; word++) {
+    for (int word = 0; word < mma_dropout_kept<S>::WORDS; word++) {
         GPU_ROLLED
-        for (int bit = 0; bit < 4 * mma_kept<S>::QUERIES && bit < 32; bit++) {
+        for (int bit = 0; bit < 4 * mma_dropout_kept<S>::QUERIES && bit < 32; bit++) {
             const fattn_dropout_rows rows = mma_dropout_rows(g, t, at, 8 * word + bit / 4);
             const int64_t key = t.seq.k_position + at.j + bit % 4;
             kept.word[word] |= (uint32_t)(fattn_dropout_at(&t.dropout, rows, key) != 0) << bit;
@@ -445,14 +445,14 @@ GPU_DEVICE void mma_keep_singly(const fattn_gpu_args &g, const gpu_pairs &t, con
 }
 
 template <class S>
-GPU_DEVICE mma_kept<S> mma_keep_pairs(const fattn_gpu_args &g, const gpu_pairs &t,
-                                      const mma_patch &at)
+GPU_DEVICE mma_dropout_kept<S> mma_dropout_of_pairs(const fattn_gpu_args &g, const gpu_pairs &t,
+                                                    const mma_patch &at)
 {
-    mma_kept<S> kept = {};
+    mma_dropout_kept<S> kept = {};
     if ((t.seq.q_position | t.seq.k_position) % 16 == 0) {
-        mma_keep_together<S>(g, t, at, kept);
+        mma_dropout_together<S>(g, t, at, kept);
     } else {
-        mma_keep_singly<S>(g, t, at, kept);
+        mma_dropout_singly<S>(g, t, at, kept);
     }
     return kept;
 }

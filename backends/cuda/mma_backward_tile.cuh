@@ -205,8 +205,8 @@ template <class S> GPU_DEVICE int mma_sums_channel(void)
 
 /* Sets scores of pairs outside the band to -inf. Rows of x are keys. */
 template <class S>
-GPU_DEVICE void mma_keep_queries(const mma_job &job, int64_t i0,
-                                 float x[S::TILES][S::PART_QUERIES / 8][4])
+GPU_DEVICE void mma_apply_band_of_keys(const mma_job &job, int64_t i0,
+                                       float x[S::TILES][S::PART_QUERIES / 8][4])
 {
     const fattn_band &band = job.pairs.band;
     const int64_t limit = INT64_C(1) << 62;
@@ -326,12 +326,13 @@ template <class S> GPU_DEVICE void mma_put_tile(uint16_t *tile, float x[2][S::PA
 
 /* Multiplies x by `factor` if dropout keeps the pair, or by 0 if not, so that NaN stays NaN. */
 template <class S>
-GPU_DEVICE void mma_drop(const mma_kept<S> &kept, float factor, float x[2][S::PART_QUERIES / 8][4])
+GPU_DEVICE void mma_drop(const mma_dropout_kept<S> &kept, float factor,
+                         float x[2][S::PART_QUERIES / 8][4])
 {
     enum { N = S::PART_QUERIES / 8 };
     GPU_UNROLL
     for (int n = 0; n < 8 * N; n++) {
-        mma_pair<N>(x, n / 4, n % 4) *= mma_keeps<S>(kept, n / 4, n % 4) ? factor : 0;
+        mma_pair<N>(x, n / 4, n % 4) *= mma_dropout_keeps<S>(kept, n / 4, n % 4) ? factor : 0;
     }
 }
 
@@ -373,12 +374,12 @@ GPU_DEVICE void mma_exponentiate(float unit, const float *lse, float x[2][S::PAR
 /* Applies dropout to dP, subtracts delta, and applies softcap and ALiBi to the scores. */
 template <class S>
 GPU_DEVICE void mma_apply_terms(const fattn_gpu_args &g, const mma_patch &at, bool times_dscore,
-                                const gpu_pairs &t, const float *delta, mma_kept<S> &kept,
+                                const gpu_pairs &t, const float *delta, mma_dropout_kept<S> &kept,
                                 float x[2][S::PART_QUERIES / 8][4],
                                 float dp[2][S::PART_QUERIES / 8][4])
 {
     if (mma_has<S>(g, FATTN_DROPOUT)) {
-        kept = mma_keep_pairs<S>(g, t, at);
+        kept = mma_dropout_of_pairs<S>(g, t, at);
         mma_drop<S>(kept, t.dropout.multiplier, dp);
     }
     mma_subtract_delta<S>(delta, dp);
@@ -429,7 +430,7 @@ GPU_DEVICE void mma_differentiate_fully(const fattn_gpu_args &g, mma_backward_sc
     const int query = mma_part_query<S>() + mma_lane() % 4 * 2, mode = mma_mode<S>(s.job, kind);
     const bool dropout = mma_has<S>(g, FATTN_DROPOUT);
     const bool dbias = S::VARIANT == MMA_EVERYTHING && g.problem.outputs & FATTN_OUT_DBIAS;
-    mma_kept<S> kept = {};
+    mma_dropout_kept<S> kept = {};
     const bool scales = S::KNOWN == FATTN_BIAS; /* the scale is fused with adding the bias */
     if (!scales && g.rule.terms & FATTN_SCORE_SCALE) {
         mma_scale_tile<S>(g.rule.scale, x);
@@ -443,7 +444,7 @@ GPU_DEVICE void mma_differentiate_fully(const fattn_gpu_args &g, mma_backward_sc
         mma_apply_staged<S>(s.p, mode, scales ? g.rule.scale : 1, x);
     }
     if (kind & MMA_BAND) {
-        mma_keep_band<S>(t.band, patch(), x);
+        mma_apply_band_fully<S>(t.band, patch(), x);
     }
     mma_exponentiate<S>(g.rule.unit, s.lse[stage] + query, x, dp);
     if (mode) {

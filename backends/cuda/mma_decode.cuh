@@ -325,7 +325,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         } else {
             mma_terms<S>(g, s, j0, x, largest);
             if (partial) {
-                mma_keep<S>(s, j0, x);
+                mma_apply_band<S>(s, j0, x);
             }
         }
         mma_largest<S>(x, largest);

@@ -358,7 +358,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
             mma_terms<S>(g, s, j0, x, largest);
             mma_prefetch_bias<S>(g, s, block, past);
             if (partial) {
-                mma_keep<S>(s, j0, x);
+                mma_apply_band<S>(s, j0, x);
             }
         }
         if (S::KNOWN != FATTN_SOFTCAP || mma_may_rise<S>(unit, largest, rows)) {

@@ -772,7 +772,7 @@ GPU_DEVICE void mma_terms(const fattn_gpu_args &g, const Terms &s, int j0,
 
 /* Sets scores of pairs outside the band to -inf. */
 template <class S, class Terms>
-GPU_DEVICE void mma_keep(const Terms &s, int j0, float x[S::TILES][S::KEYS / 8][4])
+GPU_DEVICE void mma_apply_band(const Terms &s, int j0, float x[S::TILES][S::KEYS / 8][4])
 {
     const int column = j0 + mma_own<S>();
     mma_each_row<S>([&](int m, int h) {
@@ -794,7 +794,7 @@ GPU_DEVICE void mma_score(const fattn_gpu_args &g, const Terms &s, bool partial,
         });
     }
     if (partial) {
-        mma_keep<S>(s, j0, x);
+        mma_apply_band<S>(s, j0, x);
     }
 }
 
@@ -803,7 +803,8 @@ GPU_DEVICE void mma_score(const fattn_gpu_args &g, const Terms &s, bool partial,
 /* A bit for each of the thread's keys: whether dropout keeps it for query q. For tiles at any
  * position. */
 template <class S>
-GPU_DEVICE uint32_t mma_kept_bits(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q, int j0)
+GPU_DEVICE uint32_t mma_dropout_bits(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q,
+                                     int j0)
 {
     const int own = j0 + mma_own<S>();
     uint32_t bits = 0;
@@ -829,7 +830,7 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const Terms &s, int j0,
     if (S::OWN < 16 || s.item.group != 1 || row % 16 || key % 16) {
         mma_each_row<S>([&](int m, int h) {
             const gpu_query q = mma_query(s.item, mma_row<S>(m, h));
-            mma_select<S>(mma_kept_bits<S>(g, t, q, j0), 0, m, h, x);
+            mma_select<S>(mma_dropout_bits<S>(g, t, q, j0), 0, m, h, x);
         });
         return;
     }

@@ -307,8 +307,8 @@ template <class S> GPU_DEVICE void wide_get(const float *lines, float x[8][8])
 
 /* Turns dot products in x into scores that have no terms but the scale and the band. */
 template <class S>
-GPU_DEVICE void wide_keep(const fattn_gpu_args &g, const wide_scratch<S> &s, unsigned terms,
-                          int64_t j0, float x[8][8])
+GPU_DEVICE void wide_scale_and_band(const fattn_gpu_args &g, const wide_scratch<S> &s,
+                                    unsigned terms, int64_t j0, float x[8][8])
 {
     GPU_UNROLL
     for (int m = 0; m < 8; m++) {
@@ -338,7 +338,7 @@ GPU_DEVICE void wide_score(const fattn_gpu_args &g, wide_scratch<S> &s, unsigned
         return;
     }
     if (!(terms & ~few) && !(g.problem.features & (FATTN_MASK | FATTN_BLOCK_MASK))) {
-        wide_keep<S>(g, s, terms, j0, x);
+        wide_scale_and_band<S>(g, s, terms, j0, x);
         return;
     }
     wide_put<S>(s.weights, x);

@@ -271,8 +271,8 @@ GPU_DEVICE void wgmma_drop_late(const fattn_gpu_args &g, const wgmma_backward_bl
             ahead.others = __shfl_xor_sync(0xffffffffu, ahead.dropout_keeps, 4);
         } else {
             ahead.dropout_keeps =
-                wgmma_keep_singly<S>(g, b.control->dropout, b.control->item[walk.item],
-                                     wgmma_patch_of<S>(b, walk, head, tile));
+                wgmma_dropout_singly<S>(g, b.control->dropout, b.control->item[walk.item],
+                                        wgmma_patch_of<S>(b, walk, head, tile));
         }
     }
 }

@@ -79,7 +79,7 @@ GPU_DEVICE void wgmma_pair_ds(const fattn_gpu_args &g, const wgmma_backward_bloc
     wgmma_settle<S::OWN_QUERIES / 8>(x);
     wgmma_add_pending<S>(b, walk, sums);
     if constexpr (S::IS_LEAN) {
-        wgmma_mask<S>(b, walk, x);
+        wgmma_apply_band<S>(b, walk, x);
         wgmma_exponentiate<S>(unit, lse, x);
         wgmma_pack<T, S::OWN_QUERIES>(x, pairs);
     } else {

@@ -274,7 +274,7 @@ GPU_DEVICE uint32_t wgmma_own_calls(const wgmma_dropout &drop, int head, int til
         rows.row += 8; /* of the next 16 queries */
         GPU_UNROLL
         for (int k = 0; k < 4; k++) {
-            own |= wgmma_kept<SMALL>(words[k], threshold) & 0x00010001u << (2 * n + k);
+            own |= wgmma_dropout_halves<SMALL>(words[k], threshold) & 0x00010001u << (2 * n + k);
         }
     }
     return own;
@@ -298,8 +298,8 @@ GPU_DEVICE uint32_t wgmma_join_calls(uint32_t own, uint32_t other)
 
 /* The bits of the thread's pairs in a tile at any position: one call for each pair. */
 template <class S>
-GPU_DEVICE uint32_t wgmma_keep_singly(const fattn_gpu_args &g, const fattn_dropout &dropout,
-                                      const wgmma_backward_item &w, const wgmma_patch &at)
+GPU_DEVICE uint32_t wgmma_dropout_singly(const fattn_gpu_args &g, const fattn_dropout &dropout,
+                                         const wgmma_backward_item &w, const wgmma_patch &at)
 {
     uint32_t bits = 0;
     GPU_ROLLED
@@ -434,7 +434,7 @@ GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_ahead<S>
         p[e] = S::type::pack(x[e / 2][k], x[e / 2][k + 1]);
         if (mma_has<S>(g, FATTN_DROPOUT)) {
             const uint32_t keeps = ahead.dropout_keeps << (15 - wgmma_dropout_bit(n, k));
-            p[e] = wgmma_keep_halves<typename S::type>(p[e], keeps);
+            p[e] = wgmma_drop_halves<typename S::type>(p[e], keeps);
         }
     }
     if (mma_has<S>(g, FATTN_SOFTCAP)) {

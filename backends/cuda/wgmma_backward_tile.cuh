@@ -138,8 +138,8 @@ GPU_DEVICE void wgmma_differentiate(const float delta[S::OWN_QUERIES / 8][2],
 
 /* Sets scores to -inf for pairs outside the band and for keys that do not exist. */
 template <class S>
-GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
-                           float x[S::OWN_QUERIES / 8][4])
+GPU_DEVICE void wgmma_apply_band(const wgmma_backward_block<S> &b,
+                                 const wgmma_backward_walk<S> &walk, float x[S::OWN_QUERIES / 8][4])
 {
     if (walk.tile < walk.full || walk.tile >= walk.full_past) {
         const wgmma_backward_item &w = b.control->item[walk.item];
@@ -149,11 +149,11 @@ GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backwar
         const int from = key - walk.tile * S::QUERIES - query;
         const int first[2] = {w.first_query + from, w.first_query + from + 8};
         if (walk.tile < walk.full_past && walk.full != INT32_MAX) {
-            wgmma_keep_first<S::OWN_QUERIES>(first, x);
+            wgmma_hide_before<S::OWN_QUERIES>(first, x);
         } else {
             const int past[2] = {key < w.keys ? w.past_query + from : -WGMMA_UNBOUNDED,
                                  key + 8 < w.keys ? w.past_query + from + 8 : -WGMMA_UNBOUNDED};
-            wgmma_keep<S::OWN_QUERIES>(first, past, x);
+            wgmma_hide_outside<S::OWN_QUERIES>(first, past, x);
         }
     }
 }
@@ -326,7 +326,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     wgmma_wait<1>();
     wgmma_settle<S::QUERIES / 8>(x);
     if constexpr (S::IS_LEAN) {
-        wgmma_mask<S>(b, walk, x);
+        wgmma_apply_band<S>(b, walk, x);
         wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(lse_from, lse);
         wgmma_exponentiate<S>(unit, lse, x);
         wgmma_pack<T, S::QUERIES>(x, p);

@@ -200,9 +200,9 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
             const int j = block * S::KEYS;
             const int from[2] = {first[0] - j, first[1] - j}, to[2] = {past[0] - j, past[1] - j};
             if (block < full) {
-                wgmma_keep<S::KEYS>(from, to, x);
+                wgmma_hide_outside<S::KEYS>(from, to, x);
             } else {
-                wgmma_keep_past<S::KEYS>(to, x);
+                wgmma_hide_from<S::KEYS>(to, x);
             }
         }
     };

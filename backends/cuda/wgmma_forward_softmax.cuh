@@ -142,8 +142,8 @@ GPU_DEVICE void wgmma_drop_patches(const fattn_dropout &dropout, const fattn_dro
         fattn_dropout_patch(&dropout, rows, column + 4 * n, words);
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
-            p[n][h] &= wgmma_kept<SMALL>(words[2 * h], threshold);
-            p[n][2 + h] &= wgmma_kept<SMALL>(words[2 * h + 1], threshold);
+            p[n][h] &= wgmma_dropout_halves<SMALL>(words[2 * h], threshold);
+            p[n][2 + h] &= wgmma_dropout_halves<SMALL>(words[2 * h + 1], threshold);
         }
     }
 }
@@ -160,7 +160,7 @@ GPU_DEVICE void wgmma_drop(const fattn_gpu_args &g, const mma_item &w, int row, 
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
             const gpu_query q = mma_query(w, mma_row<S>(0, h));
-            const uint32_t bits = mma_kept_bits<S>(g, t, q, j0);
+            const uint32_t bits = mma_dropout_bits<S>(g, t, q, j0);
             GPU_UNROLL
             for (int n = 0; n < S::KEYS / 8; n++) {
                 p[n / 2][n % 2 * 2 + h] &=

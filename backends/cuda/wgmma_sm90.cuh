@@ -525,7 +525,7 @@ GPU_DEVICE uint32_t wgmma_not_less(uint32_t a, uint32_t b)
 
 /* Multiplies each number of a pair of type T by 1 if the top bit of its half of x is set, or by 0
  * if not, so that NaN stays NaN. */
-template <class T> GPU_DEVICE uint32_t wgmma_keep_halves(uint32_t pair, uint32_t x)
+template <class T> GPU_DEVICE uint32_t wgmma_drop_halves(uint32_t pair, uint32_t x)
 {
     constexpr bool IS_BF16 = (int)T::DTYPE == (int)FATTN_BF16;
     uint32_t ones;

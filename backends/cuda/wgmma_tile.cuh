@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Operations of Hopper's kernels on a tile: products, conversion of accumulators to operands,
- * masks, and zeroing rows.
+ * bands, and zeroing rows.
  */
 #ifndef FATTN_CUDA_WGMMA_TILE_CUH
 #define FATTN_CUDA_WGMMA_TILE_CUH
@@ -64,12 +64,12 @@ template <class T, int N> GPU_DEVICE void wgmma_pack(const float x[N / 8][4], ui
     }
 }
 
-/* --- Masks ------------------------------------------------------------------------------------ */
+/* --- Bands ------------------------------------------------------------------------------------ */
 
 /* Sets scores to -inf, except in columns first .. past - 1 of each of the thread's two rows,
  * counted from the thread's first column. */
 template <int N>
-GPU_DEVICE void wgmma_keep(const int first[2], const int past[2], float x[N / 8][4])
+GPU_DEVICE void wgmma_hide_outside(const int first[2], const int past[2], float x[N / 8][4])
 {
     GPU_UNROLL
     for (int n = 0; n < N / 2; n++) {
@@ -80,7 +80,7 @@ GPU_DEVICE void wgmma_keep(const int first[2], const int past[2], float x[N / 8]
 }
 
 /* The same with only an upper bound, or only a lower bound. Causal masks need no more. */
-template <int N> GPU_DEVICE void wgmma_keep_past(const int past[2], float x[N / 8][4])
+template <int N> GPU_DEVICE void wgmma_hide_from(const int past[2], float x[N / 8][4])
 {
     GPU_UNROLL
     for (int n = 0; n < N / 2; n++) {
@@ -90,7 +90,7 @@ template <int N> GPU_DEVICE void wgmma_keep_past(const int past[2], float x[N / 
     }
 }
 
-template <int N> GPU_DEVICE void wgmma_keep_first(const int first[2], float x[N / 8][4])
+template <int N> GPU_DEVICE void wgmma_hide_before(const int first[2], float x[N / 8][4])
 {
     GPU_UNROLL
     for (int n = 0; n < N / 2; n++) {
@@ -107,7 +107,7 @@ template <int N> GPU_DEVICE void wgmma_keep_first(const int first[2], float x[N 
 /* Sets all bits in those halves of a generator's word that are not below the threshold; `threshold`
  * has it in both halves. SMALL: as a bf16, the threshold is a positive number, and so is the
  * minimum of it and a half, so that bf16 comparisons can be used. */
-template <bool SMALL> GPU_DEVICE uint32_t wgmma_kept(uint32_t word, uint32_t threshold)
+template <bool SMALL> GPU_DEVICE uint32_t wgmma_dropout_halves(uint32_t word, uint32_t threshold)
 {
     return SMALL ? wgmma_not_less(wgmma_smaller_halves(word, threshold), threshold)
                  : __vcmpgeu2(word, threshold);

@@ -331,7 +331,7 @@ GPU_DEVICE void matrix_backward_dots(const uint16_t *rows, const uint16_t *keys,
 
 /* Sets scores of pairs outside the band to -inf. */
 template <class S>
-GPU_DEVICE void matrix_keep_band(const matrix_job &job, int64_t i0, patch x[S::TILES])
+GPU_DEVICE void matrix_apply_band(const matrix_job &job, int64_t i0, patch x[S::TILES])
 {
     enum { FAR = 1 << 20 }; /* more than a tile */
     const fattn_band &band = job.band;
@@ -369,7 +369,7 @@ GPU_DEVICE void matrix_differentiate(const fattn_gpu_args &args, const matrix_jo
         }
     }
     if (visit.kind == FATTN_TILE_PARTIAL) {
-        matrix_keep_band<S>(job, (int64_t)visit.tile * S::QUERIES, x);
+        matrix_apply_band<S>(job, (int64_t)visit.tile * S::QUERIES, x);
     }
     const int row = patch_row();
     matrix_floats lse[2], delta[2];

@@ -461,7 +461,7 @@ GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_item &w, co
         matrix_terms<S>(g, w, rows, j0, x);
     }
     if (partial) {
-        matrix_keep<S>(rows, j0, x);
+        matrix_apply_band<S>(rows, j0, x);
     }
     matrix_rise<S>(unit, matrix_largest<S>(x), rows);
     matrix_weigh<S>(unit, rows, x);

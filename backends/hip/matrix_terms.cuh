@@ -244,7 +244,7 @@ GPU_DEVICE void matrix_score(const fattn_gpu_args &args, typename S::sums x[S::T
 
 /* Sets scores of pairs outside the band to -inf. */
 template <class S>
-GPU_DEVICE void matrix_keep(const matrix_rows<S> &rows, int j0, typename S::sums x[S::TILES])
+GPU_DEVICE void matrix_apply_band(const matrix_rows<S> &rows, int j0, typename S::sums x[S::TILES])
 {
     const int first_key = matrix_first_key<S>(j0), first = rows.first - first_key,
               past = rows.past - first_key;

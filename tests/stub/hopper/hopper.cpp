@@ -855,7 +855,7 @@ static uint32_t __vcmpgeu2(uint32_t a, uint32_t b)
     return (a >> 16 >= b >> 16) * 0xffff0000u | ((a & 0xffff) >= (b & 0xffff)) * 0xffffu;
 }
 
-template <class T> static uint32_t wgmma_keep_halves(uint32_t pair, uint32_t x)
+template <class T> static uint32_t wgmma_drop_halves(uint32_t pair, uint32_t x)
 {
     uint32_t product = 0;
     for (int n = 0; n < 2; n++) {

@@ -137,7 +137,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     wgmma_begin_scores<S>(b, walk, x);
     wgmma_await_term<S>(b, walk);
     wgmma_read_term<S>(g, b, walk, 0, w.start);
-    wgmma_look_ahead<S>(g, b, walk, 0, w.start);
+    wgmma_evaluate_term<S>(g, b, walk, 0, w.start);
     wgmma_drop_late<S>(g, b, walk, 0, w.start);
     wgmma_await_dout<S>(b, walk, walk.tile);
     wgmma_wait<0>(); /* as at the end of a tile */
@@ -294,7 +294,7 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
     wgmma_backward_block<S> b = wgmma_backward_block_of<S>(wgmma_own_memory(shared));
     b.rank = S::IS_PAIR ? wgmma_rank() : 0;
     b.group = (int)fattn_quotient(g.problem.heads_q, g.problem.heads_k);
-    b.waits = wgmma_is_staged<S>(g);
+    b.staged = wgmma_is_staged<S>(g);
     b.chunks = wgmma_has_chunks<S>(g);
     b.ordered = S::IS_PAIR && S::IS_LEAN ? S::IS_ORDERED : wgmma_is_ordered(g.problem);
     gpu_admit_later();
@@ -303,7 +303,7 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
         if (S::SKIPS) {
             b.control->scan = wgmma_scan_results_of<S>(g);
         }
-        for (int n = 0; n < (b.waits ? 5 : 4); n++) {
+        for (int n = 0; n < (b.staged ? 5 : 4); n++) {
             wgmma_prefetch(maps + n);
         }
     }

@@ -6,7 +6,7 @@
  *
  *     wgmma_drop_early, wgmma_drop_late    call dropout's generator, beside two groups of products
  *     wgmma_await_term, wgmma_read_term    load a bias or mask to registers
- *     wgmma_look_ahead                     evaluates it
+ *     wgmma_evaluate_term                     evaluates it
  *     wgmma_join_ahead                     combines bits from other lanes; no product runs
  *     wgmma_weigh_fully                    turns the tile's scores into weights
  *
@@ -27,9 +27,9 @@ template <class S> struct wgmma_backward_walk {
     int item;            /* index in control.item */
     int full, full_past; /* tiles that need no band mask */
     int tail;            /* the tile with rows of another sequence, or -1 */
-    wgmma_place<S::STAGES> q, q_used;
-    wgmma_place<S::DOUT_STAGES> dout;
-    wgmma_place<S::TERM_PLACES> term;
+    wgmma_ring<S::STAGES> q, q_used;
+    wgmma_ring<S::DOUT_STAGES> dout;
+    wgmma_ring<S::TERM_RING_STAGES> term;
     float slope;          /* of ALiBi, for the head */
     wgmma_ahead<S> ahead; /* of the tile */
     wgmma_dropout drop;
@@ -100,7 +100,7 @@ GPU_DEVICE void wgmma_await_term(const wgmma_backward_block<S> &b,
                                  const wgmma_backward_walk<S> &walk)
 {
     if constexpr (S::IS_STAGED) {
-        if (b.waits && wgmma_is_mixed<S>(walk.ahead)) {
+        if (b.staged && wgmma_is_mixed<S>(walk.ahead)) {
             wgmma_await(&b.control->term_full[walk.term.stage], walk.term.phase);
         }
     }
@@ -165,7 +165,7 @@ GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_bl
     if constexpr (S::READS_ROWS) {
         wgmma_read_row<S>(g, b, walk, head, tile);
     } else if constexpr (S::KNOWN == FATTN_BIAS) {
-        if (S::IS_STAGED && b.waits) {
+        if (S::IS_STAGED && b.staged) {
             GPU_UNROLL
             for (int n = 0; n < S::OWN_QUERIES / 16; n++) {
                 mma_load_transposed(ahead.bias[n][0], from + n * step);
@@ -176,7 +176,7 @@ GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_bl
     } else if constexpr (S::IS_STAGED) {
         GPU_UNROLL
         for (int n = 0; n < S::MASK_WORDS / 4; n++) {
-            if (b.waits) {
+            if (b.staged) {
                 mma_load_transposed(ahead.mask + 4 * n, from + 2 * n * step);
             }
         }
@@ -185,11 +185,11 @@ GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_bl
 
 /* Evaluates the bias or mask that has been read, or reads a mask that is not staged. */
 template <class S>
-GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                 wgmma_backward_walk<S> &walk, int head, int tile)
+GPU_DEVICE void wgmma_evaluate_term(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                    wgmma_backward_walk<S> &walk, int head, int tile)
 {
     wgmma_ahead<S> &ahead = walk.ahead;
-    const bool waits = S::IS_STAGED && b.waits;
+    const bool staged = S::IS_STAGED && b.staged;
     if (!wgmma_is_mixed<S>(ahead)) {
         return;
     }
@@ -204,16 +204,16 @@ GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_b
         return;
     }
     uint32_t pairs = 0;
-    if (waits) {
+    if (staged) {
         if constexpr (S::KNOWN == FATTN_MASK) {
             pairs = wgmma_mask_pairs<S>(ahead.mask);
         }
         __syncwarp();
         wgmma_release(&b.control->term_empty[walk.term.stage]);
-        wgmma_step(walk.term);
+        wgmma_ring_advance(walk.term);
     }
     if (!S::IS_LEAN && mma_has<S>(g, FATTN_MASK)) {
-        if (waits) {
+        if (staged) {
             const int from = mma_lane() / 8 * 4 + mma_lane() % 4; /* whose keys c / 2 are */
             ahead.mask_keeps = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from);
             ahead.others = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from + 16);
@@ -286,7 +286,7 @@ GPU_DEVICE void wgmma_join_ahead(const fattn_gpu_args &g, const wgmma_backward_b
     if (wgmma_drops<S>(g) && walk.drop.dropout.threshold) {
         ahead.dropout_keeps = wgmma_join_calls(ahead.dropout_keeps, ahead.others);
     }
-    if (S::IS_STAGED && S::KNOWN == FATTN_MASK && b.waits && wgmma_is_mixed<S>(ahead)) {
+    if (S::IS_STAGED && S::KNOWN == FATTN_MASK && b.staged && wgmma_is_mixed<S>(ahead)) {
         ahead.mask_keeps = wgmma_join_pairs(ahead.mask_keeps, ahead.others);
     }
 }

@@ -51,7 +51,7 @@ template <class S> struct wgmma_backward_block {
     uint32_t lse, delta;               /* for each stage of q, and of dO */
     int rank;                          /* the block's number among those of an item */
     int group;                         /* query heads of a key/value head */
-    bool waits;                        /* a bias or mask is staged in shared memory */
+    bool staged;                       /* a bias or mask is staged in shared memory */
     bool chunks;                       /* or its rows may be read 16 bytes at a time */
     bool ordered;                      /* blocks add to dQ in turn */
 };
@@ -66,14 +66,14 @@ GPU_DEVICE wgmma_visit *wgmma_visit_at(const wgmma_backward_block<S> &b, uint32_
 }
 
 /* A position in a ring of barriers. The phase flips when the stage wraps around. */
-template <int STAGES> struct wgmma_place {
+template <int STAGES> struct wgmma_ring {
     int stage, phase;
 };
 
-template <int STAGES> GPU_DEVICE void wgmma_step(wgmma_place<STAGES> &place)
+template <int STAGES> GPU_DEVICE void wgmma_ring_advance(wgmma_ring<STAGES> &ring)
 {
-    place.stage = place.stage + 1 == STAGES ? 0 : place.stage + 1;
-    place.phase ^= place.stage == 0;
+    ring.stage = ring.stage + 1 == STAGES ? 0 : ring.stage + 1;
+    ring.phase ^= ring.stage == 0;
 }
 
 /* The tile of queries after this one. Tiles of a head wrap around; when `start` comes again, the

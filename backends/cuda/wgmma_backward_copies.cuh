@@ -217,9 +217,9 @@ GPU_DEVICE void wgmma_copy_term(const fattn_gpu_args &g, uint32_t to, const wgmm
 
 /* The copier's position. */
 template <class S> struct wgmma_copies {
-    wgmma_place<S::STAGES> q;
-    wgmma_place<S::DOUT_STAGES> dout;
-    wgmma_place<S::TERM_PLACES> term;
+    wgmma_ring<S::STAGES> q;
+    wgmma_ring<S::DOUT_STAGES> dout;
+    wgmma_ring<S::TERM_RING_STAGES> term;
     int keys;        /* tiles of keys so far */
     uint32_t visits; /* tiles of queries so far */
 };
@@ -259,11 +259,11 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
             }
         }
         if constexpr (S::IS_STAGED) {
-            if (b.waits && mixed) {
+            if (b.staged && mixed) {
                 wgmma_await(&control.term_empty[at.term.stage], at.term.phase ^ 1);
                 wgmma_copy_term<S>(g, b.terms + at.term.stage * S::TERM_BYTES, maps + 4,
                                    &control.term_full[at.term.stage], w, head, tile);
-                wgmma_step(at.term);
+                wgmma_ring_advance(at.term);
             }
         }
         wgmma_await(&control.dout_empty[at.dout.stage], at.dout.phase ^ 1);
@@ -271,8 +271,8 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
                            b.delta + at.dout.stage * 4 * S::QUERIES,
                            workspace.delta + row + tile * S::QUERIES,
                            &control.dout_full[at.dout.stage], w, p.dout, b.rank, head, tile);
-        wgmma_step(at.q);
-        wgmma_step(at.dout);
+        wgmma_ring_advance(at.q);
+        wgmma_ring_advance(at.dout);
         tile = S::SKIPS && visits ? wgmma_next_visit(w, visits, tile) : wgmma_next_tile(w, tile);
         if (tile == w.start) {
             head++;
@@ -336,16 +336,16 @@ GPU_DEVICE void wgmma_free_dq(wgmma_adder adder)
     }
 }
 
-/* Adds a tile of dQ when it has been computed. Only then is place() called, for its address. */
-template <class S, class Place>
+/* Adds a tile of dQ when it has been computed. Only then is address() called. */
+template <class S, class Address>
 GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder adder,
-                               const Place &place)
+                               const Address &address)
 {
     GPU_ROLLED
     for (int n = adder.group; n < adder.past; n++) {
         wgmma_named_sync(WGMMA_DQ_MADE + n, WGMMA_WITH_ADDER);
         if (mma_lane() == 0) {
-            float *const to = place() + n * (S::PART * 64);
+            float *const to = address() + n * (S::PART * 64);
             const uint32_t from = b.dq + n * S::PART_BYTES;
             if (adder.stores) {
                 wgmma_replace(to, from, S::PART_BYTES, WGMMA_EVICT_LAST);
@@ -409,19 +409,19 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
         int tile = w->start;
         GPU_ROLLED
         for (int left = w->tiles; left > 0; left--) {
-            const auto place = [&](int64_t n) {
+            const auto address = [&](int64_t n) {
                 return workspace.dq + n * (S::QUERIES * S::WIDTH);
             };
             const int64_t at = first + tile;
             if (!ordered) {
                 wgmma_add_tile<S>(b, adder, [&] {
                     const wgmma_visit visit = *wgmma_visit_at<S>(b, visits);
-                    return place(S::SKIPS ? w->row_tile + visit.head * workspace.tiles + visit.tile
-                                          : at);
+                    return address(
+                        S::SKIPS ? w->row_tile + visit.head * workspace.tiles + visit.tile : at);
                 });
                 wgmma_free_dq(adder);
             } else if (odd == number) {
-                wgmma_add_in_turn<S>(b, adder, odd, place(at), workspace.turns + at,
+                wgmma_add_in_turn<S>(b, adder, odd, address(at), workspace.turns + at,
                                      wgmma_own_turn<S>(*w, tile));
             }
             odd ^= 1;

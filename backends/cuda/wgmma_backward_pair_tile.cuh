@@ -120,7 +120,7 @@ GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_pair_mix<S>(b.ds + walk.ds, q, walk.group, dk);
     wgmma_wait<1>();
     wgmma_release_in_both<S>(b, &control.dout_empty[walk.dout.stage]);
-    wgmma_step(walk.dout);
+    wgmma_ring_advance(walk.dout);
     if constexpr (MORE) {
         if constexpr (S::SKIPS) {
             next = wgmma_await_visit<S>(b, walk, next);
@@ -135,9 +135,9 @@ GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_step_ds<S>(walk);
     wgmma_wait<MORE ? 2 : 1>();
     wgmma_release_in_both<S>(b, &control.q_empty[walk.q_used.stage]);
-    wgmma_step(walk.q_used);
+    wgmma_ring_advance(walk.q_used);
     if constexpr (MORE) {
-        wgmma_look_ahead<S>(g, b, walk, next.head, next.tile);
+        wgmma_evaluate_term<S>(g, b, walk, next.head, next.tile);
         wgmma_drop_late<S>(g, b, walk, next.head, next.tile);
         wgmma_await_dout<S>(b, walk, next.tile);
     }

@@ -64,7 +64,7 @@ struct wgmma_backward_shape {
             (FEATURES == 0 || FEATURES == FATTN_BLOCK_MASK ? W == 64 : FEATURES == FATTN_SOFTCAP),
         PING_PONGS = DEFERS && IS_LEAN,
         TERM_RING = TERM_STAGES,
-        TERM_PLACES = TERM_STAGES > 1 ? TERM_STAGES : 1,
+        TERM_RING_STAGES = TERM_STAGES > 1 ? TERM_STAGES : 1,
         IS_STAGED = TERM_STAGES > 0,
         /* A bias or mask, if it is the only feature, is read from memory, with a row for each
          * lane. */

@@ -100,7 +100,7 @@ GPU_DEVICE void wgmma_begin_scores(const wgmma_backward_block<S> &b, wgmma_backw
                                    float x[S::OWN_QUERIES / 8][4])
 {
     wgmma_own_dots<S>(walk.group, b.k, b.q + walk.q.stage * S::QUERY_BYTES, x);
-    wgmma_step(walk.q);
+    wgmma_ring_advance(walk.q);
 }
 
 /* Begins dP^T of the tile whose dO has landed. */
@@ -277,21 +277,21 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
         wgmma_begin_scores<S>(b, walk, x);
         wgmma_ping_pong_pass<S>(walk);
         if (S::KNOWN == FATTN_MASK) {
-            wgmma_look_ahead<S>(g, b, walk, next.head, next.tile);
+            wgmma_evaluate_term<S>(g, b, walk, next.head, next.tile);
         } else {
             wgmma_read_term<S>(g, b, walk, next.head, next.tile);
         }
         wgmma_drop_late<S>(g, b, walk, next.head, next.tile);
         wgmma_await_dout<S>(b, walk, next.tile);
         if (S::KNOWN != FATTN_MASK) {
-            wgmma_look_ahead<S>(g, b, walk, next.head, next.tile);
+            wgmma_evaluate_term<S>(g, b, walk, next.head, next.tile);
         }
         wgmma_wait<1>();
     } else {
         wgmma_wait<0>();
     }
     wgmma_release(&b.control->q_empty[walk.q_used.stage]);
-    wgmma_step(walk.q_used);
+    wgmma_ring_advance(walk.q_used);
     if constexpr (MORE) {
         wgmma_wait<0>(); /* the compiler does not track products across loop iterations */
         wgmma_join_ahead<S>(g, b, walk);
@@ -387,7 +387,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
         wgmma_release(&control.ds_empty[walk.ds == 0]);
     }
     wgmma_release(&control.dout_empty[walk.dout.stage]);
-    wgmma_step(walk.dout);
+    wgmma_ring_advance(walk.dout);
     if (!S::DEFERS || walk.dq_pending) {
         wgmma_put_dq<S>(walk, dq);
     }

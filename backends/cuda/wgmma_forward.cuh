@@ -73,12 +73,12 @@ GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int tiles, wgmma_used<S> &us
 /* Visits the tiles of keys to which the warpgroup's rows attend, from the last to the first. The
  * steps of a tile come first, as closures over its state, and then four passes. */
 template <class S>
-GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int group,
+GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int slot, int group,
                            int row, wgmma_used<S> &used, wgmma_rows<S> &rows)
 {
     typedef typename S::type T;
     wgmma_control<S> &control = *b.control;
-    const wgmma_item &w = control.item[place];
+    const wgmma_item &w = control.item[slot];
     const float unit = wgmma_unit<S>(g);
     const int last_block = w.block, full = w.full[group], full_past = w.full_past[group];
     const uint64_t q = wgmma_descriptor(b.q + group * 64 * 128, 0);
@@ -93,7 +93,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     wgmma_row_terms known = {{0, 0}, {0, 0}, 1};
     if constexpr (S::IS_STAGED) {
         known.factor = wgmma_own(g.rule.terms & FATTN_SCORE_SCALE ? g.rule.scale : 1);
-        wgmma_staged_begin<S>(control.terms[place], wgmma_term_stride<S>(g.problem), row,
+        wgmma_staged_begin<S>(control.terms[slot], wgmma_term_stride<S>(g.problem), row,
                               known.staged);
     }
     const auto read_tile = [&]() {
@@ -141,14 +141,14 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     const auto end_bias = [&]() {
         if constexpr (S::KNOWN == FATTN_BIAS) {
             used.terms =
-                wgmma_panels_end(wgmma_tile_terms_of(g, b, place, block, false, used.terms, known));
+                wgmma_panels_end(wgmma_tile_terms_of(g, b, slot, block, false, used.terms, known));
         }
     };
     /* Reads the bias before the products are issued. */
     const auto read_bias = [&]() {
         if constexpr (S::READS_EARLY) {
             if (mixed) {
-                wgmma_each_bias(wgmma_tile_terms_of(g, b, place, block, false, used.terms, known),
+                wgmma_each_bias(wgmma_tile_terms_of(g, b, slot, block, false, used.terms, known),
                                 [&](int n, uint32_t pair) { pairs[n] = pair; });
                 end_bias();
             }
@@ -161,7 +161,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
                 f(n, pairs[n]);
             }
         } else {
-            wgmma_each_bias(wgmma_tile_terms_of(g, b, place, block, false, used.terms, known), f);
+            wgmma_each_bias(wgmma_tile_terms_of(g, b, slot, block, false, used.terms, known), f);
         }
     };
     const auto add_bias = [&]() {
@@ -190,11 +190,11 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     };
     const auto score = [&]() {
         if constexpr (S::HAS_BLOCKS) {
-            wgmma_score_blocks<S>(g, control.terms[place], mixed, block, x);
+            wgmma_score_blocks<S>(g, control.terms[slot], mixed, block, x);
         } else if constexpr (S::KNOWN == FATTN_BIAS) {
             add_bias();
         } else if constexpr (!S::IS_LEAN) {
-            wgmma_score(g, b, place, block, S::SKIPS && !mixed, used, known, x, bound);
+            wgmma_score(g, b, slot, block, S::SKIPS && !mixed, used, known, x, bound);
         }
         if (block >= full_past || block < full) {
             const int j = block * S::KEYS;
@@ -209,22 +209,22 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     const auto drop = [&]() {
         if constexpr (!S::IS_LEAN) {
             if (mma_has<S>(g, FATTN_DROPOUT)) {
-                wgmma_drop<S>(g, control.terms[place], row, block * S::KEYS, p);
+                wgmma_drop<S>(g, control.terms[slot], row, block * S::KEYS, p);
             }
         }
     };
 
     /* Pass 1: the last tile of which the warpgroup's rows may attend to something. */
     if constexpr (S::SKIPS) {
-        left = control.tiles[place] - 1;
+        left = control.tiles[slot] - 1;
         await_keys();
         read_tile();
     }
     if constexpr (S::TESTS_TILES) {
-        if (S::KEYS < S::ROWS || !control.bytes[place]) {
+        if (S::KEYS < S::ROWS || !control.bytes[slot]) {
             while (left > 0 && mixed) {
                 const wgmma_tile_terms<S> s =
-                    wgmma_tile_terms_of(g, b, place, block, false, used.terms, known);
+                    wgmma_tile_terms_of(g, b, slot, block, false, used.terms, known);
                 if (!wgmma_is_hidden(s, group)) {
                     break;
                 }
@@ -318,15 +318,15 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     }
     for (int n = 0;; n++) {
         wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
-        const int place = n % WGMMA_ITEMS;
-        const wgmma_item &w = control.item[place];
+        const int slot = n % WGMMA_ITEMS;
+        const wgmma_item &w = control.item[slot];
         if (!w.exists) {
             return;
         }
         float z_kept = 1;
         if constexpr (!S::IS_LEAN) {
-            z_kept = control.terms[place].z_kept;
-            wgmma_begin_rows(g, b, place, row);
+            z_kept = control.terms[slot].z_kept;
+            wgmma_begin_rows(g, b, slot, row);
         }
         wgmma_rows<S> rows;
         rows.state[0] = rows.state[1] = fattn_softmax_empty();
@@ -343,11 +343,11 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
             wgmma_skip<S>(b, w.past - w.own_past[group], used);
         }
         if (w.own_past[group] > w.block) {
-            wgmma_walk<S>(g, b, place, group, row, used, rows);
+            wgmma_walk<S>(g, b, slot, group, row, used, rows);
         } else {
             wgmma_release(&control.q_empty);
         }
-        wgmma_end(g, b, place, row, z_kept, rows);
+        wgmma_end(g, b, slot, row, z_kept, rows);
         __syncwarp();
         wgmma_release(&control.item_empty[n % WGMMA_ITEMS]);
     }
@@ -359,10 +359,10 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
  * sets them to 0. The softcap takes another path for a whole warp if one dot product is large, and
  * that must not depend on the previous contents of shared memory. */
 template <class S>
-GPU_DEVICE void wgmma_clear_places(const fattn_gpu_args &g, const wgmma_block<S> &b)
+GPU_DEVICE void wgmma_clear_unused_rows(const fattn_gpu_args &g, const wgmma_block<S> &b)
 {
     if (mma_has<S>(g, FATTN_SOFTCAP)) {
-        for (int r = wgmma_places<S>(b.group) + gpu_thread() / 8; r < S::ROWS;
+        for (int r = wgmma_tile_rows<S>(b.group) + gpu_thread() / 8; r < S::ROWS;
              r += S::THREADS / 8) {
             GPU_UNROLL
             for (int c = 0; c < S::PANELS; c++) {
@@ -422,7 +422,7 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
         wgmma_barriers_made();
     }
     if constexpr (!S::IS_LEAN) {
-        wgmma_clear_places(g, b);
+        wgmma_clear_unused_rows(g, b);
     }
     if (S::IS_SPLIT) {
         gpu_admit_later(); /* the kernel that merges parts */

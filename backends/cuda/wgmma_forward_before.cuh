@@ -38,7 +38,7 @@ template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     const int64_t bytes = SCAN_BYTES(g.tiling.k_blocks);
-    const int group = wgmma_group_of(p), queries = wgmma_places<S>(group) / group;
+    const int group = wgmma_group_of(p), queries = wgmma_tile_rows<S>(group) / group;
     fattn_tiling tiling = g.tiling; /* with the change that wgmma_plan_begin() makes */
     tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
     gpu_admit_later();

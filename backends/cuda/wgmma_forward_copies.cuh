@@ -29,9 +29,9 @@ template <class S> struct wgmma_pages {
 };
 
 /* The pieces of one tile of keys: lane n has the page, and the row in it, of piece n. */
-typedef struct wgmma_slot {
+typedef struct wgmma_piece {
     int tile, page, row;
-} wgmma_slot;
+} wgmma_piece;
 
 /* Looks up the pieces of as many tiles as the lanes suffice for. `tile` is the last of them. */
 template <class S>
@@ -54,8 +54,8 @@ GPU_DEVICE void wgmma_look_up(const fattn_gpu_args &g, const wgmma_item &w, int 
 /* The pieces of a tile. Tiles are visited from the last to the first, so those before `now` are
  * looked up ahead, in `next`. */
 template <class S>
-GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w, int tile,
-                                    wgmma_pages<S> &now, wgmma_pages<S> &next)
+GPU_DEVICE wgmma_piece wgmma_piece_of(const fattn_gpu_args &g, const wgmma_item &w, int tile,
+                                      wgmma_pages<S> &now, wgmma_pages<S> &next)
 {
     if (tile < now.first) {
         if (tile < next.first) {
@@ -65,12 +65,12 @@ GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w
         wgmma_look_up<S>(g, w, now.first - 1, next);
     }
     const int from = (tile - now.first) * (S::KEYS >> now.shift) + mma_lane();
-    wgmma_slot slot;
-    slot.tile = tile;
-    slot.page = __shfl_sync(0xffffffffu, now.page, from);
-    slot.page = min(max(slot.page, 0), (int)g.problem.num_pages - 1);
-    slot.row = __shfl_sync(0xffffffffu, now.row, from);
-    return slot;
+    wgmma_piece piece;
+    piece.tile = tile;
+    piece.page = __shfl_sync(0xffffffffu, now.page, from);
+    piece.page = min(max(piece.page, 0), (int)g.problem.num_pages - 1);
+    piece.row = __shfl_sync(0xffffffffu, now.row, from);
+    return piece;
 }
 
 /* Waits until stage n % RING of a ring is free, and begins to copy a tile of keys or values to it,
@@ -79,10 +79,10 @@ GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w
 template <class S, int PANELS, bool PAGED>
 GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wgmma_map *map,
                                 uint64_t *full, uint64_t *empty, int n, const wgmma_item &w,
-                                const fattn_strides &stride, const wgmma_slot &slot, int shift)
+                                const fattn_strides &stride, const wgmma_piece &piece, int shift)
 {
     enum { BYTES = PANELS * S::KEYS * 128 };
-    const int stage = n % S::RING, head = stride.head ? w.k_head : 0, j = slot.tile * S::KEYS;
+    const int stage = n % S::RING, head = stride.head ? w.k_head : 0, j = piece.tile * S::KEYS;
     const int pieces = PAGED ? (min(w.keys - j, (int)S::KEYS) + (1 << shift) - 1) >> shift : 1;
     const uint32_t to = ring + stage * BYTES;
     wgmma_await(&empty[stage], n / S::RING % 2 ^ 1);
@@ -94,7 +94,7 @@ GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wg
         __syncwarp();
     }
     if (!PAGED || mma_lane() < pieces) {
-        const int page = PAGED ? slot.page : w.k_batch, row = PAGED ? slot.row : w.k_row + j;
+        const int page = PAGED ? piece.page : w.k_batch, row = PAGED ? piece.row : w.k_row + j;
         const uint32_t own = PAGED ? to + (mma_lane() << shift) * 128 : to;
         GPU_UNROLL
         for (int c = 0; c < PANELS; c++) {
@@ -112,10 +112,10 @@ GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map
     const int head = stride.head ? w.q_head : 0;
     wgmma_control<S> &control = *b.control;
     wgmma_await(&control.q_empty, n % 2 ^ 1);
-    wgmma_arrive_expect_tx(&control.q_full, 128 * S::PANELS * wgmma_places<S>(b.group));
+    wgmma_arrive_expect_tx(&control.q_full, 128 * S::PANELS * wgmma_tile_rows<S>(b.group));
     GPU_UNROLL
     for (int c = 0; c < S::PANELS; c++) {
-        wgmma_poison(b.q + c * S::ROWS * 128, 128 * wgmma_places<S>(b.group));
+        wgmma_poison(b.q + c * S::ROWS * 128, 128 * wgmma_tile_rows<S>(b.group));
         wgmma_copy(b.q + c * S::ROWS * 128, map, &control.q_full, 64 * c, 0, w.q_row, head,
                    w.q_batch, WGMMA_EVICT_FIRST);
     }
@@ -123,20 +123,20 @@ GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map
 
 /* How many tiles of keys of an item are visited. */
 template <class S>
-GPU_DEVICE int wgmma_tiles_of(const wgmma_block<S> &b, const wgmma_item &w, int place)
+GPU_DEVICE int wgmma_tiles_of(const wgmma_block<S> &b, const wgmma_item &w, int slot)
 {
     if constexpr (S::SKIPS) {
-        return b.control->tiles[place];
+        return b.control->tiles[slot];
     }
     return w.past - w.block;
 }
 
 /* The visited tile before `tile`. */
 template <class S>
-GPU_DEVICE wgmma_key_tile wgmma_tile_before(const wgmma_block<S> &b, int place, int tile)
+GPU_DEVICE wgmma_key_tile wgmma_tile_before(const wgmma_block<S> &b, int slot, int tile)
 {
     if constexpr (S::SKIPS) {
-        return wgmma_tile_below(b.control->bytes[place], tile);
+        return wgmma_tile_below(b.control->bytes[slot], tile);
     }
     return {tile - 1, false};
 }
@@ -151,48 +151,49 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
     static_assert(S::KEYS / WGMMA_PIECE_LEAST <= GPU_WAVE, "a lane has a piece");
     wgmma_control<S> &control = *b.control;
     const fattn_problem &p = g.problem;
-    const bool speaks = !PAGED || mma_lane() == 0;
+    const bool elected = !PAGED || mma_lane() == 0;
     const bool counts = wgmma_counts<S>(g); /* then the planner waits for item_wanted */
     const int shift = PAGED ? 31 - __clz(WGMMA_PIECE((int)p.page_size, S::KEYS)) : 0;
     wgmma_pages<S> now = {shift, 0, 0, 0}, next = now;
     int used = 0; /* tiles of keys so far; the ring of values is one behind */
     for (int n = 0;; n++) {
-        const int place = n % WGMMA_ITEMS;
-        wgmma_await(&control.item_full[place], n / WGMMA_ITEMS % 2);
-        const wgmma_item &w = control.item[place];
+        const int slot = n % WGMMA_ITEMS;
+        wgmma_await(&control.item_full[slot], n / WGMMA_ITEMS % 2);
+        const wgmma_item &w = control.item[slot];
         if (!w.exists) {
             return;
         }
-        const int last = wgmma_tiles_of(b, w, place) - 1;
-        wgmma_slot slot = {w.past, 0, 0};
+        const int last = wgmma_tiles_of(b, w, slot) - 1;
+        wgmma_piece piece = {w.past, 0, 0};
         bool mixed = false;
         now.first = next.first = w.past;
         GPU_ROLLED
         for (int left = last; left >= -1; left--) {
-            const wgmma_slot before = slot;
+            const wgmma_piece before = piece;
             if (left >= 0) {
-                const wgmma_key_tile kept = wgmma_tile_before(b, place, slot.tile);
-                slot.tile = kept.tile;
+                const wgmma_key_tile kept = wgmma_tile_before(b, slot, piece.tile);
+                piece.tile = kept.tile;
                 mixed = kept.mixed;
                 if (PAGED) {
-                    slot = wgmma_slot_of(g, w, slot.tile, now, next);
+                    piece = wgmma_piece_of(g, w, piece.tile, now, next);
                 }
             }
             if (left >= 0 && keys) {
                 if constexpr (S::SKIPS) { /* warpgroups read it when the keys have landed */
                     wgmma_await(&control.k_empty[used % S::RING], used / S::RING % 2 ^ 1);
-                    if (speaks) {
-                        control.tile[used % S::RING] = mixed ? slot.tile | WGMMA_MIXED : slot.tile;
+                    if (elected) {
+                        control.tile[used % S::RING] =
+                            mixed ? piece.tile | WGMMA_MIXED : piece.tile;
                     }
                 }
                 wgmma_copy_tile<S, S::PANELS, PAGED>(g, b.k, maps + 1, control.k_full,
-                                                     control.k_empty, used, w, p.k, slot, shift);
+                                                     control.k_empty, used, w, p.k, piece, shift);
             }
-            if (left == min(last, 2) && counts && keys && speaks) {
+            if (left == min(last, 2) && counts && keys && elected) {
                 wgmma_arrive(&control.item_wanted);
             }
             if (left == last) {
-                if (keys && speaks) {
+                if (keys && elected) {
                     wgmma_copy_queries(g, maps, b, n, w);
                 }
             } else if (values) {
@@ -205,8 +206,8 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
         if (PAGED) {
             __syncwarp(); /* all lanes have read the item */
         }
-        if (speaks) {
-            wgmma_arrive(&control.item_empty[place]);
+        if (elected) {
+            wgmma_arrive(&control.item_empty[slot]);
         }
     }
 }
@@ -223,7 +224,7 @@ GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
     wgmma_control<S> &control = *b.control;
     const int64_t *const stride = wgmma_term_stride<S>(g.problem);
     const int heads = stride[1] ? b.group : 1;
-    const int queries = stride[2] ? wgmma_query(b, wgmma_places<S>(b.group)) : 1;
+    const int queries = stride[2] ? wgmma_query(b, wgmma_tile_rows<S>(b.group)) : 1;
     const bool copies = wgmma_are_rows<S>(g);
     const uint64_t policy = stride[0] && stride[1] ? WGMMA_EVICT_FIRST : WGMMA_EVICT_LAST;
     for (int n = 0, used = 0;; n++) {

@@ -222,14 +222,14 @@ GPU_DEVICE void wgmma_merge_row(const wgmma_block<S> &b, const wgmma_item &w, in
 /* Writes rows to o and lse, or parts to the workspace. row: the warp's first; z_kept: Z of a pair
  * that dropout keeps. */
 template <class S>
-GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int row,
+GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int slot, int row,
                           float z_kept, wgmma_rows<S> &rows)
 {
     const fattn_problem &p = g.problem;
-    const wgmma_item &w = b.control->item[place];
+    const wgmma_item &w = b.control->item[slot];
     wgmma_part part = {0, 0, true};
     if constexpr (S::IS_SPLIT) {
-        part = b.control->part[place];
+        part = b.control->part[slot];
     }
     fattn_softmax states[2];
     float factor[2];

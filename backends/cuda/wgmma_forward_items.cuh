@@ -194,7 +194,7 @@ enum {
 enum { WGMMA_PING_PONG_THREADS = 2 * WGMMA_WARPGROUP };
 
 /* How many rows of the tile are used: a tile has all heads of a query, or none. */
-template <class S> GPU_DEVICE int wgmma_places(int group)
+template <class S> GPU_DEVICE int wgmma_tile_rows(int group)
 {
     return group == 1 ? S::ROWS : S::ROWS / group * group;
 }
@@ -441,7 +441,7 @@ GPU_DEVICE wgmma_tiles wgmma_kept_ends(const uint8_t *bytes, int tiles)
 
 /* Sets how many tiles of an item are not hidden. If there are none, the item becomes empty. */
 template <class S>
-GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint8_t *bytes, int place,
+GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint8_t *bytes, int slot,
                                  wgmma_item &w)
 {
     int tiles = bytes ? 0 : w.past - w.block;
@@ -450,8 +450,8 @@ GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint8_t *bytes, 
         const uint64_t before = w.block <= 8 * n ? 0 : (UINT64_C(1) << 8 * (w.block - 8 * n)) - 1;
         tiles += __popcll(scan_kept(scan_eight(bytes, n), n, w.past) & ~before);
     }
-    b.control->bytes[place] = bytes;
-    b.control->tiles[place] = tiles;
+    b.control->bytes[slot] = bytes;
+    b.control->tiles[slot] = tiles;
     __syncwarp(); /* all lanes have read the fields that change now */
     if (tiles == 0) {
         w.past = w.block;
@@ -465,9 +465,9 @@ GPU_DEVICE void wgmma_item_tiles(const wgmma_block<S> &b, const uint8_t *bytes, 
  * All lanes write the same values. */
 template <class S>
 GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
-                               int place)
+                               int slot)
 {
-    wgmma_item &w = b.control->item[place];
+    wgmma_item &w = b.control->item[slot];
     const fattn_problem &p = g.problem;
     number = S::IS_SPLIT ? gpu_item_of(g, number) : number;
     const fattn_work work = wgmma_item_work<S>(g, *b.control, number);
@@ -483,16 +483,16 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
         seq.q_batch = seq.k_batch = work.batch;
     }
     wgmma_forget();
-    const int places = wgmma_places<S>(b.group);
-    const int64_t i0 = work.block * wgmma_query(b, places);
+    const int tile_rows = wgmma_tile_rows<S>(b.group);
+    const int64_t i0 = work.block * wgmma_query(b, tile_rows);
     const int64_t head = work.head * b.group;
-    w.rows = (int)gpu_clamp((seq.sq - i0) * b.group, 0, places);
+    w.rows = (int)gpu_clamp((seq.sq - i0) * b.group, 0, tile_rows);
     if (w.rows == 0) {
         return false;
     }
     wgmma_item_keys(g, b, seq, i0, kept, w);
     if constexpr (S::IS_SPLIT) {
-        wgmma_part &part = b.control->part[place];
+        wgmma_part &part = b.control->part[slot];
         part.number = (int)number;
         part.split = (int)work.split;
         if (!wgmma_item_part(g, b, seq, i0, part, w)) {
@@ -501,7 +501,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     }
     if constexpr (S::SKIPS) {
         const bool scanned = S::HAS_BLOCKS || wgmma_hides<S>(g);
-        wgmma_item_tiles(b, scanned ? wgmma_bytes_of<S>(g, b.control->tiling, work) : NULL, place,
+        wgmma_item_tiles(b, scanned ? wgmma_bytes_of<S>(g, b.control->tiling, work) : NULL, slot,
                          w);
     }
     w.q_row = (int)(seq.q_row + i0);
@@ -514,7 +514,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     w.o = gpu_query_at(seq, p.o, i0, head);
     w.lse = gpu_lse_at(p, seq, work.batch, head) + i0;
     if constexpr (!S::IS_LEAN) {
-        wgmma_item_terms<S>(g, w, work.batch, i0, b.group, seq, b.control->terms[place]);
+        wgmma_item_terms<S>(g, w, work.batch, i0, b.group, seq, b.control->terms[slot]);
     }
     return true;
 }
@@ -526,7 +526,7 @@ template <class S>
 GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &b)
 {
     fattn_tiling &tiling = b.control->tiling;
-    const int queries = wgmma_query(b, wgmma_places<S>(b.group));
+    const int queries = wgmma_query(b, wgmma_tile_rows<S>(b.group));
     tiling = g.tiling; /* its q_blocks has blocks of br rows; here they have whole queries */
     tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
     tiling.items = tiling.heads * tiling.q_blocks * (S::IS_SPLIT ? tiling.splits : 1);

@@ -35,11 +35,11 @@ typedef struct wgmma_row_terms {
  * thread's rows. */
 template <class S>
 GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, const wgmma_block<S> &b,
-                                                   int place, int block, bool plain, int panel,
+                                                   int slot, int block, bool plain, int panel,
                                                    wgmma_row_terms &known)
 {
     wgmma_control<S> &control = *b.control;
-    wgmma_tile_terms<S> s = {control.terms[place],
+    wgmma_tile_terms<S> s = {control.terms[slot],
                              NULL,
                              NULL,
                              NULL,
@@ -67,12 +67,12 @@ GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, cons
 
 /* Sets up the terms of a warp's rows, of which `row` is the first. */
 template <class S>
-GPU_DEVICE void wgmma_begin_rows(const fattn_gpu_args &g, const wgmma_block<S> &b, int place,
+GPU_DEVICE void wgmma_begin_rows(const fattn_gpu_args &g, const wgmma_block<S> &b, int slot,
                                  int row)
 {
     if constexpr (S::KNOWN == MMA_ANY || S::KNOWN == FATTN_ALIBI) {
         wgmma_row_terms none = {{0, 0}, {0, 0}, 1};
-        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0, false, 0, none);
+        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, slot, 0, false, 0, none);
         const int r = row + mma_lane();
         __syncwarp(); /* all lanes have read those of the item before */
         if (mma_lane() < 16) {
@@ -351,11 +351,11 @@ template <class S> GPU_DEVICE void wgmma_zero_past(int keys, int j0, float x[S::
 /* Turns dot products in x, of tile `block` of keys, into scores. bound: as in mma_terms(). Kernels
  * for a bias do not call this. */
 template <class S>
-GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int block,
+GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, int slot, int block,
                             bool plain, wgmma_used<S> &used, wgmma_row_terms &known,
                             float x[S::KEYS / 8][4], float bound[1][2])
 {
-    const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, block, plain, used.terms, known);
+    const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, slot, block, plain, used.terms, known);
     if constexpr (S::KNOWN == FATTN_MASK) {
         wgmma_add_mask(s, x);
         used.terms = s.plain ? used.terms : wgmma_panels_end(s);
@@ -364,7 +364,7 @@ GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, in
             wgmma_zero_past<S>(s.item.keys, s.j0, x);
         }
         mma_terms<S>(g, s, s.j0, (float(*)[S::KEYS / 8][4]) x, bound);
-        mma_prefetch_bias<S>(g, s, block - 1, block > b.control->item[place].block ? block : 0);
+        mma_prefetch_bias<S>(g, s, block - 1, block > b.control->item[slot].block ? block : 0);
     }
 }
 

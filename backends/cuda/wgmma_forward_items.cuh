@@ -17,13 +17,19 @@
 
 #define WGMMA_ITEMS 4 /* stages of the queue of items */
 
+/* What becomes of an item's rows. */
+typedef enum wgmma_result {
+    WGMMA_WHOLE,  /* they are o and lse */
+    WGMMA_PARTS,  /* keys may be split; then they are parts of rows */
+    WGMMA_MERGED, /* they are merged with o and lse of other keys */
+} wgmma_result;
+
 /* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: consumer
  * warpgroups. BN: keys of a tile. STAGES: pipeline stages of keys, and of values. FEATURES: those
  * of MMA_OF_PAIRS that the run has, 0 for lean kernels, or MMA_ANY. TERM_STAGES: staged panels of a
- * bias or mask, if that is the only feature. SPLITS: keys may be split into parts. ONTO: rows are
- * merged with o and lse of other keys. BLOCKS: how many a multiprocessor holds. */
+ * bias or mask, if that is the only feature. BLOCKS: how many a multiprocessor holds. */
 template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
-          int TERM_STAGES = 0, bool SPLITS = false, bool ONTO = false, int BLOCKS = 1>
+          int TERM_STAGES = 0, wgmma_result RESULT = WGMMA_WHOLE, int BLOCKS = 1>
 struct wgmma_shape {
     typedef T type;
     static constexpr uint64_t KNOWN = FEATURES;
@@ -47,11 +53,11 @@ struct wgmma_shape {
         TERM_PANELS = (BN + TERM_KEYS - 1) / TERM_KEYS, /* per tile */
         IS_LEAN = FEATURES == 0,
         IS_STAGED = TERM_BYTES > 0,
-        IS_SPLIT = SPLITS,
-        MERGES = ONTO,
+        IS_SPLIT = RESULT == WGMMA_PARTS,
+        MERGES = RESULT == WGMMA_MERGED,
         HAS_BLOCKS = FEATURES == FATTN_BLOCK_MASK,
         SKIPS = HAS_BLOCKS || IS_STAGED, /* it skips hidden tiles of keys anywhere in an item */
-        MAY_ORDER = !SPLITS && !SKIPS,   /* items may follow the list of sequences */
+        MAY_ORDER = !IS_SPLIT && !SKIPS, /* items may follow the list of sequences */
         /* A warpgroup itself tests its last tiles, which may be hidden from all of its rows. */
         TESTS_TILES = IS_STAGED && (BN < 64 * GROUPS || GROUPS == 1),
         /* The bias is loaded to registers before the products, if there are enough of them. */

@@ -15,13 +15,13 @@ typedef struct wgmma_full_maps {
     wgmma_map map[4]; /* q, k, v, and a bias or mask if that is the only feature of pairs */
 } wgmma_full_maps;
 
-#define WGMMA_FULL_ENTRY(name, type, features, width, warpgroups, keys, stages, term_stages)  \
-    GPU_KERNEL(WGMMA_THREADS(warpgroups), WGMMA_RESIDENT(width, warpgroups))                  \
-    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_full_maps maps)              \
-    {                                                                                         \
-        wgmma_forward_all<                                                                    \
-            wgmma_shape<type, width, width, warpgroups, keys, stages, features, term_stages,  \
-                        false, false, WGMMA_RESIDENT(width, warpgroups)>>(g, maps.map, NULL); \
+#define WGMMA_FULL_ENTRY(name, type, features, width, warpgroups, keys, stages, term_stages) \
+    GPU_KERNEL(WGMMA_THREADS(warpgroups), WGMMA_RESIDENT(width, warpgroups))                 \
+    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_full_maps maps)             \
+    {                                                                                        \
+        wgmma_forward_all<                                                                   \
+            wgmma_shape<type, width, width, warpgroups, keys, stages, features, term_stages, \
+                        WGMMA_WHOLE, WGMMA_RESIDENT(width, warpgroups)>>(g, maps.map, NULL); \
     }
 #define WGMMA_FULL_ENTRIES(run, features, width, ...)                                  \
     WGMMA_FULL_ENTRY(wgmma_##run##_f16_##width, mma_f16, features, width, __VA_ARGS__) \

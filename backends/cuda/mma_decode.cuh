@@ -12,6 +12,7 @@
 #define FATTN_CUDA_MMA_DECODE_CUH
 
 #include "backends/cuda/mma_forward.cuh"
+#include "backends/gpu/combine.cuh"
 
 /* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. BN: keys of a tile. N: warps. STAGES:
  * tiles in a warp's ring. FEATURES: 0 or MMA_ANY. BLOCKS: how many a multiprocessor holds.

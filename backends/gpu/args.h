@@ -26,7 +26,7 @@ enum {
     FATTN_GPU_QUADS_DV = 128
 };
 
-/* The kernels that merge the parts of rows (parts.cuh) have blocks of FATTN_GPU_COMBINE_THREADS
+/* The kernels that merge the parts of rows (combine.cuh) have blocks of FATTN_GPU_COMBINE_THREADS
  * threads. In `combine`, 32 threads merge 32 channels of one row. In `combine_rows`, a block merges
  * FATTN_GPU_COMBINE_ROWS rows of one item, and 32 threads merge 128 channels of a row at a time. */
 #define FATTN_GPU_COMBINE_THREADS 128
@@ -55,7 +55,7 @@ typedef struct fattn_gpu_args {
     unsigned quads, chunks; /* FATTN_GPU_QUADS_* */
     char *workspace;
     int64_t group; /* query heads of a key/value head */
-    /* For kernels that merge parts themselves (parts.cuh): the offset in the workspace, in bytes,
+    /* For kernels that merge parts themselves (combine.cuh): the offset in the workspace, in bytes,
      * of the counters of finished blocks, and the value from which these count. counters is -1
      * where a later kernel merges. */
     int64_t counters;

@@ -3,7 +3,7 @@
  * The rows of a block of a SIMT forward kernel, from the schedule to o and lse. An item of the
  * schedule is a tile of rows of one key/value head and a part of its keys. If there is one part,
  * the block writes o and lse; if there are several, each leaves {m, l, o} in the workspace, and
- * they are merged in ascending order (parts.cuh).
+ * they are merged in ascending order (combine.cuh).
  */
 #ifndef FATTN_GPU_FORWARD_ROWS_CUH
 #define FATTN_GPU_FORWARD_ROWS_CUH

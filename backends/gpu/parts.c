@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What forward rows share that cut the keys into parts: the cost of a part, the workspace for their
- * results, and the choice of the kernel that merges these (parts.cuh).
+ * results, and the choice of the kernel that merges these (combine.cuh).
  */
 #include <stdio.h>
 

@@ -17,6 +17,7 @@
 #ifndef FATTN_GPU_SIMT_FORWARD_CUH
 #define FATTN_GPU_SIMT_FORWARD_CUH
 
+#include "backends/gpu/combine.cuh"
 #include "backends/gpu/forward_rows.cuh"
 #include "backends/gpu/tile.cuh"
 

@@ -7,6 +7,7 @@
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* for Turing the image is empty */
 
 #include "backends/cuda/bf16x3_forward.cuh"
+#include "backends/gpu/combine.cuh"
 
 #define BF16X3_ENTRY(run, features, width, rows, keys, tiles, warps, blocks)            \
     GPU_KERNEL(32 * warps, blocks)                                                      \

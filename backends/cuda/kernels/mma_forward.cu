@@ -7,6 +7,7 @@
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* for Turing the image is empty */
 
 #include "backends/cuda/mma_forward.cuh"
+#include "backends/gpu/combine.cuh"
 
 #define MMA_ENTRY(name, type, features, width, rows, keys, stages, tiles, warps, blocks)  \
     GPU_KERNEL(32 * warps, blocks) name(const GPU_PARAM fattn_gpu_args g)                 \

@@ -5,6 +5,7 @@
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* for Turing the image is empty */
 
 #include "backends/cuda/simt_wide.cuh"
+#include "backends/gpu/combine.cuh"
 
 #define WIDE_ENTRY(channels, rows, keys, lines)                                        \
     GPU_KERNEL(WIDE_THREADS, 2) simt_wide_##channels(const GPU_PARAM fattn_gpu_args g) \

@@ -7,6 +7,7 @@
 #define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
 #include "backends/cuda/wgmma_forward.cuh"
 #include "backends/cuda/wgmma_forward_before.cuh"
+#include "backends/gpu/combine.cuh"
 
 typedef struct wgmma_maps {
     wgmma_map map[3]; /* q, k, v */

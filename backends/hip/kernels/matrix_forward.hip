@@ -4,6 +4,7 @@
 
 #if MATRIX_MFMA || MATRIX_WMMA /* for other processors the image is empty */
 
+#include "backends/gpu/combine.cuh"
 #include "backends/hip/matrix_forward.cuh"
 
 /* On MFMA, two waves should fit a SIMD if registers allow it. On WMMA more fit anyway. */

@@ -369,7 +369,7 @@ static int run(emu_kernel *kernel, emu_launch *launch)
 
 /* The words in which blocks of decoding count who has left a part are read before anyone wrote
  * them: whatever they hold, but for a number that memory does not hold by chance, they are no count
- * yet (backends/gpu/parts.cuh). To the emulator the host has written them, and nothing else. */
+ * yet (backends/gpu/combine.cuh). To the emulator the host has written them, and nothing else. */
 static void define_counts(const emu_kernel_info *info, const char *arguments)
 {
     fattn_gpu_args g;

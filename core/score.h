@@ -32,6 +32,7 @@
 #include "core/host_device.h"
 
 #define FATTN_LOG2E 1.44269504088896340736 /* double */
+#define FATTN_SCORE_CAP_NEAR 0.625f        /* |x / softcap| below which tanh is a polynomial */
 
 enum {
     FATTN_SCORE_SCALE = 1,
@@ -131,7 +132,7 @@ FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *
     const fv far = fv_select(fv_lt(x, zero), fv_sub(zero, size_far), size_far);
     const fv dscore_far = fv_mul(fv_mul(fv_set1(4.0f), w), fv_sub(one, w));
 
-    const mv is_near = fv_lt(size, fv_set1(0.625f));
+    const mv is_near = fv_lt(size, fv_set1(FATTN_SCORE_CAP_NEAR));
     *dscore = fv_select(is_near, dscore_near, dscore_far);
     return fv_select(is_near, near, far);
 }

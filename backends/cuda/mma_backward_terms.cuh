@@ -252,8 +252,9 @@ template <bool FAR> GPU_DEVICE float mma_cap(const fattn_score_rule &rule, float
     if (FAR) {
         const float size = fabsf(y);
         const float w = mma_reciprocal(1 + mma_exp2(size * (float)(2 * FATTN_LOG2E)));
-        *dscore = size >= 0.625f ? 4 * w * (1 - w) : *dscore;
-        return size >= 0.625f ? copysignf(fmaf(-2 * rule.cap, w, rule.cap), x) : x * factor;
+        *dscore = size >= FATTN_SCORE_CAP_NEAR ? 4 * w * (1 - w) : *dscore;
+        return size >= FATTN_SCORE_CAP_NEAR ? copysignf(fmaf(-2 * rule.cap, w, rule.cap), x)
+                                            : x * factor;
     }
     return x * factor;
 }
@@ -285,7 +286,7 @@ GPU_DEVICE void mma_cap_scores(const fattn_score_rule &rule, bool times_dscore,
     for (int n = 0; n < 8 * N; n++) {
         largest = gpu_max(largest, fabsf(mma_pair<N>(x, n / 4, n % 4)));
     }
-    if (largest * rule.reciprocal < 0.625f) {
+    if (largest * rule.reciprocal < FATTN_SCORE_CAP_NEAR) {
         mma_cap_tile<S, false>(rule, times_dscore, x, dp);
     } else {
         mma_cap_tile<S, true>(rule, times_dscore, x, dp);

@@ -388,23 +388,35 @@ GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const Terms &s, int block, in
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
-/* Coefficients of P in mma_cap() for |y| < BELOW: C0 + C1 z + C2 z^2. Hopper's backward uses them
- * too. */
+/* Coefficients of P in mma_cap() for |y| < BELOW: C0 + C1 z + C2 z^2 ... Hopper's backward uses
+ * mma_cap_near too. */
+struct mma_cap_nearest {
+    static constexpr float BELOW = 0.16f;
+    static constexpr float C0 = -0.33331832f;
+    static constexpr float C1 = 0.13143143f;
+};
 struct mma_cap_near {
     static constexpr float BELOW = 0.3f;
     static constexpr float C0 = -0.33333286129924045f;
     static constexpr float C1 = 0.1332387352065708f;
     static constexpr float C2 = -0.0511326762267774f;
 };
+struct mma_cap_wide {
+    static constexpr float BELOW = 0.5f;
+    static constexpr float C0 = -0.3333331108469964f;
+    static constexpr float C1 = 0.1333047649126389f;
+    static constexpr float C2 = -0.05338711063578141f;
+    static constexpr float C3 = 0.01798874440669957f;
+};
 
 /*
  * x = softcap tanh(x / softcap) of scaled dot products, as in core/score.h but in fewer steps, with
  * a relative error of 2^-21. With y = x / softcap and z = y^2, tanh(y) = y (1 + z P(z)), where P
- * interpolates (tanh(y) / y - 1) / z at Chebyshev nodes. If all of a warp's |y| are below 0.3, P
- * has degree 2 and is evaluated in powers of the dot product itself (mma_cap_near). Hopper's
- * kernels also have one of degree 1 for |y| < 0.16. Otherwise P has degree 3 for |y| < 0.5, and
- * beyond that tanh is computed by an exponential. All these P are good to 6e-8. Sets bound to an
- * upper bound of each row's scores among the thread's own.
+ * interpolates (tanh(y) / y - 1) / z at Chebyshev nodes. If all of a warp's |y| are small, P has
+ * degree 2 and is evaluated in powers of the dot product itself (mma_cap_near); in Hopper's kernels
+ * it has degree 1 if they are smaller still (mma_cap_nearest). Otherwise P has degree 3
+ * (mma_cap_wide), and beyond its range tanh is computed by an exponential. All these P are good to
+ * 6e-8. Sets bound to an upper bound of each row's scores among the thread's own.
  */
 template <class S>
 GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS / 8][4],
@@ -415,7 +427,7 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
     const float c2 = mma_cap_near::C1 * square * square * rule.scale;
     const float c1 = mma_cap_near::C0 * square * rule.scale;
     bool near = fabsf(pace) > 0x1p-20f; /* its powers do not underflow */
-    bool nearer = S::IN_ORDER && near;
+    bool nearest = S::IN_ORDER && near;
     mma_each_row<S>([&](int m, int h) {
         float even = 0, odd = 0;
         mma_each<S>(m, h, x, [&](float &score, int j) {
@@ -424,12 +436,12 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
         });
         bound[m][h] = gpu_max(even, odd);
         near = near && bound[m][h] * fabsf(pace) < mma_cap_near::BELOW;
-        nearer = nearer && bound[m][h] * fabsf(pace) < 0.16f;
+        nearest = nearest && bound[m][h] * fabsf(pace) < mma_cap_nearest::BELOW;
         bound[m][h] *= fabsf(rule.scale);
     });
-    if (S::IN_ORDER && __all_sync(0xffffffffu, nearer)) {
-        const float b2 = 0.13143143f * square * square * rule.scale;
-        const float b1 = -0.33331832f * square * rule.scale;
+    if (S::IN_ORDER && __all_sync(0xffffffffu, nearest)) {
+        const float b2 = mma_cap_nearest::C1 * square * square * rule.scale;
+        const float b1 = mma_cap_nearest::C0 * square * rule.scale;
         mma_each_row<S>([&](int m, int h) {
             mma_each<S>(m, h, x, [&](float &score, int) {
                 const float z = score * score;
@@ -450,13 +462,13 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
     mma_each_row<S>([&](int m, int h) {
         mma_each<S>(m, h, x, [&](float &score, int) {
             const float y = score * pace, z = y * y;
-            float poly = fmaf(0.01798874440669957f, z, -0.05338711063578141f);
-            poly = fmaf(poly, z, 0.1333047649126389f);
-            poly = fmaf(poly, z, -0.3333331108469964f);
+            float poly = fmaf(mma_cap_wide::C3, z, mma_cap_wide::C2);
+            poly = fmaf(poly, z, mma_cap_wide::C1);
+            poly = fmaf(poly, z, mma_cap_wide::C0);
             const float small = score * rule.scale * fmaf(poly, z, 1.0f);
             const float below = mma_reciprocal(1 + mma_exp2(fabsf(y) * (float)(2 * FATTN_LOG2E)));
             const float large = copysignf(fmaf(-2 * rule.cap, below, rule.cap), y);
-            score = fabsf(y) < 0.5f ? small : large;
+            score = fabsf(y) < mma_cap_wide::BELOW ? small : large;
         });
     });
 }

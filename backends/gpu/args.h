@@ -42,7 +42,8 @@ enum {
 #define FATTN_GPU_ROW_THREADS(width) ((width) / 16)
 #define FATTN_GPU_BACKWARD_ROWS(width) (128 / FATTN_GPU_ROW_THREADS(width))
 
-/* Rows per block of 128 threads in `merge` of image "verbs". */
+/* Threads per block of the kernels of image "verbs", and rows per block of its `merge`. */
+#define FATTN_GPU_VERB_THREADS 128
 #define FATTN_GPU_MERGE_ROWS 8
 
 typedef struct fattn_gpu_args {

@@ -329,8 +329,9 @@ fattn_status fattn_gpu_run_onto(const fattn_plan *plan, const fattn_buffers *buf
 static fattn_status run_verb(const fattn_gpu_device *d, gpu_function function, void *args,
                              int64_t blocks, fattn_stream stream)
 {
-    const launch l = {
-        .function = function, .blocks = fattn_gpu_grid(d->api, blocks, 128), .threads = 128};
+    const launch l = {.function = function,
+                      .blocks = fattn_gpu_grid(d->api, blocks, FATTN_GPU_VERB_THREADS),
+                      .threads = FATTN_GPU_VERB_THREADS};
     if (blocks == 0) {
         return FATTN_OK;
     }
@@ -366,7 +367,7 @@ fattn_status fattn_gpu_rows(void *impl, const fattn_rows_args *args, fattn_strea
     fattn_rows_args a = fattn_rows_joined(args);
     const int64_t channels = a.batch * a.rows * a.heads * a.channels;
     const int64_t pieces = fattn_rows_by_eights(&a) ? channels / 8 : channels;
-    return run_verb(d, d->rows, &a, (pieces + 127) / 128, stream);
+    return run_verb(d, d->rows, &a, fattn_ceil_div(pieces, FATTN_GPU_VERB_THREADS), stream);
 }
 
 fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t blocks,

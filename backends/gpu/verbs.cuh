@@ -45,7 +45,7 @@ GPU_DEVICE void gpu_merge_channels(const fattn_merge_job &job, const gpu_weights
  */
 template <int width> GPU_DEVICE void gpu_merge_row(const fattn_merge_job &job, int64_t n, int lane)
 {
-    enum { LANES = 128 / FATTN_GPU_MERGE_ROWS };
+    enum { LANES = FATTN_GPU_VERB_THREADS / FATTN_GPU_MERGE_ROWS };
     const int64_t line = fattn_quotient(n, job.seqlen), i = n - line * job.seqlen;
     const int64_t b = fattn_quotient(line, job.heads), h = line - b * job.heads;
     const bool exists = b < job.batch;
@@ -73,7 +73,7 @@ template <int width> GPU_DEVICE void gpu_merge_row(const fattn_merge_job &job, i
 template <int width> GPU_DEVICE void gpu_merge_states(const fattn_merge_job &job)
 {
     const int64_t rows = job.batch * job.heads * job.seqlen;
-    const int lanes = 128 / FATTN_GPU_MERGE_ROWS, own = gpu_thread() / lanes;
+    const int lanes = FATTN_GPU_VERB_THREADS / FATTN_GPU_MERGE_ROWS, own = gpu_thread() / lanes;
     for (int64_t n = gpu_block() * FATTN_GPU_MERGE_ROWS; n < rows;
          n += gpu_blocks() * FATTN_GPU_MERGE_ROWS) {
         gpu_merge_row<width>(job, n + own, gpu_thread() % lanes);
@@ -154,7 +154,7 @@ template <int width> GPU_DEVICE void gpu_move_rows(const fattn_rows_args &a)
     }
 }
 
-GPU_KERNEL(128, 1) rows(const GPU_PARAM fattn_rows_args a)
+GPU_KERNEL(FATTN_GPU_VERB_THREADS, 1) rows(const GPU_PARAM fattn_rows_args a)
 {
     if (fattn_rows_by_eights(&a)) {
         gpu_move_rows<8>(a);
@@ -163,7 +163,7 @@ GPU_KERNEL(128, 1) rows(const GPU_PARAM fattn_rows_args a)
     }
 }
 
-GPU_KERNEL(128, 1) merge(const GPU_PARAM fattn_merge_job job)
+GPU_KERNEL(FATTN_GPU_VERB_THREADS, 1) merge(const GPU_PARAM fattn_merge_job job)
 {
     if (fattn_merge_by_fours(&job)) {
         gpu_merge_states<4>(job);
@@ -172,7 +172,7 @@ GPU_KERNEL(128, 1) merge(const GPU_PARAM fattn_merge_job job)
     }
 }
 
-GPU_KERNEL(128, 1) dropout_mask(const GPU_PARAM fattn_gpu_dropout_args g)
+GPU_KERNEL(FATTN_GPU_VERB_THREADS, 1) dropout_mask(const GPU_PARAM fattn_gpu_dropout_args g)
 {
     const fattn_dropout_args &a = g.args;
     const fattn_dropout dropout = fattn_dropout_make(g.threshold, a.seed, a.offset);

@@ -762,6 +762,32 @@ static fattn_status open_device(fattn_group_plan *plan, fattn_device *device)
                : fattn_device_malloc(device, (size_t)t->ranks * sizeof(answer), &plan->answers);
 }
 
+/* Sets a plan's fields as the group has them, before these are checked. */
+static void begin_plan(const fattn_group *g, const fattn_transport *t, fattn_group_plan *plan)
+{
+    memset(plan, 0, sizeof *plan);
+    plan->transport = *t;
+    plan->timeout = g->timeout > 0 ? g->timeout : usual_timeout; /* for telling others of errors */
+    plan->scheme = g->scheme;
+    plan->late = -1;
+    plan->memory = g->memory;
+    plan->wanted = g->turns;
+    plan->turns = plan->sharing = plan->slices = 1;
+    plan->shares = (fattn_whole){
+        .split = g->split, .ranks = t->ranks, .all_queries = g->scheme == FATTN_SCHEME_REDUCE};
+}
+
+/* Decides about turns and memory, in which ranks must agree if memory is limited, and allocates. */
+static fattn_status size_and_reserve(fattn_group_plan *plan)
+{
+    fattn_status status = fattn_group_size(plan);
+    if (plan->memory > 0) {
+        status = agree(plan, status, 0);
+        status = status ? status : join_turns(plan);
+    }
+    return agree(plan, status ? status : reserve(plan), 0);
+}
+
 fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_problem *problem,
                                      const int32_t *cu_seqlens_q, const int32_t *cu_seqlens_k,
                                      fattn_group_plan **plan)
@@ -780,16 +806,7 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
         t.abort(t.user, "no memory for the plan of a group");
         return fattn_fail_memory(sizeof *made, "the plan of a group");
     }
-    memset(made, 0, sizeof *made);
-    made->transport = t;
-    made->timeout = g.timeout > 0 ? g.timeout : usual_timeout; /* for telling others of the error */
-    made->scheme = g.scheme;
-    made->late = -1;
-    made->memory = g.memory;
-    made->wanted = g.turns;
-    made->turns = made->sharing = made->slices = 1;
-    made->shares = (fattn_whole){
-        .split = g.split, .ranks = t.ranks, .all_queries = g.scheme == FATTN_SCHEME_REDUCE};
+    begin_plan(&g, &t, made);
     status = open_device(made, g.device);
     if (status && t.device_memory) { /* without device memory ranks cannot compare */
         t.abort(t.user, fattn_last_reason());
@@ -801,14 +818,7 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
         status = status ? status : fattn_group_describe(made, problem, cu_seqlens_q, cu_seqlens_k);
         status = agree(made, status, status ? 0 : hash_of(made));
     }
-    if (!status) {
-        status = fattn_group_size(made);
-        if (made->memory > 0) {
-            status = agree(made, status, 0);
-            status = status ? status : join_turns(made);
-        }
-        status = agree(made, status ? status : reserve(made), 0);
-    }
+    status = status ? status : size_and_reserve(made);
     if (status) {
         fattn_reason_hold(status);
         fattn_group_plan_destroy(made);

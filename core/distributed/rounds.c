@@ -61,13 +61,16 @@ typedef struct stretch {
     int64_t at, bytes;
 } stretch;
 
+/* The first of some runs of a block. runs, here and below: bit n stands for run n. */
+static int first_run(unsigned runs) { return runs == 2 ? 1 : 0; }
+
 /* Where these runs of keys, and of values, are in a block: offsets from block.k[0] and from
  * block.v[0]. */
 static void find_keys(const fattn_group_plan *plan, int64_t owner, unsigned runs, stretch found[2])
 {
     const fattn_problem *const p = &plan->problem;
     const fattn_block block = fattn_group_block_keys(plan, owner);
-    const int n = runs == 2;
+    const int n = first_run(runs);
     int64_t rows = 0;
     for (int run = 0; run < plan->k_runs; run++) {
         rows += runs >> run & 1 ? fattn_group_keys(plan, owner, run).rows * p->heads_k : 0;
@@ -84,10 +87,11 @@ static void find_runs(const fattn_group_plan *plan, int64_t owner, unsigned runs
     const fattn_problem *const p = &plan->problem;
     const fattn_block block =
         sums ? fattn_group_block_sums(plan, owner) : fattn_group_block_keys(plan, owner);
-    const int n = runs == 2;
+    const bool all = runs == 3 || plan->k_runs == 1;
+    const int n = first_run(runs);
     found[0] = (stretch){0, runs ? block.bytes : 0};
     found[1] = (stretch){0, 0};
-    if (runs == 0 || runs == 3 || plan->k_runs == 1) {
+    if (all || runs == 0) {
         return;
     }
     if (plan->ragged) {
@@ -338,7 +342,8 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
 /* What trade() does: either or both. */
 enum { SENDS = 1, RECEIVES = 2 };
 
-/* Sends (o, lse) to a rank, receives its (o, lse) into o and lse, or both. */
+/* Sends (o, lse) to a rank, receives its (o, lse) into o and lse, or both. The tags only have to
+ * tell o from lse: nothing else travels during a reduction. */
 static fattn_status trade(const fattn_group_plan *plan, int64_t peer, int what, float *o,
                           float *lse)
 {

@@ -57,7 +57,7 @@ template <class T, int W, int R, int N, int C, bool LEAN> struct matrix_backward
         IS_PACED = IS_APART,            /* there are registers to load operands early */
         ROOM = (IS_APART ? 4 : 2) * QUERIES * W,
         IS_HALVED = THREADS >= 2 * QUERIES / 4 * W / 4, /* half of the waves load Q, half dO */
-        BROUGHT = IS_HALVED ? 1 : 2                     /* tiles, Q or dO, that a thread loads */
+        LOADED = IS_HALVED ? 1 : 2                      /* tiles, Q or dO, that a thread loads */
     };
     typedef patch_squares<QUERIES, W, IS_HALVED ? THREADS / 2 : THREADS> queries;
     typedef patch_squares<KEYS, W, THREADS> keys;
@@ -140,8 +140,8 @@ GPU_DEVICE void matrix_hold(const uint16_t *tile, int row, matrix_operand x[N][S
 /* Stores the job's keys or values to a tile, as they are or transposed. by_quads: `squares` has
  * loaded them; otherwise they are read from memory here, an element at a time. */
 template <class S, bool TRANSPOSED>
-GPU_DEVICE void matrix_bring(const patch_source &t, bool by_quads, typename S::keys &squares,
-                             uint16_t *tile)
+GPU_DEVICE void matrix_stage_keys(const patch_source &t, bool by_quads, typename S::keys &squares,
+                                  uint16_t *tile)
 {
     if (by_quads) {
         squares.zero_outside(t);
@@ -157,9 +157,9 @@ GPU_DEVICE void matrix_bring(const patch_source &t, bool by_quads, typename S::k
 /* Loads the job's keys, transposed keys and values: into registers, through the room of one of
  * them, or else each into its own tile. */
 template <class S>
-GPU_DEVICE void matrix_bring_keys(const fattn_gpu_args &args, const matrix_job &job,
-                                  const fattn_sequence &seq, matrix_backward_scratch<S> &s,
-                                  matrix_held<S> &held)
+GPU_DEVICE void matrix_load_keys(const fattn_gpu_args &args, const matrix_job &job,
+                                 const fattn_sequence &seq, matrix_backward_scratch<S> &s,
+                                 matrix_held<S> &held)
 {
     const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
@@ -173,13 +173,13 @@ GPU_DEVICE void matrix_bring_keys(const fattn_gpu_args &args, const matrix_job &
     const patch_source v = {v_from, p.v.seq, (int)p.dim_v, job.keys};
     typename S::keys squares;
     squares.fetch(k, k_square);
-    matrix_bring<S, false>(k, k_square, squares, s.keys(0));
+    matrix_stage_keys<S, false>(k, k_square, squares, s.keys(0));
     if constexpr (S::IS_HELD) {
         gpu_sync();
         matrix_hold<S::WIDTH / 8, S::TILES, S::STEPS>(s.room, matrix_wave_key<S>(), held.k);
         gpu_sync();
     }
-    matrix_bring<S, true>(k, k_square, squares, s.keys(1));
+    matrix_stage_keys<S, true>(k, k_square, squares, s.keys(1));
     squares.fetch(v, v_square);
     if constexpr (S::IS_HELD) {
         gpu_sync();
@@ -187,7 +187,7 @@ GPU_DEVICE void matrix_bring_keys(const fattn_gpu_args &args, const matrix_job &
                                                             held.transposed);
         gpu_sync();
     }
-    matrix_bring<S, false>(v, v_square, squares, s.keys(2));
+    matrix_stage_keys<S, false>(v, v_square, squares, s.keys(2));
     if constexpr (S::IS_HELD) {
         gpu_sync();
         matrix_hold<S::WIDTH / 8, S::TILES, S::STEPS>(s.room, matrix_wave_key<S>(), held.v);
@@ -199,7 +199,7 @@ GPU_DEVICE void matrix_bring_keys(const fattn_gpu_args &args, const matrix_job &
 
 /* The next tile, between load and store: the thread's part of q and dO, and its lse or delta. */
 template <class S> struct matrix_moving {
-    typename S::queries part[S::BROUGHT];
+    typename S::queries part[S::LOADED];
     float row;
     int live;
     bool by_quads, unpadded; /* unpadded: all its rows and channels exist */
@@ -246,7 +246,7 @@ GPU_DEVICE void matrix_backward_fetch(const fattn_gpu_args &args, const matrix_j
     moving.by_quads = t.by_quads;
     moving.unpadded = t.q.live == S::QUERIES && t.q.dim == S::WIDTH && t.dout.dim == S::WIDTH;
     GPU_UNROLL
-    for (int n = 0; n < S::BROUGHT; n++) {
+    for (int n = 0; n < S::LOADED; n++) {
         moving.part[n].fetch(matrix_is_dout<S>(n) ? t.dout : t.q, t.by_quads);
     }
     /* Rows that do not exist get an lse of +inf, which makes their probabilities 0. */
@@ -277,7 +277,7 @@ GPU_DEVICE void matrix_put(const fattn_gpu_args &args, const matrix_job &job,
         }
     } else {
         GPU_UNROLL
-        for (int n = 0; n < S::BROUGHT; n++) {
+        for (int n = 0; n < S::LOADED; n++) {
             const bool of_dout = matrix_is_dout<S>(n);
             if (!moving.unpadded) {
                 const int64_t dim = of_dout ? g.problem.dim_v : g.problem.dim;
@@ -847,7 +847,7 @@ GPU_DEVICE void matrix_backward_item(const fattn_gpu_args &args, matrix_backward
     }
     matrix_held<S> held;
     if (job.first < job.past) {
-        matrix_bring_keys<S>(g, job, pairs.seq, s, held);
+        matrix_load_keys<S>(g, job, pairs.seq, s, held);
     }
     matrix_key_sums<S> sums;
     GPU_UNROLL

@@ -85,7 +85,7 @@ GPU_DEVICE int mma_staging(const fattn_gpu_args &g)
 
 /* The address of the staged elements of the thread's first query, BYTES of them. Its other queries
  * follow at a distance of THREADS * BYTES. Bytes of masks are behind the bias. */
-template <class S, int BYTES> GPU_DEVICE uint32_t mma_waits(const void *room, int mode)
+template <class S, int BYTES> GPU_DEVICE uint32_t mma_staged_at(const void *room, int mode)
 {
     enum { BIAS = S::KEYS * S::QUERIES * 2 };
     const int skip = mode & MMA_BIAS_HALVES && BYTES == 4 ? BIAS : 0;
@@ -97,7 +97,7 @@ GPU_DEVICE void mma_stage_singly(const fattn_gpu_args &g, const gpu_pairs &t, co
                                  const void *room)
 {
     const unsigned terms = g.rule.terms & FATTN_SCORE_BIAS | FATTN_SCORE_KEEP;
-    const uint32_t to = mma_waits<S, 16>(room, MMA_BIAS_FLOATS);
+    const uint32_t to = mma_staged_at<S, 16>(room, MMA_BIAS_FLOATS);
     GPU_ROLLED
     for (int e = 0; e < S::PART_QUERIES; e++) {
         const int n = e / 4, k = e % 4, r = mma_query_step(n);
@@ -121,7 +121,7 @@ GPU_DEVICE void mma_stage_fours(const void *data, const int64_t stride[4], const
     const char *const from =
         (const char *)data + EACH * gpu_term_at(t, stride, mma_query_at(at, 0), at.j);
     const int bytes = EACH * (int)gpu_clamp(at.keys, 0, 4);
-    const uint32_t to = mma_waits<S, SIZE>(room, mode);
+    const uint32_t to = mma_staged_at<S, SIZE>(room, mode);
     GPU_UNROLL
     for (int n = 0; n < S::PART_QUERIES / 4; n++) {
         const int r = mma_query_step(n);
@@ -136,7 +136,7 @@ GPU_DEVICE void mma_stage_scattered(const void *data, const int64_t stride[4], c
                                     const mma_patch &at, const void *room, int mode)
 {
     enum { EACH = SIZE / 4 };
-    const uint32_t to = mma_waits<S, SIZE>(room, mode);
+    const uint32_t to = mma_staged_at<S, SIZE>(room, mode);
     GPU_ROLLED
     for (int n = 0; n < S::PART_QUERIES / 4; n++) {
         const int r = mma_query_step(n);
@@ -220,7 +220,7 @@ template <class S, int MODE>
 GPU_DEVICE void mma_add_bias(const void *room, float factor, float x[2][S::PART_QUERIES / 8][4])
 {
     enum { N = S::PART_QUERIES / 8, WORDS = MODE & MMA_BIAS_HALVES ? 2 : 4 };
-    const uint32_t from = mma_waits<S, 4 * WORDS>(room, MODE);
+    const uint32_t from = mma_staged_at<S, 4 * WORDS>(room, MODE);
     float largest = 0;
     GPU_UNROLL
     for (int n = 0; n < 2 * N; n++) {
@@ -343,7 +343,7 @@ template <class S>
 GPU_DEVICE void mma_keep_bytes(const void *room, int mode, float x[2][S::PART_QUERIES / 8][4])
 {
     enum { N = S::PART_QUERIES / 8 };
-    const uint32_t from = mma_waits<S, 4>(room, mode);
+    const uint32_t from = mma_staged_at<S, 4>(room, mode);
     GPU_UNROLL
     for (int n = 0; n < 2 * N; n++) {
         uint32_t word[1];

@@ -240,8 +240,8 @@ GPU_DEVICE void mma_poke(int32_t *to, int32_t x)
     asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
-/* A fence of the device. Writes before it, by this thread and by threads that it has met at
- * barriers, are visible to whoever reads a word that this thread writes after it. */
+/* A fence of the device. Writes before it, by this thread and by threads that have passed a barrier
+ * with it, are visible to whoever reads a word that this thread writes after it. */
 GPU_DEVICE void mma_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 /* In each half, the maximum of a, which has no sign, and |b|. */

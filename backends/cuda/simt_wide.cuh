@@ -93,7 +93,7 @@ template <class S> GPU_DEVICE constexpr int wide_place(int line, int row)
     return line * S::ROWS + line / 4 * 4 + row;
 }
 
-GPU_DEVICE void wide_take(const float *from, float *x)
+GPU_DEVICE void wide_load_four(const float *from, float *x)
 {
     const gpu_f4 four = *(const gpu_f4 *)from;
     x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
@@ -214,7 +214,7 @@ GPU_DEVICE void wide_fetch(const fattn_gpu_args &g, const wide_scratch<S> &s, co
 /* Begins to copy the next step, if there is one. There are three ways: for a tile with all of its
  * keys, for the last tile, and, if `whole` is -1, for rows that cp.async cannot copy. */
 template <class S>
-GPU_DEVICE void wide_ask(const fattn_gpu_args &g, wide_scratch<S> &s, wide_walk &w)
+GPU_DEVICE void wide_copy_next(const fattn_gpu_args &g, wide_scratch<S> &s, wide_walk &w)
 {
     const bool is_key = w.step < w.key_steps;
     const int first = (is_key ? w.step : w.step - w.key_steps) * S::LINES;
@@ -241,10 +241,10 @@ typedef struct wide_line {
 } wide_line;
 
 template <class S>
-GPU_DEVICE void wide_take_line(const float *rows, const float *columns, wide_line &line)
+GPU_DEVICE void wide_load_line(const float *rows, const float *columns, wide_line &line)
 {
-    wide_take(rows, line.a), wide_take(rows + 4, line.a + 4);
-    wide_take(columns, line.b), wide_take(columns + S::KEYS / 2, line.b + 4);
+    wide_load_four(rows, line.a), wide_load_four(rows + 4, line.a + 4);
+    wide_load_four(columns, line.b), wide_load_four(columns + S::KEYS / 2, line.b + 4);
 }
 
 /* x += lines of rows times lines of columns. first: the first line, already loaded. */
@@ -261,7 +261,7 @@ GPU_DEVICE void wide_multiply(const float *rows, const float *columns, const wid
         for (int u = 0; u < UNROLL; u++) {
             const wide_line &now = line[u % 2];
             if (u + 1 < UNROLL || n + UNROLL < S::LINES) {
-                wide_take_line<S>(rows + wide_place<S>(u + 1, 0), columns + (u + 1) * S::LINE,
+                wide_load_line<S>(rows + wide_place<S>(u + 1, 0), columns + (u + 1) * S::LINE,
                                   line[(u + 1) % 2]);
             }
             GPU_UNROLL
@@ -462,7 +462,8 @@ template <class S> GPU_DEVICE void wide_keys_set(const fattn_gpu_args &g, wide_s
 /* The first tile from t on that is not empty, and in *terms the terms of its scores. All threads
  * must call it. */
 template <class S>
-GPU_DEVICE int wide_find(const fattn_gpu_args &g, const wide_scratch<S> &s, int t, unsigned *terms)
+GPU_DEVICE int wide_next_tile(const fattn_gpu_args &g, const wide_scratch<S> &s, int t,
+                              unsigned *terms)
 {
     const gpu_forward_job &job = s.job;
     const wide_keys &keys = s.keys;
@@ -513,8 +514,8 @@ GPU_DEVICE void wide_product(const fattn_gpu_args &g, wide_scratch<S> &s, wide_w
         const float *const lines = rows + wide_place<S>(n * S::LINES, 0) + w.row;
         const float *const columns = s.step[w.stage ^ 1] + w.column;
         wide_line first;
-        wide_take_line<S>(lines, columns, first);
-        wide_ask<S>(g, s, w);
+        wide_load_line<S>(lines, columns, first);
+        wide_copy_next<S>(g, s, w);
         wide_multiply<S>(lines, columns, first, x);
     }
 }
@@ -525,7 +526,7 @@ GPU_DEVICE void wide_walk_keys(const fattn_gpu_args &g, wide_scratch<S> &s, wide
 {
     const fattn_problem &p = g.problem;
     unsigned terms;
-    int t = wide_find<S>(g, s, s.keys.block, &terms);
+    int t = wide_next_tile<S>(g, s, s.keys.block, &terms);
     wide_walk w;
     wide_walk_begin<S>(g, s, t, w);
     if (p.features & FATTN_BIAS) {
@@ -538,7 +539,7 @@ GPU_DEVICE void wide_walk_keys(const fattn_gpu_args &g, wide_scratch<S> &s, wide
     if (t >= w.past) {
         return;
     }
-    wide_ask<S>(g, s, w);
+    wide_copy_next<S>(g, s, w);
     while (t < w.past) {
         const int64_t j0 = (int64_t)t * S::KEYS;
         float x[8][8] = {}, y[8][8] = {}, alpha[8];
@@ -549,7 +550,7 @@ GPU_DEVICE void wide_walk_keys(const fattn_gpu_args &g, wide_scratch<S> &s, wide
         if (p.features & FATTN_DROPOUT) {
             wide_drop<S>(g, s, j0);
         }
-        t = w.next = wide_find<S>(g, s, t + 1, &terms);
+        t = w.next = wide_next_tile<S>(g, s, t + 1, &terms);
         wide_product<S>(g, s, w, s.weights, S::VALUE_STEPS, y);
         GPU_UNROLL
         for (int m = 0; m < 8; m++) {

@@ -357,8 +357,8 @@ GPU_DEVICE fattn_work wgmma_ordered_work(const fattn_gpu_args &g, fattn_tiling t
     const int last = (int)p.batch - 1, lane = mma_lane();
     int first = 0;
     if (last >= GPU_WAVE) {
-        const uint32_t far = list[min(GPU_WAVE * (lane + 1) - 1, last)].past;
-        first = GPU_WAVE * __popc(__ballot_sync(0xffffffffu, far <= number));
+        const uint32_t ends = list[min(GPU_WAVE * (lane + 1) - 1, last)].past;
+        first = GPU_WAVE * __popc(__ballot_sync(0xffffffffu, ends <= number));
     }
     const uint32_t past = list[min(first + lane, last)].past;
     const wgmma_listed own = list[first + __popc(__ballot_sync(0xffffffffu, past <= number))];

@@ -66,27 +66,27 @@ GPU_DEVICE gpu_query gpu_forward_query(const gpu_forward_job &job, int r)
 }
 
 /* The state of a row before its first key: empty but for the sink, which counts in the first part
- * alone. Of the threads that share the row, only the one that `speaks` has the sink's l. */
+ * alone. Of the threads that share the row, only the one that `elected` has the sink's l. */
 GPU_DEVICE fattn_softmax gpu_forward_start(const fattn_gpu_args &g, const gpu_forward_job &job,
-                                           gpu_query q, bool speaks)
+                                           gpu_query q, bool elected)
 {
     fattn_softmax state = fattn_softmax_empty();
     if (g.problem.features & FATTN_SINK && job.split == 0 && q.h >= 0) {
         state = fattn_softmax_sink(((const float *)g.buffers.sink)[q.h]);
-        if (!speaks) {
+        if (!elected) {
             state.l = 0;
         }
     }
     return state;
 }
 
-/* Where row r is written, in the output or in a part. The thread that `speaks` for the row writes
+/* Where row r is written, in the output or in a part. The thread that `elected` for the row writes
  * its lse, or m and l of the part. */
 GPU_DEVICE gpu_part gpu_forward_row(const fattn_gpu_args &g, const gpu_forward_job &job, int r,
-                                    gpu_query q, fattn_softmax state, bool speaks)
+                                    gpu_query q, fattn_softmax state, bool elected)
 {
     gpu_part part = gpu_part_of(g, job.item, r);
-    const bool leaves = speaks && job.c0 == 0;
+    const bool leaves = elected && job.c0 == 0;
     if (!fattn_parts_are_one(&job.parts)) {
         if (leaves) {
             *part.m = state.m, *part.l = state.l;

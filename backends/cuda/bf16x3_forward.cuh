@@ -209,7 +209,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
             }
         }
         mma_largest<S>(x, largest);
-        mma_rise<S>(unit, largest, rows);
+        mma_raise<S>(unit, largest, rows);
         mma_weigh<S>(unit, rows, x);
         if (mma_has<S>(g, FATTN_DROPOUT)) {
             mma_drop<S>(g, s, j0, x);

@@ -330,7 +330,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
             }
         }
         mma_largest<S>(x, largest);
-        mma_rise<S>(unit, largest, rows);
+        mma_raise<S>(unit, largest, rows);
         mma_weigh<S>(unit, rows, x);
         if constexpr (!mma_is_lean(S::VARIANT)) {
             if (g.problem.features & FATTN_DROPOUT) {

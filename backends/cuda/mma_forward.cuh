@@ -168,28 +168,28 @@ GPU_DEVICE void mma_largest(const float x[S::TILES][S::KEYS / 8][4], float large
 /* Whether some row of the warp may have a score that exceeds its reference by more than the margin.
  * largest: upper bounds of the scores. */
 template <class S>
-GPU_DEVICE bool mma_may_rise(float unit, const float largest[S::TILES][2], const mma_rows<S> &rows)
+GPU_DEVICE bool mma_may_raise(float unit, const float largest[S::TILES][2], const mma_rows<S> &rows)
 {
-    bool rises = false;
+    bool raises = false;
     GPU_UNROLL
     for (int n = 0; n < 2 * S::TILES; n++) {
-        rises =
-            rises || largest[n / 2][n % 2] * unit > rows.state[n / 2][n % 2].m * unit + MMA_MARGIN;
+        raises =
+            raises || largest[n / 2][n % 2] * unit > rows.state[n / 2][n % 2].m * unit + MMA_MARGIN;
     }
-    return __any_sync(0xffffffffu, rises);
+    return __any_sync(0xffffffffu, raises);
 }
 
 /* Updates rows.top with the largest scores of a tile, raises the references that these exceed by
  * more than the margin, and rescales the sums. */
 template <class S>
-GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<S> &rows)
+GPU_DEVICE void mma_raise(float unit, const float largest[S::TILES][2], mma_rows<S> &rows)
 {
     GPU_UNROLL
     for (int n = 0; n < 2 * S::TILES; n++) {
         float *const top = &rows.top[n / 2][n % 2];
         *top = gpu_max(*top, largest[n / 2][n % 2]);
     }
-    if (!mma_may_rise<S>(unit, largest, rows)) {
+    if (!mma_may_raise<S>(unit, largest, rows)) {
         return;
     }
     GPU_UNROLL
@@ -198,8 +198,8 @@ GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<
         for (int h = 0; h < 2; h++) {
             fattn_softmax *const state = &rows.state[m][h];
             const float top = mma_quad_max(largest[m][h]); /* the same in all threads of the row */
-            const bool rises = top * unit > state->m * unit + MMA_MARGIN;
-            const float alpha = fattn_softmax_raise(state, rises ? top : state->m, unit);
+            const bool raises = top * unit > state->m * unit + MMA_MARGIN;
+            const float alpha = fattn_softmax_raise(state, raises ? top : state->m, unit);
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH / 4; n++) {
                 rows.o[m][n / 2][2 * h + n % 2] *= alpha;
@@ -361,12 +361,12 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
                 mma_apply_band<S>(s, j0, x);
             }
         }
-        if (S::KNOWN != FATTN_SOFTCAP || mma_may_rise<S>(unit, largest, rows)) {
+        if (S::KNOWN != FATTN_SOFTCAP || mma_may_raise<S>(unit, largest, rows)) {
             mma_largest<S>(x, largest);
             if (S::KNOWN == FATTN_BIAS && S::type::DTYPE == FATTN_BF16) {
                 mma_bounded<S>(x, largest);
             }
-            mma_rise<S>(unit, largest, rows);
+            mma_raise<S>(unit, largest, rows);
         }
         mma_weigh<S>(unit, rows, x);
         if constexpr (!mma_is_lean(S::VARIANT)) {

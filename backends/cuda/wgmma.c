@@ -25,7 +25,7 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
 {
     (void)row;
     const int64_t list = p->batch * (int64_t)sizeof(wgmma_listed);
-    return WGMMA_WORKSPACE + (wgmma_orders(p, t->items) ? (list + 255) / 256 * 256 : 0);
+    return WGMMA_WORKSPACE + (wgmma_lists(p, t->items) ? (list + 255) / 256 * 256 : 0);
 }
 
 /* --- Which problems they take ----------------------------------------------------------------- */
@@ -233,7 +233,7 @@ static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     (void)kernel;
     snprintf(shape->entry, sizeof shape->entry, "clear");
     shape->blocks = counts(p) && t->items > 0;
-    shape->threads = wgmma_orders(p, t->items) ? WGMMA_ORDERED_MOST : 32;
+    shape->threads = wgmma_lists(p, t->items) ? WGMMA_LISTED_MOST : 32;
     shape->early = true;
 }
 

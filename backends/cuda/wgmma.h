@@ -139,17 +139,17 @@ typedef struct wgmma_listed {
     uint32_t first, past;     /* items first .. past - 1 belong to it */
     int32_t sequence, blocks; /* blocks: items of one head */
 } wgmma_listed;
-#define WGMMA_ORDERED_MOST 512  /* sequences at most: each has a thread */
-#define WGMMA_ORDERED_ITEMS 512 /* no list for this many items or fewer */
+#define WGMMA_LISTED_MOST 512  /* sequences at most: each has a thread */
+#define WGMMA_LISTED_ITEMS 512 /* no list for this many items or fewer */
 
-FATTN_HD bool wgmma_orders(const fattn_problem *p, int64_t items)
+FATTN_HD bool wgmma_lists(const fattn_problem *p, int64_t items)
 {
     const int64_t most_q = p->batch * p->seqlen_q, most_k = p->batch * p->seqlen_k;
     const bool differ = p->features & (FATTN_SEQUSED_Q | FATTN_SEQUSED_K) ||
                         (p->features & FATTN_CU_SEQLENS_Q && p->total_q < most_q - most_q / 8) ||
                         (p->features & FATTN_CU_SEQLENS_K && p->total_k < most_k - most_k / 8);
     return differ && !(p->features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK)) &&
-           p->batch > 1 && p->batch <= WGMMA_ORDERED_MOST && items > WGMMA_ORDERED_ITEMS;
+           p->batch > 1 && p->batch <= WGMMA_LISTED_MOST && items > WGMMA_LISTED_ITEMS;
 }
 
 /*

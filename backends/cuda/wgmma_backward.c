@@ -78,7 +78,7 @@ static int64_t skip_words(const fattn_problem *p, const fattn_tiling *t, int64_t
 /* Words of workspace for the list of sequences; 0 if there is none. */
 static int64_t list_words(const fattn_problem *p, const fattn_tiling *t)
 {
-    return wgmma_orders(p, backward_items(p, t)) ? p->batch * (int64_t)sizeof(wgmma_listed) / 4 : 0;
+    return wgmma_lists(p, backward_items(p, t)) ? p->batch * (int64_t)sizeof(wgmma_listed) / 4 : 0;
 }
 
 /* dQ, lse and delta of every row, turns, the counter and the descriptions of items, and then which
@@ -100,12 +100,12 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
 }
 
 /* Lists the sequences. */
-static void order_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
-                        const fattn_tiling *t, fattn_gpu_shape *shape)
+static void list_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    snprintf(shape->entry, sizeof shape->entry, "wgmma_order_%s", kernel->run);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_list_%s", kernel->run);
     shape->blocks = list_words(p, t) > 0;
-    shape->threads = WGMMA_ORDERED_MOST;
+    shape->threads = WGMMA_LISTED_MOST;
     shape->early = true;
 }
 
@@ -204,7 +204,7 @@ static bool backward_pays(const fattn_kernel *row, const fattn_problem *p,
                 .fast_bytes = fattn_gpu_shared_bytes,                                   \
                 .workspace = backward_workspace},                                       \
         WGMMA_KERNEL("wgmma_backward", channels),                                       \
-        .phases = {order_shape, rows_shape, backward_shape, dq_shape, sink_shape},      \
+        .phases = {list_shape, rows_shape, backward_shape, dq_shape, sink_shape},       \
         .maps = backward_maps,                                                          \
         .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages),               \
         .run = #name_,                                                                  \
@@ -278,7 +278,7 @@ static void backward_begin_shape(const fattn_gpu_kernel *kernel, const fattn_pro
         return;
     }
     if (list_words(p, t) > 0) {
-        order_shape(kernel, p, t, shape);
+        list_shape(kernel, p, t, shape);
         return;
     }
     fattn_gpu_backward_clear(kernel, p, t, shape);

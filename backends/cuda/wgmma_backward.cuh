@@ -168,8 +168,8 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
 
 /* The loop of consumer warpgroup `group`. */
 template <class S>
-GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                    int group)
+GPU_DEVICE void wgmma_backward_consume(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                       int group)
 {
     enum { N = S::OWN_CHANNELS };
     wgmma_backward_control<S> &control = *b.control;
@@ -326,7 +326,7 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
         }
     } else {
         wgmma_take_registers<S::OWN_REGISTERS>();
-        wgmma_backward_work<S>(g, b, group - 1);
+        wgmma_backward_consume<S>(g, b, group - 1);
     }
     if (S::IS_PAIR) {
         wgmma_sync_blocks<S>(); /* the other block may still access this one's barriers */

@@ -3,7 +3,7 @@
  * The kernels that run before those of wgmma_backward_rows.cuh, where items differ:
  *
  *     wgmma_scan_<name>      scans a bias, a mask or a block mask for hidden tiles
- *     wgmma_order_<name>     the list of sequences, if lengths differ
+ *     wgmma_list_<name>     the list of sequences, if lengths differ
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_BEFORE_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_BEFORE_CUH
@@ -71,11 +71,11 @@ template <class S> GPU_DEVICE void wgmma_backward_scan_all(const fattn_gpu_args 
 
 /* Lists the sequences. A sequence also has items for keys beyond its used length, whose gradients
  * are set to zero. */
-template <class S> GPU_DEVICE void wgmma_order_all(const fattn_gpu_args &g)
+template <class S> GPU_DEVICE void wgmma_list_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
     gpu_await_earlier();
-    wgmma_order(g.problem, wgmma_workspace_of<S>(g).list, [&](int b) {
+    wgmma_list_sequences(g.problem, wgmma_workspace_of<S>(g).list, [&](int b) {
         const fattn_sequence seq = gpu_sequence(g, b);
         const int64_t keys = fattn_max64(seq.sk, seq.slot_k);
         return wgmma_length{(int)seq.sq, (int)((keys + S::ITEM_KEYS - 1) / S::ITEM_KEYS)};

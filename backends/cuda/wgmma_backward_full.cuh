@@ -37,9 +37,9 @@ typedef struct wgmma_backward_full_maps {
     {                                                                                             \
         wgmma_backward_scan_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g); \
     }                                                                                             \
-    GPU_KERNEL(WGMMA_ORDERED_MOST, 1) wgmma_order_full_##width(const GPU_PARAM fattn_gpu_args g)  \
+    GPU_KERNEL(WGMMA_LISTED_MOST, 1) wgmma_list_full_##width(const GPU_PARAM fattn_gpu_args g)    \
     {                                                                                             \
-        wgmma_order_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);         \
+        wgmma_list_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);          \
     }                                                                                             \
     GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_rows_full_##width(const GPU_PARAM fattn_gpu_args g)   \
     {                                                                                             \

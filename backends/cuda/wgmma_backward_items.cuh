@@ -9,7 +9,7 @@
 
 #include "backends/cuda/scan.cuh"
 #include "backends/cuda/wgmma_backward_shape.cuh"
-#include "backends/cuda/wgmma_order.cuh"
+#include "backends/cuda/wgmma_list.cuh"
 #include "backends/cuda/wgmma_shift.h"
 
 /* --- The workspace ---------------------------------------------------------------------------- */
@@ -99,10 +99,10 @@ GPU_DEVICE int wgmma_workspace_tile(const fattn_gpu_args &g, const wgmma_workspa
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-/* Whether there is a list of sequences (wgmma_order.cuh). */
+/* Whether there is a list of sequences (wgmma_list.cuh). */
 GPU_DEVICE bool wgmma_has_list(const fattn_gpu_args &g)
 {
-    return wgmma_orders(&g.problem, wgmma_items_alike(g));
+    return wgmma_lists(&g.problem, wgmma_items_alike(g));
 }
 
 /* How many items there are; from the list of sequences, if there is one. */
@@ -147,8 +147,8 @@ GPU_DEVICE bool wgmma_shares_terms(const fattn_problem &p)
  * sequences of a head are consecutive, so that they read it, and add to its gradient, while it is
  * in L2. */
 template <class S>
-GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_workspace &workspace,
-                               int64_t number, int rank, wgmma_backward_item &w)
+GPU_DEVICE void wgmma_backward_item_set(const fattn_gpu_args &g, const wgmma_workspace &workspace,
+                                        int64_t number, int rank, wgmma_backward_item &w)
 {
     const fattn_problem &p = g.problem;
     const int64_t group = fattn_quotient(p.heads_q, p.heads_k), limit = INT64_C(1) << 62;
@@ -276,7 +276,8 @@ template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
         *workspace.counter = 0;
     }
     for (int64_t n = own; n < items * S::BLOCKS; n += gpu_blocks() * gpu_threads()) {
-        wgmma_item_set<S>(g, workspace, n / S::BLOCKS, (int)(n % S::BLOCKS), workspace.items[n]);
+        wgmma_backward_item_set<S>(g, workspace, n / S::BLOCKS, (int)(n % S::BLOCKS),
+                                   workspace.items[n]);
     }
 }
 

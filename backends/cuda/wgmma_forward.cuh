@@ -172,15 +172,15 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
             }
         }
     };
-    const auto rise = [&]() {
+    const auto raise = [&]() {
         if constexpr (S::KNOWN == FATTN_BIAS) {
             if (mixed && __any_sync(0xffffffffu, wgmma_has_nan<S>(x))) {
                 each_bias([&](int n, uint32_t pair) { wgmma_hide_pair<S>(n, pair, x); });
             }
         }
-        wgmma_rise<S>(unit, scale(), known.shift, x, rows, alpha);
+        wgmma_raise<S>(unit, scale(), known.shift, x, rows, alpha);
     };
-    /* Releases the bias after rise(), which may read it again. */
+    /* Releases the bias after raise(), which may read it again. */
     const auto end_terms = [&]() {
         if constexpr (S::KNOWN == FATTN_BIAS && !S::READS_EARLY) {
             if (mixed) {
@@ -256,7 +256,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     wgmma_wait<0>();
     end_scores();
     score();
-    rise();
+    raise();
     wgmma_weigh<S>(unit, scale(), known.shift, rows, x);
     wgmma_pack<T, S::KEYS>(x, p);
     drop();
@@ -278,11 +278,11 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_wait<1>();
         end_scores();
         score();
-        const bool rises = S::KNOWN == FATTN_SOFTCAP
-                               ? wgmma_bound_exceeds_margin<S>(unit, rows, bound[0])
-                               : wgmma_exceeds_margin<S>(unit, scale(), known.shift, x, rows);
-        if (rises) {
-            rise();
+        const bool raises = S::KNOWN == FATTN_SOFTCAP
+                                ? wgmma_bound_exceeds_margin<S>(unit, rows, bound[0])
+                                : wgmma_exceeds_margin<S>(unit, scale(), known.shift, x, rows);
+        if (raises) {
+            raise();
         }
         wgmma_weigh<S>(unit, scale(), known.shift, rows, x);
         wgmma_wait<0>();
@@ -290,7 +290,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_pack<T, S::KEYS>(x, p);
         drop();
         end_terms();
-        if (rises) {
+        if (raises) {
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH_V / 2; n++) {
                 rows.o[n / 4][n % 4] *= alpha[n % 4 / 2];
@@ -307,7 +307,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
 
 /* The loop of consumer warpgroup `group`. */
 template <class S>
-GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int group)
+GPU_DEVICE void wgmma_consume(const fattn_gpu_args &g, const wgmma_block<S> &b, int group)
 {
     wgmma_control<S> &control = *b.control;
     const int row = group * 64 + wgmma_thread() / 32 * 16;
@@ -458,7 +458,7 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
         }
     } else {
         wgmma_take_registers<S::OWN_REGISTERS>();
-        wgmma_work(g, b, group - 1);
+        wgmma_consume(g, b, group - 1);
     }
 }
 

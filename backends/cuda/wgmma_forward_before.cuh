@@ -7,7 +7,7 @@
 #define FATTN_CUDA_WGMMA_FORWARD_BEFORE_CUH
 
 #include "backends/cuda/wgmma_forward_items.cuh"
-#include "backends/cuda/wgmma_order.cuh"
+#include "backends/cuda/wgmma_list.cuh"
 
 /* --- Sequences -------------------------------------------------------------------------------- */
 
@@ -20,9 +20,9 @@ GPU_DEVICE void wgmma_clear_all(const fattn_gpu_args &g)
         *(unsigned *)g.workspace = 0;
     }
     const fattn_problem &p = g.problem;
-    if (wgmma_orders(&p, g.tiling.items)) {
+    if (wgmma_lists(&p, g.tiling.items)) {
         const int queries = (int)g.tiling.br / wgmma_group_of(p);
-        wgmma_order(p, wgmma_sequences(g), [&](int b) {
+        wgmma_list_sequences(p, wgmma_sequences(g), [&](int b) {
             const fattn_sequence seq = gpu_sequence(g, b);
             const int blocks = (int)fattn_quotient(seq.sq + queries - 1, queries);
             return wgmma_length{(int)seq.sk, blocks};

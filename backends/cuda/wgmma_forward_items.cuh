@@ -7,7 +7,7 @@
 #define FATTN_CUDA_WGMMA_FORWARD_ITEMS_CUH
 
 #include "backends/cuda/scan.cuh"
-#include "backends/cuda/wgmma_order.cuh"
+#include "backends/cuda/wgmma_list.cuh"
 #include "backends/cuda/wgmma_terms.cuh"
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/merge.cuh"
@@ -57,7 +57,7 @@ struct wgmma_shape {
         MERGES = RESULT == WGMMA_MERGED,
         HAS_BLOCKS = FEATURES == FATTN_BLOCK_MASK,
         SKIPS = HAS_BLOCKS || IS_STAGED, /* it skips hidden tiles of keys anywhere in an item */
-        MAY_ORDER = !IS_SPLIT && !SKIPS, /* items may follow the list of sequences */
+        MAY_LIST = !IS_SPLIT && !SKIPS,  /* items may follow the list of sequences */
         /* A warpgroup itself tests its last tiles, which may be hidden from all of its rows. */
         TESTS_TILES = IS_STAGED && (BN < 64 * GROUPS || GROUPS == 1),
         /* The bias is loaded to registers before the products, if there are enough of them. */
@@ -158,7 +158,7 @@ template <class S> struct wgmma_control : wgmma_terms<S>, wgmma_parts<S> {
     wgmma_item item[WGMMA_ITEMS];
     fattn_tiling tiling; /* this and seq are the planner's, which has few registers */
     fattn_sequence seq;
-    bool ordered; /* items follow the list of sequences */
+    bool listed; /* items follow the list of sequences */
     uint64_t item_full[WGMMA_ITEMS], item_empty[WGMMA_ITEMS], item_wanted;
     uint64_t q_full, q_empty;
     uint64_t k_full[S::RING], k_empty[S::RING], v_full[S::RING], v_empty[S::RING];
@@ -349,8 +349,8 @@ GPU_DEVICE wgmma_listed *wgmma_sequences(const fattn_gpu_args &g)
 
 /* Item `number` of the list of sequences. The warp searches for the first sequence whose items end
  * after it: first among every 32nd entry, and then among the 32 before the one found. */
-GPU_DEVICE fattn_work wgmma_ordered_work(const fattn_gpu_args &g, fattn_tiling tiling,
-                                         uint32_t number)
+GPU_DEVICE fattn_work wgmma_listed_work(const fattn_gpu_args &g, fattn_tiling tiling,
+                                        uint32_t number)
 {
     const fattn_problem &p = g.problem;
     const wgmma_listed *const list = wgmma_sequences(g);
@@ -376,8 +376,8 @@ GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const wgmma_contr
 {
     const fattn_problem &p = g.problem;
     const fattn_tiling &tiling = control.tiling;
-    if (S::MAY_ORDER && control.ordered) {
-        return wgmma_ordered_work(g, tiling, (uint32_t)number);
+    if (S::MAY_LIST && control.listed) {
+        return wgmma_listed_work(g, tiling, (uint32_t)number);
     }
     fattn_work work = fattn_schedule_item(&tiling, p.heads_k, number);
     if (mma_has<S>(g, FATTN_BIAS) || mma_has<S>(g, FATTN_MASK)) {
@@ -536,8 +536,8 @@ GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &
     tiling = g.tiling; /* its q_blocks has blocks of br rows; here they have whole queries */
     tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
     tiling.items = tiling.heads * tiling.q_blocks * (S::IS_SPLIT ? tiling.splits : 1);
-    b.control->ordered = wgmma_orders(&g.problem, g.tiling.items);
-    if (S::MAY_ORDER && b.control->ordered) {
+    b.control->listed = wgmma_lists(&g.problem, g.tiling.items);
+    if (S::MAY_LIST && b.control->listed) {
         tiling.items = wgmma_sequences(g)[g.problem.batch - 1].past;
     }
     if (!gpu_sequences_differ(g.problem)) {

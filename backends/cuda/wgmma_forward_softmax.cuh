@@ -76,8 +76,8 @@ GPU_DEVICE bool wgmma_bound_exceeds_margin(float unit, const wgmma_rows<S> &rows
 /* Raises the references that scores exceed by more than the margin, and rescales l by alpha. The
  * caller rescales o. */
 template <class S>
-GPU_DEVICE void wgmma_rise(float unit, const wgmma_scale &scale, const float shift[2],
-                           float x[S::KEYS / 8][4], wgmma_rows<S> &rows, float alpha[2])
+GPU_DEVICE void wgmma_raise(float unit, const wgmma_scale &scale, const float shift[2],
+                            float x[S::KEYS / 8][4], wgmma_rows<S> &rows, float alpha[2])
 {
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
@@ -100,8 +100,8 @@ GPU_DEVICE void wgmma_rise(float unit, const wgmma_scale &scale, const float shi
                 *score = fattn_score_bias(*score);
             }
         }
-        const bool rises = top * unit > (state->m - shift[h]) * unit + MMA_MARGIN;
-        alpha[h] = fattn_softmax_raise(state, rises ? top + shift[h] : state->m, unit);
+        const bool raises = top * unit > (state->m - shift[h]) * unit + MMA_MARGIN;
+        alpha[h] = fattn_softmax_raise(state, raises ? top + shift[h] : state->m, unit);
     }
 }
 

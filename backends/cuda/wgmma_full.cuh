@@ -40,6 +40,6 @@ typedef struct wgmma_full_maps {
             g);                                                                                   \
     }
 
-GPU_KERNEL(WGMMA_ORDERED_MOST, 1) clear(const GPU_PARAM fattn_gpu_args g) { wgmma_clear_all(g); }
+GPU_KERNEL(WGMMA_LISTED_MOST, 1) clear(const GPU_PARAM fattn_gpu_args g) { wgmma_clear_all(g); }
 
 #endif

@@ -357,14 +357,14 @@ template <class S> GPU_DEVICE float matrix_largest(const typename S::sums x[S::T
 
 /* Updates rows.top with the largest score of the row in a tile, raises the references that scores
  * exceed by more than the margin, and rescales the sums. */
-template <class S> GPU_DEVICE void matrix_rise(float unit, float largest, matrix_rows<S> &rows)
+template <class S> GPU_DEVICE void matrix_raise(float unit, float largest, matrix_rows<S> &rows)
 {
     rows.top = gpu_max(rows.top, largest);
-    const bool rises = largest * unit > rows.state.m * unit + MATRIX_MARGIN;
-    if (!matrix_any(rises)) {
+    const bool raises = largest * unit > rows.state.m * unit + MATRIX_MARGIN;
+    if (!matrix_any(raises)) {
         return;
     }
-    const float alpha = fattn_softmax_raise(&rows.state, rises ? largest : rows.state.m, unit);
+    const float alpha = fattn_softmax_raise(&rows.state, raises ? largest : rows.state.m, unit);
     GPU_UNROLL
     for (int t = 0; t < S::HEIGHT; t++) {
         rows.o[t] *= alpha;
@@ -463,7 +463,7 @@ GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_item &w, co
     if (partial) {
         matrix_apply_band<S>(rows, j0, x);
     }
-    matrix_rise<S>(unit, matrix_largest<S>(x), rows);
+    matrix_raise<S>(unit, matrix_largest<S>(x), rows);
     matrix_weigh<S>(unit, rows, x);
     if constexpr (!S::IS_LEAN) {
         if (gpu_anew(g).problem.features & FATTN_DROPOUT) {

@@ -21,22 +21,22 @@ typedef struct wgmma_backward_maps {
 #define WGMMA_BACKWARD_BOTH(cluster, name, ...)                                    \
     WGMMA_BACKWARD_ENTRY(cluster, wgmma_backward_f16_##name, mma_f16, __VA_ARGS__) \
     WGMMA_BACKWARD_ENTRY(cluster, wgmma_backward_bf16_##name, mma_bf16, __VA_ARGS__)
-#define WGMMA_BACKWARD_ROWS(name, ...)                                                     \
-    GPU_KERNEL(WGMMA_ORDERED_MOST, 1) wgmma_order_##name(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                                      \
-        wgmma_order_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                   \
-    }                                                                                      \
-    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_rows_##name(const GPU_PARAM fattn_gpu_args g)  \
-    {                                                                                      \
-        wgmma_rows_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                    \
-    }                                                                                      \
-    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_dq_##name(const GPU_PARAM fattn_gpu_args g)    \
-    {                                                                                      \
-        wgmma_dq_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                      \
-    }                                                                                      \
-    GPU_KERNEL(WGMMA_SINK_THREADS, 1) wgmma_sink_##name(const GPU_PARAM fattn_gpu_args g)  \
-    {                                                                                      \
-        wgmma_sink_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                    \
+#define WGMMA_BACKWARD_ROWS(name, ...)                                                    \
+    GPU_KERNEL(WGMMA_LISTED_MOST, 1) wgmma_list_##name(const GPU_PARAM fattn_gpu_args g)  \
+    {                                                                                     \
+        wgmma_list_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                   \
+    }                                                                                     \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_rows_##name(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                     \
+        wgmma_rows_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                   \
+    }                                                                                     \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_dq_##name(const GPU_PARAM fattn_gpu_args g)   \
+    {                                                                                     \
+        wgmma_dq_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                     \
+    }                                                                                     \
+    GPU_KERNEL(WGMMA_SINK_THREADS, 1) wgmma_sink_##name(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                     \
+        wgmma_sink_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                   \
     }
 #define WGMMA_BACKWARD_ALONE(name, ...)      \
     WGMMA_BACKWARD_BOTH(, name, __VA_ARGS__) \

@@ -53,4 +53,4 @@ WGMMA_SHORT_SHAPES(WGMMA_SHORT_ENTRIES)
 WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ENTRIES)
 GPU_COMBINE
 
-GPU_KERNEL(WGMMA_ORDERED_MOST, 1) clear(const GPU_PARAM fattn_gpu_args g) { wgmma_clear_all(g); }
+GPU_KERNEL(WGMMA_LISTED_MOST, 1) clear(const GPU_PARAM fattn_gpu_args g) { wgmma_clear_all(g); }

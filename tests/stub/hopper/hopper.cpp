@@ -1128,8 +1128,8 @@ static void run_merging(void **with)
 #define HOPPER_BACKWARD(name, ...)                                 \
     HOPPER_MAPPED(wgmma_backward_f16_##name, wgmma_backward_maps), \
         HOPPER_MAPPED(wgmma_backward_bf16_##name, wgmma_backward_maps), HOPPER_ROWS(name)
-#define HOPPER_ROWS(name)                                              \
-    HOPPER_PLAIN(wgmma_order_##name), HOPPER_PLAIN(wgmma_rows_##name), \
+#define HOPPER_ROWS(name)                                             \
+    HOPPER_PLAIN(wgmma_list_##name), HOPPER_PLAIN(wgmma_rows_##name), \
         HOPPER_PLAIN(wgmma_dq_##name), HOPPER_PLAIN(wgmma_sink_##name),
 #define HOPPER_BACKWARD_FULL(run, features, dbias, width, ...)                         \
     HOPPER_TOGETHER(wgmma_backward_##run##_f16_##width, wgmma_backward_full_maps,      \

@@ -4,8 +4,8 @@
  * runs before them lists the sequences (wgmma.h): those with the most keys come first, or in
  * backward those with the most queries. The list tells which sequence an item belongs to.
  */
-#ifndef FATTN_CUDA_WGMMA_ORDER_CUH
-#define FATTN_CUDA_WGMMA_ORDER_CUH
+#ifndef FATTN_CUDA_WGMMA_LIST_CUH
+#define FATTN_CUDA_WGMMA_LIST_CUH
 
 #include "backends/cuda/vendor.h"
 #include "backends/cuda/wgmma.h"
@@ -20,10 +20,10 @@ typedef struct wgmma_length {
 /* Makes the list; of(b) returns the lengths of sequence b. Each thread has a sequence and counts
  * those that come before it. Then the first warp computes prefix sums of their items. */
 template <class Of>
-GPU_DEVICE void wgmma_order(const fattn_problem &p, wgmma_listed *list, const Of &of)
+GPU_DEVICE void wgmma_list_sequences(const fattn_problem &p, wgmma_listed *list, const Of &of)
 {
-    GPU_SHARED int walked[WGMMA_ORDERED_MOST];
-    GPU_SHARED wgmma_listed sorted[WGMMA_ORDERED_MOST];
+    GPU_SHARED int walked[WGMMA_LISTED_MOST];
+    GPU_SHARED wgmma_listed sorted[WGMMA_LISTED_MOST];
     const int batch = (int)p.batch, b = gpu_thread();
     wgmma_length own = {0, 0};
     if (b < batch) {

@@ -85,7 +85,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     const uint64_t k = wgmma_descriptor(b.k, 0), v = wgmma_descriptor(b.v, S::KEYS * 128);
     float x[S::KEYS / 8][4], alpha[2], bound[1][2];
     uint32_t p[S::KEYS / 16][4], pairs[S::READS_EARLY ? S::KEYS / 4 : 1];
-    int first[2] = {}, past[2] = {}; /* keys in the two rows' bands, less the thread's column */
+    int first[2], past[2]; /* keys in the two rows' bands, less the thread's column */
     int block = w.own_past[group] - 1;
     int left = 0; /* how many tiles follow this one, in kernels that skip tiles */
     int tail = 0; /* as in wgmma_item, until the values have been cleared */
@@ -188,6 +188,15 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
             }
         }
     };
+    const auto find_bands = [&]() {
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const int r = row + mma_lane() / 4 + 8 * h;
+            const mma_range keys = mma_band_row(w, wgmma_query(b, r));
+            first[h] = keys.first - mma_lane() % 4 * 2;
+            past[h] = keys.past - mma_lane() % 4 * 2;
+        }
+    };
     const auto score = [&]() {
         if constexpr (S::HAS_BLOCKS) {
             wgmma_score_blocks<S>(g, control.terms[slot], mixed, block, x);
@@ -245,13 +254,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     wgmma_ping_pong_begin(b, group);
     begin_scores();
     wgmma_ping_pong_end(b, group);
-    GPU_UNROLL
-    for (int h = 0; h < 2; h++) {
-        const int r = row + mma_lane() / 4 + 8 * h;
-        const mma_range keys = mma_band_row(w, wgmma_query(b, r));
-        first[h] = keys.first - mma_lane() % 4 * 2;
-        past[h] = keys.past - mma_lane() % 4 * 2;
-    }
+    find_bands();
     read_bias();
     wgmma_wait<0>();
     end_scores();

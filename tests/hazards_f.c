@@ -543,6 +543,14 @@ static void check_alone(const place *at, const draw_case *c, int64_t b, int64_t 
     fattn_plan *plan = NULL;
     const int64_t size = fattn_dtype_size(p.dtype), rows = p.seqlen_q, keys = p.seqlen_k;
     const int64_t q = (b * rows + first) * INVARIANT_HEADS * p.dim * size;
+    if (p.features & FATTN_BIAS) {
+        const fattn_dtype type = p.dtype_bias == FATTN_DTYPE_DEFAULT ? FATTN_F32 : p.dtype_bias;
+        buf.bias = (const char *)buf.bias +
+                   fattn_dtype_size(type) * (b * p.bias_stride[0] + first * p.bias_stride[2]);
+    }
+    if (p.features & FATTN_MASK) {
+        buf.mask += b * p.mask_stride[0] + first * p.mask_stride[2];
+    }
     p.batch = 1, p.seqlen_q = past - first;
     p.seqlen_k -= p.features & FATTN_CAUSAL ? rows - past : 0;
     buf.q = (const char *)buf.q + q;
@@ -555,10 +563,12 @@ static void check_alone(const place *at, const draw_case *c, int64_t b, int64_t 
                  "%s", fattn_last_reason());
     fattn_plan_destroy(plan);
     const size_t bytes = (size_t)((past - first) * INVARIANT_HEADS * p.dim * size);
-    hazard_check(memcmp(o, (const char *)c->buffers.o + q, bytes) == 0,
-                 "%s: %s %lld x %lld: rows %lld to %lld of sequence %lld depend on their mates",
-                 at->kernel->name, fattn_dtype_name(p.dtype), (long long)rows, (long long)keys,
-                 (long long)first, (long long)past, (long long)b);
+    hazard_check(
+        memcmp(o, (const char *)c->buffers.o + q, bytes) == 0,
+        "%s: %s %lld x %lld, features 0x%llx: rows %lld to %lld of sequence %lld depend on "
+        "their mates",
+        at->kernel->name, fattn_dtype_name(p.dtype), (long long)rows, (long long)keys,
+        (unsigned long long)p.features, (long long)first, (long long)past, (long long)b);
 }
 
 /* With FATTN_BATCH_INVARIANT a sequence has the same bits alone as among others, and a row the same
@@ -569,6 +579,8 @@ static void check_invariance(const place *at, fattn_dtype dtype, int64_t rows, i
     enum { BATCH = 3 };
     draw_case c = hazard_case(FATTN_FORWARD, dtype, BATCH, INVARIANT_HEADS, 1, rows, keys, dim);
     c.problem.features = FATTN_BATCH_INVARIANT | features;
+    c.problem.dtype_bias = features & FATTN_BIAS ? dtype : FATTN_DTYPE_DEFAULT;
+    c.problem.softcap = features & FATTN_SOFTCAP ? 10 : 0; /* scores are at most about 4 */
     if (!hazard_build(&c) || !hazard_takes(at, &c)) {
         draw_free(&c);
         return;
@@ -642,6 +654,27 @@ static void f10(void)
     }
 }
 
+static void f10_features(void)
+{
+    static const uint64_t features[] = {FATTN_SOFTCAP,
+                                        FATTN_SOFTCAP | FATTN_CAUSAL,
+                                        FATTN_ALIBI | FATTN_CAUSAL,
+                                        FATTN_SINK | FATTN_CAUSAL,
+                                        FATTN_SOFTCAP | FATTN_ALIBI | FATTN_CAUSAL,
+                                        FATTN_BIAS,
+                                        FATTN_MASK,
+                                        FATTN_BIAS | FATTN_MASK | FATTN_CAUSAL};
+    static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
+    for (int n = 0; n < hazard_place_count; n++) {
+        EACH (f, features) {
+            EACH (d, dtypes) {
+                check_invariance(&hazard_places[n], dtypes[d], 33, 300, INVARIANT_DIM, features[f],
+                                 false);
+            }
+        }
+    }
+}
+
 static void f11(void)
 {
     for (uint32_t subset = 1; subset < 32; subset++) {
@@ -667,6 +700,8 @@ static const hazard table[] = {
     {"hazard_F9", "lse wrong for some remainders of a tile", f9, NULL},
     {"hazard_F9_many", "lse and o of many rows whose parts are merged", f9_many, NULL},
     {"hazard_F10", "a result depended on its batch mates", f10, NULL},
+    {"hazard_F10_features", "a feature was computed as other rows of the batch allowed",
+     f10_features, NULL},
     {"hazard_F11", "a subset of gradients dereferenced a null pointer", f11, NULL},
     {"hazard_F12", "partial results in half precision lost accuracy", f12, NULL},
     {NULL, NULL, NULL, NULL},

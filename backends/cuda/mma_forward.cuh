@@ -361,7 +361,9 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
                 mma_apply_band<S>(s, j0, x);
             }
         }
-        if (S::KNOWN != FATTN_SOFTCAP || mma_may_raise<S>(unit, largest, rows)) {
+        /* Batch-invariant rows note their largest score even if no row of the warp may raise its reference. */
+        if (S::KNOWN != FATTN_SOFTCAP || g.problem.features & FATTN_BATCH_INVARIANT ||
+            mma_may_raise<S>(unit, largest, rows)) {
             mma_largest<S>(x, largest);
             if (S::KNOWN == FATTN_BIAS && S::type::DTYPE == FATTN_BF16) {
                 mma_bounded<S>(x, largest);

@@ -415,18 +415,21 @@ struct mma_cap_wide {
  * interpolates (tanh(y) / y - 1) / z at Chebyshev nodes. If all of a warp's |y| are small, P has
  * degree 2 and is evaluated in powers of the dot product itself (mma_cap_near); in Hopper's kernels
  * it has degree 1 if they are smaller still (mma_cap_nearest). Otherwise P has degree 3
- * (mma_cap_wide), and beyond its range tanh is computed by an exponential. All these P are good to
+ * (mma_cap_wide), and beyond its range tanh is computed by an exponential. Batch-invariant problems
+ * always take this path, because the others depend on all rows of the warp. All these P are good to
  * 6e-8. Sets bound to an upper bound of each row's scores among the thread's own.
  */
 template <class S>
-GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS / 8][4],
+GPU_DEVICE void mma_cap(const fattn_gpu_args &g, float x[S::TILES][S::KEYS / 8][4],
                         float bound[S::TILES][2])
 {
+    const fattn_score_rule &rule = g.rule;
+    const bool alone = !S::IN_ORDER && g.problem.features & FATTN_BATCH_INVARIANT;
     const float pace = rule.scale * rule.reciprocal, square = pace * pace;
     const float c3 = mma_cap_near::C2 * square * square * square * rule.scale;
     const float c2 = mma_cap_near::C1 * square * square * rule.scale;
     const float c1 = mma_cap_near::C0 * square * rule.scale;
-    bool near = fabsf(pace) > 0x1p-20f; /* its powers do not underflow */
+    bool near = fabsf(pace) > 0x1p-20f && !alone; /* powers of pace do not underflow */
     bool nearest = S::IN_ORDER && near;
     mma_each_row<S>([&](int m, int h) {
         float even = 0, odd = 0;
@@ -744,7 +747,7 @@ GPU_DEVICE void mma_terms(const fattn_gpu_args &g, const Terms &s, int j0,
 {
     float factor = g.rule.terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* not yet applied to x */
     if (mma_has<S>(g, FATTN_SOFTCAP)) {
-        mma_cap<S>(g.rule, x, bound);
+        mma_cap<S>(g, x, bound);
         factor = 1;
     }
     if constexpr (S::KNOWN == FATTN_BIAS) {

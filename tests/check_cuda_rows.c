@@ -231,6 +231,12 @@ static void check_hopper_rows(void)
         {"mma_full_64", 1, 1, 1, 2048, 2048, 64, FATTN_SOFTCAP, 0},      /* 16 of many keys */
         {"mma_full_64", 1, 12, 12, 128, 1024, 64, FATTN_ALIBI, 0},       /* 12 are too few at 64, */
         {"wgmma_full_128", 1, 12, 12, 128, 1024, 128, FATTN_ALIBI, 128}, /* enough at 128 */
+        /* Batch-invariant problems have one row for all lengths. */
+        {"wgmma_128", 8, 32, 8, 2048, 2048, 128, FATTN_CAUSAL | FATTN_BATCH_INVARIANT, 0},
+        {"wgmma_128", 1, 32, 8, 1, 8192, 128, FATTN_CAUSAL | FATTN_BATCH_INVARIANT, 0},
+        {"wgmma_128", 512, 16, 16, 17, 17, 128, FATTN_BATCH_INVARIANT, 0},
+        {"wgmma_64", 1, 8, 8, 1, 17, 64, FATTN_BATCH_INVARIANT, 0},
+        {"mma_full_64", 8, 16, 16, 2048, 2048, 64, FATTN_SOFTCAP | FATTN_BATCH_INVARIANT, 0},
     };
     fattn_device *const device = open_h100("Hopper's rows");
     EACH (n, cases) {

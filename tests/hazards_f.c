@@ -654,6 +654,39 @@ static void f10(void)
     }
 }
 
+/* The bits of a row whose scores are all negative, and which raises its reference only in its first
+ * tile, among rows that raise theirs in another. Key 100 and the last key dominate such a row. */
+static void check_negative(const place *at, fattn_dtype dtype, int64_t dim)
+{
+    enum { BATCH = 2, FEW = 16, KEYS = 300, LARGE = 100 };
+    draw_case c = hazard_case(FATTN_FORWARD, dtype, BATCH, INVARIANT_HEADS, 1, FEW, KEYS, dim);
+    c.problem.features = FATTN_BATCH_INVARIANT | FATTN_SCALE;
+    c.problem.scale = 1;
+    if (!hazard_build(&c) || !hazard_takes(at, &c)) {
+        draw_free(&c);
+        return;
+    }
+    for (int64_t n = 0; n < BATCH * KEYS; n++) {
+        const int64_t j = n % KEYS;
+        const double low = j == LARGE ? 0.1 : j == KEYS - 1 ? 4 : 30;
+        const double high = fattn_dtype_load(dtype, c.buffers.k, n * dim + 1);
+        fattn_dtype_store(dtype, (void *)c.buffers.k, n * dim, low);
+        fattn_dtype_store(dtype, (void *)c.buffers.k, n * dim + 1, j == LARGE ? 60 : high);
+    }
+    for (int64_t n = 0; n < BATCH * FEW * INVARIANT_HEADS; n++) {
+        const bool rises = n / INVARIANT_HEADS % 4 == 1;
+        for (int64_t e = 0; e < dim; e++) {
+            const double low = e == 0 ? -1 : 0, high = e == 1 ? 1 : 0;
+            fattn_dtype_store(dtype, (void *)c.buffers.q, n * dim + e, rises ? high : low);
+        }
+    }
+    hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    for (int64_t n = 0; n < BATCH * FEW; n++) {
+        check_alone(at, &c, n / FEW, n % FEW, n % FEW + 1);
+    }
+    draw_free(&c);
+}
+
 static void f10_features(void)
 {
     static const uint64_t features[] = {FATTN_SOFTCAP,
@@ -671,6 +704,17 @@ static void f10_features(void)
                 check_invariance(&hazard_places[n], dtypes[d], 33, 300, INVARIANT_DIM, features[f],
                                  false);
             }
+        }
+    }
+}
+
+static void f10_negative(void)
+{
+    static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
+    for (int n = 0; n < hazard_place_count; n++) {
+        EACH (d, dtypes) {
+            check_negative(&hazard_places[n], dtypes[d], INVARIANT_DIM);
+            check_negative(&hazard_places[n], dtypes[d], 2 * INVARIANT_DIM);
         }
     }
 }
@@ -702,6 +746,8 @@ static const hazard table[] = {
     {"hazard_F10", "a result depended on its batch mates", f10, NULL},
     {"hazard_F10_features", "a feature was computed as other rows of the batch allowed",
      f10_features, NULL},
+    {"hazard_F10_negative", "a row's bits depended on whether its neighbours' maxima rose",
+     f10_negative, NULL},
     {"hazard_F11", "a subset of gradients dereferenced a null pointer", f11, NULL},
     {"hazard_F12", "partial results in half precision lost accuracy", f12, NULL},
     {NULL, NULL, NULL, NULL},

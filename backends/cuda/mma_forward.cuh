@@ -361,7 +361,8 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
                 mma_apply_band<S>(s, j0, x);
             }
         }
-        /* Batch-invariant rows note their largest score even if no row of the warp may raise its reference. */
+        /* Batch-invariant rows note their largest score even if no row of the warp may raise its
+         * reference. */
         if (S::KNOWN != FATTN_SOFTCAP || g.problem.features & FATTN_BATCH_INVARIANT ||
             mma_may_raise<S>(unit, largest, rows)) {
             mma_largest<S>(x, largest);

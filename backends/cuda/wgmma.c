@@ -14,7 +14,9 @@
 #include "core/dtype.h"
 #include "core/problem.h"
 
-/* Not batch-invariant: which row takes a problem depends on the other lengths of the batch. */
+/* Batch-invariant problems run on the rows for long sequences, whatever their lengths, because
+ * other rows add in another order. Those for every feature do not take such problems: their path
+ * for a softcap or ALiBi depends on all rows of a warp. */
 #define WGMMA_FEATURES ((FATTN_GPU_LEAN & ~FATTN_BATCH_INVARIANT) | FATTN_SINK)
 #define WGMMA_FULL_FEATURES (FATTN_KERNEL_COMMON & ~FATTN_BATCH_INVARIANT)
 
@@ -79,7 +81,8 @@ static double least_blocks(const fattn_limits *limits) { return 0.6 * (double)li
 static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     (void)row;
-    return fattn_problem_rows(p) > 64 && blocks_of(p, 128) >= least_blocks(limits);
+    return p->features & FATTN_BATCH_INVARIANT ||
+           (fattn_problem_rows(p) > 64 && blocks_of(p, 128) >= least_blocks(limits));
 }
 
 /* For rows for short sequences, in which a group's heads are rows of one block. */
@@ -272,12 +275,12 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 }
 
 /* Rows that do not split keys. */
-#define WGMMA_WHOLE_ROW(cannot_, pays_, shape_, name_, channels, channels_v, warpgroups, keys, \
-                        stages)                                                                \
+#define WGMMA_WHOLE_ROW(bits, cannot_, pays_, shape_, name_, channels, channels_v, warpgroups, \
+                        keys, stages)                                                          \
     {                                                                                          \
         .row = {.name = "wgmma_" #name_,                                                       \
                 WGMMA_FORWARD_ROW(channels),                                                   \
-                .features = WGMMA_FEATURES,                                                    \
+                .features = bits,                                                              \
                 .dim_v_max = channels_v,                                                       \
                 .tiles = (const fattn_tile[]){{64 * (warpgroups), keys}, {0, 0}},              \
                 .cannot = cannot_,                                                             \
@@ -290,8 +293,10 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
         .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),                \
         .run = #name_,                                                                         \
     },
-#define WGMMA_ROW(...) WGMMA_WHOLE_ROW(cannot, pays, lean_shape, __VA_ARGS__)
-#define WGMMA_SHORT_ROW(...) WGMMA_WHOLE_ROW(cannot_short, short_pays, forward_shape, __VA_ARGS__)
+#define WGMMA_ROW(...) \
+    WGMMA_WHOLE_ROW(WGMMA_FEATURES | FATTN_BATCH_INVARIANT, cannot, pays, lean_shape, __VA_ARGS__)
+#define WGMMA_SHORT_ROW(...) \
+    WGMMA_WHOLE_ROW(WGMMA_FEATURES, cannot_short, short_pays, forward_shape, __VA_ARGS__)
 
 #define WGMMA_SPLIT_ROW(name_, channels, channels_v, warpgroups, keys, stages)                  \
     {                                                                                           \

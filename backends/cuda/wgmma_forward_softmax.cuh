@@ -33,7 +33,8 @@ GPU_DEVICE void wgmma_note_top(float x, const wgmma_scale &scale, float shift, f
 /* Whether some score of a warp's rows may exceed its reference by more than the margin. Floats that
  * are not negative compare like their bits as integers, and one instruction compares three of
  * these. A negative limit counts as exceeded; so does NaN in kernels for a bias, which may hide its
- * pair. Also updates rows.top with the largest score; if all are negative, with another one. */
+ * pair. Also updates rows.top with the largest score unless all are negative: `largest` is then
+ * another one. */
 template <class S>
 GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_scale &scale, const float shift[2],
                                      const float x[S::KEYS / 8][4], wgmma_rows<S> &rows)
@@ -55,7 +56,9 @@ GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_scale &scale, const
         const float largest = __int_as_float(max(even, odd)), top = largest * scale.unit;
         exceeds =
             exceeds || !(limit >= 0) || (S::KNOWN == FATTN_BIAS ? !(top <= limit) : top > limit);
-        wgmma_note_top<S>(largest, scale, shift[h], &rows.top[h]);
+        if (largest >= 0) {
+            wgmma_note_top<S>(largest, scale, shift[h], &rows.top[h]);
+        }
     }
     return __any_sync(0xffffffffu, exceeds);
 }
@@ -74,7 +77,8 @@ GPU_DEVICE bool wgmma_bound_exceeds_margin(float unit, const wgmma_rows<S> &rows
 }
 
 /* Raises the references that scores exceed by more than the margin, and rescales l by alpha. The
- * caller rescales o. */
+ * caller rescales o. A row for which wgmma_exceeds_margin() would be false, because only others of
+ * its warp exceed their margin, is left with the same bits as by that function, rows.top too. */
 template <class S>
 GPU_DEVICE void wgmma_raise(float unit, const wgmma_scale &scale, const float shift[2],
                             float x[S::KEYS / 8][4], wgmma_rows<S> &rows, float alpha[2])
@@ -88,9 +92,8 @@ GPU_DEVICE void wgmma_raise(float unit, const wgmma_scale &scale, const float sh
             even = gpu_max(even, x[n][2 * h]);
             odd = gpu_max(odd, x[n][2 * h + 1]);
         }
-        float top = gpu_max(even, odd);
-        wgmma_note_top<S>(top, scale, shift[h], &rows.top[h]);
-        top = mma_quad_max(top) * scale.factor;
+        const float own = gpu_max(even, odd);
+        float top = mma_quad_max(own) * scale.factor;
         if (S::KNOWN == FATTN_BIAS && (int)S::type::DTYPE == (int)FATTN_BF16 && scale.factor == 1 &&
             fabsf(top) >= 0x1p126f && fabsf(top) < fattn_f32_infinity()) { /* as in mma_bounded() */
             top = fattn_score_bias(top);
@@ -100,7 +103,11 @@ GPU_DEVICE void wgmma_raise(float unit, const wgmma_scale &scale, const float sh
                 *score = fattn_score_bias(*score);
             }
         }
-        const bool raises = top * unit > (state->m - shift[h]) * unit + MMA_MARGIN;
+        const float limit = (state->m - shift[h]) * unit + MMA_MARGIN;
+        const bool raises = top * unit > limit;
+        if (own >= 0 || raises || !(limit >= 0)) {
+            wgmma_note_top<S>(own, scale, shift[h], &rows.top[h]);
+        }
         alpha[h] = fattn_softmax_raise(state, raises ? top + shift[h] : state->m, unit);
     }
 }

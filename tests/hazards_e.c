@@ -98,6 +98,34 @@ static void e2_many(void)
     }
 }
 
+/* One long sequence among short ones and empty ones, whose lengths are multiples of a tile, one
+ * more and one less: kernels count the tiles that a packed batch has, not those of its longest
+ * sequence. */
+static void e2_tiles(void)
+{
+    static const int64_t lengths[][8] = {{300, 0, 1, 128, 0, 0, 64, 127},
+                                         {0, 129, 63, 65, 257, 0, 1, 0}};
+    static const uint64_t features[] = {FATTN_CAUSAL, FATTN_DETERMINISTIC, FATTN_ALIBI};
+    static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_BF16};
+    EACH (n, lengths) {
+        EACH (f, features) {
+            EACH (d, dtypes) {
+                EACH (o, ops) {
+                    if (ops[o] == FATTN_FORWARD && features[f] & FATTN_DETERMINISTIC) {
+                        continue;
+                    }
+                    const int64_t group = f % 2 ? 1 : 3;
+                    draw_case c = packed(ops[o], dtypes[d], 8, lengths[n],
+                                         f % 2 ? lengths[1 - n] : NULL, 2 * group, 2, 8);
+                    c.problem.features |= features[f];
+                    hazard_judge_drawn(&c, 0, "lengths %d, features 0x%llx", (int)n,
+                                       (unsigned long long)c.problem.features);
+                }
+            }
+        }
+    }
+}
+
 static void e3(void)
 {
     static const int64_t sizes[][4] = {/* batch, heads, rows, keys */
@@ -415,6 +443,7 @@ static const hazard table[] = {
     {"hazard_E1", "writes outside for sequences without keys", e1, NULL},
     {"hazard_E2", "sequences without queries hung the kernel", e2, NULL},
     {"hazard_E2_many", "of many sequences one was lost, or computed twice", e2_many, NULL},
+    {"hazard_E2_tiles", "a tile of a packed sequence was lost, or computed twice", e2_tiles, NULL},
     {"hazard_E3", "division by a size that is 0", e3, NULL},
     {"hazard_E4", "one query at most, and fewer tokens than sequences", e4, NULL},
     {"hazard_E5", "empty queries left garbage in dk and dv", e5, NULL},

@@ -11,6 +11,7 @@
 #include "backends/cuda/mma.h"
 #include "backends/cuda/scan.h"
 #include "backends/gpu/args.h"
+#include "backends/gpu/packed.h"
 #include "backends/gpu/sizes.h"
 
 #define BF16X3_LEAN (FATTN_GPU_LEAN & ~FATTN_PAGED)
@@ -104,14 +105,12 @@ static fattn_split_cost forward_split(const fattn_kernel *row, const fattn_probl
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
-static int64_t rows_of(const fattn_problem *p) { return p->batch * p->heads_q * p->seqlen_q; }
-
 static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "bf16x3_backward_rows_%d_%dx%d", kernel->width,
              (int)t->br, (int)t->bc);
-    shape->blocks = fattn_ceil_div(rows_of(p), BF16X3_ROWS_THREADS / 2);
+    shape->blocks = fattn_ceil_div(fattn_gpu_row_count(p), BF16X3_ROWS_THREADS / 2);
     shape->threads = BF16X3_ROWS_THREADS;
 }
 
@@ -120,9 +119,10 @@ static void dq_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
 {
     (void)t;
     snprintf(shape->entry, sizeof shape->entry, "bf16x3_backward_dq_%d", kernel->width);
-    shape->blocks = p->outputs & FATTN_OUT_DQ
-                        ? fattn_ceil_div(rows_of(p), FATTN_GPU_BACKWARD_ROWS(kernel->width))
-                        : 0;
+    shape->blocks =
+        p->outputs & FATTN_OUT_DQ
+            ? fattn_ceil_div(fattn_gpu_row_count(p), FATTN_GPU_BACKWARD_ROWS(kernel->width))
+            : 0;
     shape->threads = 128;
 }
 
@@ -147,7 +147,7 @@ static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     }
     snprintf(shape->entry, sizeof shape->entry, "bf16x3_backward_%d_%dx%d", width, (int)t->br,
              (int)t->bc);
-    shape->blocks = p->batch * p->heads_k * t->k_blocks;
+    shape->blocks = p->heads_k * fattn_gpu_key_tiles(p, t);
     shape->threads = shapes[n].threads;
     shape->shared = (int)BF16X3_BACKWARD_SHARED(width, t->br, t->bc);
 }

@@ -79,7 +79,7 @@ GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int64_t number = first + below + 8 * h;
-        row[h] = gpu_global_row_of(g, fattn_min64(number, count - 1), g.problem.seqlen_q);
+        row[h] = gpu_existing_row_of(g, fattn_min64(number, count - 1));
         row[h].exists = row[h].exists && number < count;
         const gpu_query q = row[h].q;
         const bool exists = row[h].exists;
@@ -121,8 +121,7 @@ GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t
 
 template <int W, int M> GPU_DEVICE void bf16x3_rows_all(const fattn_gpu_args &g)
 {
-    const fattn_problem &p = g.problem;
-    const int64_t count = p.batch * p.heads_q * p.seqlen_q, block = BF16X3_ROWS_THREADS / 2;
+    const int64_t count = fattn_gpu_row_count(&g.problem), block = BF16X3_ROWS_THREADS / 2;
     for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) {
         bf16x3_save_rows<W, M>(g, n + mma_warp() * 16, count);
     }
@@ -431,7 +430,7 @@ GPU_DEVICE void bf16x3_backward_item(const fattn_gpu_args &g, bf16x3_backward_sc
     const fattn_problem &p = g.problem;
     gpu_sync(); /* the item before may still be read */
     if (gpu_thread() == 0) {
-        mma_job_set<S>(g, number, s.job);
+        mma_job_set<S>(g, mma_tile_of<S>(g, number), s.job);
     }
     gpu_sync();
     const mma_job &job = s.job;
@@ -452,7 +451,7 @@ template <class S> GPU_DEVICE void bf16x3_backward_all(const fattn_gpu_args &g)
                   "too small");
     extern __shared__ char shared[];
     bf16x3_backward_scratch<S> &s = *(bf16x3_backward_scratch<S> *)shared;
-    const int64_t items = g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
+    const int64_t items = mma_items(g);
     for (int64_t n = gpu_block(); n < items; n += gpu_blocks()) {
         bf16x3_backward_item<S>(g, s, n);
     }

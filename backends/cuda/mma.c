@@ -9,6 +9,7 @@
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/mma.h"
+#include "backends/gpu/packed.h"
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 #include "core/problem.h"
@@ -324,7 +325,7 @@ static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     const char *const run = strcmp(kernel->run, "full") == 0 ? run_of(p) : kernel->run;
     snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%s_%d_%dx%d", run,
              fattn_dtype_name(p->dtype), kernel->width, (int)t->br, (int)t->bc);
-    shape->blocks = p->batch * p->heads_k * t->k_blocks;
+    shape->blocks = p->heads_k * fattn_gpu_key_tiles(p, t);
     shape->resident = strcmp(run, "lean") == 0;
     shape->threads = MMA_BACKWARD_THREADS;
     shape->shared = (int)MMA_BACKWARD_SHARED(kernel->width, t->br, t->bc);
@@ -340,7 +341,7 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
                                   const fattn_tiling *t)
 {
     const int64_t bytes = fattn_gpu_backward_workspace(row, p, t);
-    const int64_t items = gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
+    const int64_t items = gpu_times(p->heads_k, fattn_gpu_key_tiles(p, t));
     const int64_t jobs =
         p->features & FATTN_DETERMINISTIC ? 0 : gpu_floats(gpu_times(items, MMA_JOB_BYTES / 4));
     return bytes < 0 || jobs < 0 || jobs > INT64_MAX - bytes ? -1 : bytes + jobs;

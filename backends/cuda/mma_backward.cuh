@@ -396,7 +396,7 @@ template <class S> GPU_DEVICE void mma_backward_all(const fattn_gpu_args &g)
             const int64_t number = mma_take<S>(g, s.job.number);
             s.job.number = number;
             if (number < items) {
-                mma_job_set<S>(g, number, s.job);
+                mma_job_set<S>(g, mma_tile_of<S>(g, number), s.job);
             }
         }
         gpu_sync();

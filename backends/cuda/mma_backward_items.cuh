@@ -83,14 +83,20 @@ GPU_DEVICE void mma_turn_take(const fattn_gpu_args &g, mma_job &job, int head, i
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
-/* The key/value head, counted over all sequences, and the tile of keys of item `number`. In
- * MMA_LEAN kernels the items of heads are interleaved as in forward. First tiles come first, since
- * they have the most work under a causal mask. */
+/* Which tile of keys an item is. */
+typedef struct mma_tile_of_keys {
+    int64_t b, hk, block;
+} mma_tile_of_keys;
+
+/* The tile of item `number`, unless the batch is packed. First tiles come first, since they have
+ * the most work under a causal mask; in deterministic runs the last one comes first. In MMA_LEAN
+ * kernels the items of heads are interleaved as in forward. */
 template <class S>
-GPU_DEVICE int64_t mma_job_head(const fattn_gpu_args &g, int64_t number, int64_t *block)
+GPU_DEVICE mma_tile_of_keys mma_padded_tile_of(const fattn_gpu_args &g, int64_t number)
 {
     const fattn_problem &p = g.problem;
-    const int64_t blocks = g.tiling.k_blocks, head = fattn_quotient(number, blocks);
+    const int64_t blocks = g.tiling.k_blocks;
+    mma_tile_of_keys tile;
     if (S::VARIANT == MMA_LEAN) {
         const int64_t group = fattn_quotient(p.heads_q, p.heads_k);
         fattn_tiling order;
@@ -99,24 +105,50 @@ GPU_DEVICE int64_t mma_job_head(const fattn_gpu_args &g, int64_t number, int64_t
         order.heads = p.batch * p.heads_k;
         order.together = fattn_max64(fattn_quotient(g.tiling.together, group), 1);
         const fattn_work work = fattn_schedule_item(&order, p.heads_k, number);
-        *block = blocks - 1 - work.block;
-        return work.batch * p.heads_k + work.head;
+        tile.b = work.batch;
+        tile.hk = work.head;
+        tile.block = blocks - 1 - work.block;
+        return tile;
     }
-    const int64_t at = number - head * blocks;
-    *block = mma_is_ordered<S>(g) ? blocks - 1 - at : at; /* the last one first */
-    return head;
+    const int64_t head = fattn_quotient(number, blocks), at = number - head * blocks;
+    tile.b = fattn_quotient(head, p.heads_k);
+    tile.hk = head - tile.b * p.heads_k;
+    tile.block = mma_is_ordered<S>(g) ? blocks - 1 - at : at;
+    return tile;
+}
+
+/* The same in a packed batch, where heads are not interleaved. */
+template <class S>
+GPU_DEVICE mma_tile_of_keys mma_packed_tile_of(const fattn_gpu_args &g, int64_t number)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t head = fattn_quotient(number, g.key_tiles), at = number - head * g.key_tiles;
+    const gpu_packed_tile of =
+        gpu_packed_tile_of(g.buffers.cu_seqlens_k, p.batch, p.total_k, S::KEYS,
+                           mma_is_ordered<S>(g) ? g.key_tiles - 1 - at : at);
+    mma_tile_of_keys tile;
+    tile.b = of.b;
+    tile.hk = head;
+    tile.block = fattn_min64(of.block, g.tiling.k_blocks); /* that one does not exist */
+    return tile;
+}
+
+template <class S> GPU_DEVICE mma_tile_of_keys mma_tile_of(const fattn_gpu_args &g, int64_t number)
+{
+    return fattn_gpu_packs_keys(&g.problem, &g.tiling) ? mma_packed_tile_of<S>(g, number)
+                                                       : mma_padded_tile_of<S>(g, number);
 }
 
 template <class S>
-GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &job)
+GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, const mma_tile_of_keys &tile, mma_job &job)
 {
     const fattn_problem &p = g.problem;
-    const int64_t head = mma_job_head<S>(g, number, &job.block);
-    const int64_t b = fattn_quotient(head, p.heads_k);
+    const int64_t b = tile.b;
     job.pairs = gpu_pairs_of(g, b);
     const fattn_sequence &seq = job.pairs.seq;
     const fattn_band &band = job.pairs.band;
-    job.hk = head - b * p.heads_k;
+    job.hk = tile.hk;
+    job.block = tile.block;
     job.group = fattn_quotient(p.heads_q, p.heads_k);
     job.j0 = job.block * S::KEYS;
     job.turn = NULL;
@@ -148,10 +180,7 @@ GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &jo
     }
 }
 
-GPU_DEVICE int64_t mma_items(const fattn_gpu_args &g)
-{
-    return g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
-}
+GPU_DEVICE int64_t mma_items(const fattn_gpu_args &g) { return g.problem.heads_k * g.key_tiles; }
 
 /* The number of the block's next item after `number`. */
 template <class S> GPU_DEVICE int64_t mma_take(const fattn_gpu_args &g, int64_t number)
@@ -181,8 +210,10 @@ template <class S> GPU_DEVICE mma_job *mma_jobs(const fattn_gpu_args &g)
     return (mma_job *)gpu_workspace_of<S::WIDTH>(g).turns; /* such a run has no turns */
 }
 
-/* Writes the descriptions of all items, one per thread, and clears the counter. */
-template <class S> GPU_DEVICE void mma_write_jobs(const fattn_gpu_args &g)
+/* Writes the descriptions of all items, one per thread, and clears the counter. tile_of(n): the
+ * tile of item n. */
+template <class S, class TileOf>
+GPU_DEVICE void mma_write_jobs_of(const fattn_gpu_args &g, const TileOf &tile_of)
 {
     gpu_clear_taken<S::WIDTH>(g);
     if (g.problem.features & FATTN_DETERMINISTIC) {
@@ -192,8 +223,19 @@ template <class S> GPU_DEVICE void mma_write_jobs(const fattn_gpu_args &g)
     const int64_t step = gpu_blocks() * gpu_threads();
     for (int64_t n = gpu_block() * gpu_threads() + gpu_thread(); n < mma_items(g); n += step) {
         memset(jobs + n, 0, sizeof jobs[n]); /* it is copied whole, with fields that are not set */
-        mma_job_set<S>(g, n, jobs[n]);
+        mma_job_set<S>(g, tile_of(n), jobs[n]);
     }
+}
+
+/* That of a batch whose queries are not packed, and of one whose queries are. */
+template <class S> GPU_DEVICE void mma_write_jobs(const fattn_gpu_args &g)
+{
+    mma_write_jobs_of<S>(g, [&](int64_t n) { return mma_padded_tile_of<S>(g, n); });
+}
+
+template <class S> GPU_DEVICE void mma_write_packed_jobs(const fattn_gpu_args &g)
+{
+    mma_write_jobs_of<S>(g, [&](int64_t n) { return mma_tile_of<S>(g, n); });
 }
 
 /* Begins to copy the description of item s.number to s.next. If there is no such item, s.next gets

@@ -631,10 +631,15 @@ GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int
 {
     mma_item w;
     mma_item_rows<S>(g, number, w);
-    gpu_sync(); /* the item before may still be read */
-    if (w.rows > 0) {
-        mma_copy_queries<S>(g, s, w);
+    gpu_sync();        /* the item before may still be read */
+    if (w.rows == 0) { /* as most items of a batch of unlike lengths */
+        if (gpu_thread() == 0) {
+            s.item.number = number;
+        }
+        gpu_sync();
+        return;
     }
+    mma_copy_queries<S>(g, s, w);
     mma_item_keys<S>(g, w);
     if (gpu_thread() == 0) {
         s.item = w;
@@ -642,14 +647,12 @@ GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int
             s.scan = mma_scan_of<S>(g, w);
         }
     }
-    if (!mma_is_lean(S::VARIANT) || w.rows == 0) {
+    if (!mma_is_lean(S::VARIANT)) {
         gpu_sync(); /* the item */
     }
-    if (w.rows > 0) {
-        mma_rows<S> rows;
-        mma_walk(g, s, w, rows);
-        mma_end(g, s, rows);
-    }
+    mma_rows<S> rows;
+    mma_walk(g, s, w, rows);
+    mma_end(g, s, rows);
 }
 
 template <class S> GPU_DEVICE void mma_forward_all(const fattn_gpu_args &g)

@@ -3,6 +3,7 @@
 #include "backends/gpu/args.h"
 
 #include "backends/gpu/gpu.h"
+#include "backends/gpu/packed.h"
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 #include "core/problem.h"
@@ -37,6 +38,7 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
         p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) : 0;
     args->group = fattn_problem_group(p);
     args->counters = -1;
+    args->key_tiles = p->op == FATTN_BACKWARD ? fattn_gpu_key_tiles(p, tiling) : 0;
     const int64_t sums = fattn_gpu_dbias_sums(p, args->sums_stride);
     args->sums = sums > 0 ? tiling->workspace - gpu_floats(sums) : -1;
     args->quads = args->chunks = 0;

@@ -61,6 +61,7 @@ typedef struct fattn_gpu_args {
      * where a later kernel merges. */
     int64_t counters;
     uint64_t mark;
+    int64_t key_tiles; /* backward: tiles of keys of one head of all sequences (packed.h) */
 #ifndef __CUDACC__
     /* For kernels that sum dbias over axes in the workspace instead of in the caller's memory: the
      * offset of the sums in bytes, and their strides in elements. sums is -1 if no axis is summed

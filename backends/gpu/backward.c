@@ -7,6 +7,7 @@
 
 #include "backends/gpu/args.h"
 #include "backends/gpu/gpu.h"
+#include "backends/gpu/packed.h"
 #include "backends/gpu/sizes.h"
 
 /* How many rows dbias has. Axes that it is summed over count once. */
@@ -62,9 +63,9 @@ int64_t fattn_gpu_backward_workspace(const fattn_kernel *row, const fattn_proble
 static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const char *entry,
                        fattn_gpu_shape *shape)
 {
-    const int64_t rows = p->batch * p->heads_q * p->seqlen_q;
-    snprintf(shape->entry, sizeof shape->entry, "%s_%d", entry, kernel->width);
-    shape->blocks = fattn_ceil_div(rows, FATTN_GPU_BACKWARD_ROWS(kernel->width));
+    snprintf(shape->entry, sizeof shape->entry, "%s%s_%d",
+             p->features & FATTN_CU_SEQLENS_Q ? "packed_" : "", entry, kernel->width);
+    shape->blocks = fattn_ceil_div(fattn_gpu_row_count(p), FATTN_GPU_BACKWARD_ROWS(kernel->width));
     shape->threads = 128;
 }
 

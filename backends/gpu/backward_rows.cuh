@@ -9,6 +9,8 @@
  *                (the vendor's main kernel: dK, dV, dBias, and dQ in the workspace)
  *     dq_W       dQ in its own type
  *     sink_W     dSink
+ *
+ * In a packed batch, packed_rows_W and packed_dq_W take the place of rows_W and dq_W.
  */
 #ifndef FATTN_GPU_BACKWARD_ROWS_CUH
 #define FATTN_GPU_BACKWARD_ROWS_CUH
@@ -66,6 +68,29 @@ GPU_DEVICE gpu_global_row gpu_global_row_of(const fattn_gpu_args &g, int64_t n, 
     row.exists = row.q.i < row.seq.sq;
     row.at = gpu_lse_at(p, row.seq, row.b, row.q.h) + row.q.i;
     return row;
+}
+
+/* Row n of fattn_gpu_row_count() in a packed batch. It may belong to no sequence. */
+GPU_DEVICE gpu_global_row gpu_packed_row_of(const fattn_gpu_args &g, int64_t n)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t h = fattn_quotient(n, p.total_q), place = n - h * p.total_q;
+    gpu_global_row row;
+    row.b = gpu_last_begun(p.batch, place, [&](int64_t b) { return g.buffers.cu_seqlens_q[b]; });
+    row.seq = gpu_sequence(g, row.b);
+    const int64_t i = place - row.seq.q_row;
+    row.q.h = (int32_t)h;
+    row.q.i = i < 0 ? INT32_MAX : (int32_t)i;
+    row.exists = row.q.i < row.seq.sq;
+    row.at = gpu_lse_at(p, row.seq, row.b, row.q.h) + row.q.i;
+    return row;
+}
+
+/* Row n of fattn_gpu_row_count() in any batch. */
+GPU_DEVICE gpu_global_row gpu_existing_row_of(const fattn_gpu_args &g, int64_t n)
+{
+    return g.problem.features & FATTN_CU_SEQLENS_Q ? gpu_packed_row_of(g, n)
+                                                   : gpu_global_row_of(g, n, g.problem.seqlen_q);
 }
 
 /* sum + the dot product of two pairs of 16-bit elements. */
@@ -265,18 +290,49 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, const float *lse, const f
     gpu_store_dsink<THREADS>(g, sums, h, sum);
 }
 
-/* Calls visit() for rows 0 .. rows - 1 of all heads, in blocks of THREADS threads. */
-template <int W, int THREADS, class Visit>
-GPU_DEVICE void gpu_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
+/* Calls visit(of(n)) for rows n = 0 .. count - 1, in blocks of THREADS threads. */
+template <int W, int THREADS, class Of, class Visit>
+GPU_DEVICE void gpu_visit(int64_t count, const Of &of, const Visit &visit)
 {
     enum { TEAM = FATTN_GPU_ROW_THREADS(W), BLOCK = THREADS / TEAM };
-    const int64_t count = g.problem.batch * g.problem.heads_q * rows;
     for (int64_t n = gpu_block() * BLOCK; n < count; n += gpu_blocks() * BLOCK) {
         const int64_t number = n + gpu_thread() / TEAM;
-        gpu_global_row row = gpu_global_row_of(g, fattn_min64(number, count - 1), rows);
+        gpu_global_row row = of(fattn_min64(number, count - 1));
         row.exists = row.exists && number < count;
         visit(row);
     }
+}
+
+/* Calls visit() for rows 0 .. rows - 1 of all heads of all sequences. */
+template <int W, int THREADS, class Visit>
+GPU_DEVICE void gpu_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
+{
+    gpu_visit<W, THREADS>(
+        g.problem.batch * g.problem.heads_q * rows,
+        [&](int64_t n) { return gpu_global_row_of(g, n, rows); }, visit);
+}
+
+/* Calls visit() for all rows of fattn_gpu_row_count() in a packed batch, in one that is not packed,
+ * and in any. */
+template <int W, int THREADS, class Visit>
+GPU_DEVICE void gpu_visit_packed(const fattn_gpu_args &g, const Visit &visit)
+{
+    gpu_visit<W, THREADS>(
+        fattn_gpu_row_count(&g.problem), [&](int64_t n) { return gpu_packed_row_of(g, n); }, visit);
+}
+
+template <int W, int THREADS, class Visit>
+GPU_DEVICE void gpu_visit_padded(const fattn_gpu_args &g, const Visit &visit)
+{
+    gpu_visit_rows<W, THREADS>(g, g.problem.seqlen_q, visit);
+}
+
+template <int W, int THREADS, class Visit>
+GPU_DEVICE void gpu_visit_any(const fattn_gpu_args &g, const Visit &visit)
+{
+    gpu_visit<W, THREADS>(
+        fattn_gpu_row_count(&g.problem), [&](int64_t n) { return gpu_existing_row_of(g, n); },
+        visit);
 }
 
 template <int W> GPU_DEVICE void gpu_sink_all(const fattn_gpu_args &g)
@@ -292,20 +348,25 @@ template <int W> GPU_DEVICE void gpu_sink_all(const fattn_gpu_args &g)
 
 /* --- Entries ---------------------------------------------------------------------------------- */
 
-/* A kernel that first calls `besides`, and then visit() for every row. */
-#define GPU_ROWS(name, width, besides, visit)                                                 \
-    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                                 \
-    {                                                                                         \
-        besides(g);                                                                           \
-        gpu_visit_rows<width, 128>(g, g.problem.seqlen_q,                                     \
-                                   [&](const gpu_global_row &row) { visit<width>(g, row); }); \
+/* A kernel that first calls `besides`, and then visit() for every row. batch: packed, padded or
+ * any. */
+#define GPU_ROWS(name, width, batch, besides, visit)                                             \
+    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                                    \
+    {                                                                                            \
+        besides(g);                                                                              \
+        gpu_visit_##batch<width, 128>(g,                                                         \
+                                      [&](const gpu_global_row &row) { visit<width>(g, row); }); \
     }
 
-/* The kernels of a width; backward.c chooses among them by name. first: what the first of them does
- * before the main kernel takes items, at least gpu_clear_taken; (void) if it takes none. */
-#define GPU_BACKWARD_ROWS(width, first)                   \
-    GPU_ROWS(rows_##width, width, first, gpu_prepare_row) \
-    GPU_ROWS(dq_##width, width, (void), gpu_finish_row)   \
+/* The kernels of a width; backward.c chooses among them by name. first and first_packed: what the
+ * first of them does before the main kernel takes items, at least gpu_clear_taken; (void) if it
+ * takes none. Packed batches have kernels of their own, because code for both kinds would slow the
+ * other down. */
+#define GPU_BACKWARD_ROWS(width, first, first_packed)                           \
+    GPU_ROWS(rows_##width, width, padded, first, gpu_prepare_row)               \
+    GPU_ROWS(packed_rows_##width, width, packed, first_packed, gpu_prepare_row) \
+    GPU_ROWS(dq_##width, width, padded, (void), gpu_finish_row)                 \
+    GPU_ROWS(packed_dq_##width, width, packed, (void), gpu_finish_row)          \
     GPU_KERNEL(256, 1) sink_##width(const GPU_PARAM fattn_gpu_args g) { gpu_sink_all<width>(g); }
 
 /* The kernel that serves all widths. */

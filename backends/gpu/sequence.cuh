@@ -8,6 +8,7 @@
 #define FATTN_GPU_SEQUENCE_CUH
 
 #include "backends/gpu/args.h"
+#include "backends/gpu/packed.h"
 #include "core/band.h"
 #include "core/philox.h"
 #include "core/problem.h"
@@ -24,6 +25,41 @@ GPU_DEVICE int64_t gpu_packed(const int32_t *cu, int64_t b, int64_t total, int64
 {
     *first = gpu_clamp(cu[b], 0, total);
     return gpu_clamp(cu[b + 1], *first, fattn_min64(total, *first + longest)) - *first;
+}
+
+/* The last of `batch` packed sequences that begins at `place` or before it; begin(b): where
+ * sequence b begins. */
+template <class Begin>
+GPU_DEVICE int64_t gpu_last_begun(int64_t batch, int64_t place, const Begin &begin)
+{
+    int64_t first = 0, past = batch;
+    while (past - first > 1) {
+        const int64_t middle = (first + past) / 2;
+        if (begin(middle) <= place) {
+            first = middle;
+        } else {
+            past = middle;
+        }
+    }
+    return first;
+}
+
+/* A tile of a packed batch (packed.h): its sequence, and which of its tiles it is. */
+typedef struct gpu_packed_tile {
+    int64_t b, block;
+} gpu_packed_tile;
+
+/* Tile `number` of `total` packed rows. A block that would be below 0, because the table is not in
+ * order, does not exist. */
+GPU_DEVICE gpu_packed_tile gpu_packed_tile_of(const int32_t *cu, int64_t batch, int64_t total,
+                                              int64_t size, int64_t number)
+{
+    const auto begin = [&](int64_t b) { return gpu_clamp(cu[b], 0, total) / size + b; };
+    gpu_packed_tile tile;
+    tile.b = gpu_last_begun(batch, number, begin);
+    tile.block = number - begin(tile.b);
+    tile.block = tile.block < 0 ? INT32_MAX : tile.block;
+    return tile;
 }
 
 /* A position or a whole length: values[b] if there is an array, or else `value`. */

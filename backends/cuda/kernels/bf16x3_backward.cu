@@ -21,7 +21,7 @@
     }
 BF16X3_BACKWARD_SHAPES(BF16X3_ENTRY)
 
-GPU_ROWS(bf16x3_backward_dq_64, 64, (void), gpu_finish_row)
-GPU_ROWS(bf16x3_backward_dq_128, 128, (void), gpu_finish_row)
+GPU_ROWS(bf16x3_backward_dq_64, 64, any, (void), gpu_finish_row)
+GPU_ROWS(bf16x3_backward_dq_128, 128, any, (void), gpu_finish_row)
 
 #endif

@@ -26,10 +26,11 @@
 MMA_BACKWARD_SHAPES(MMA_ENTRIES)
 
 /* The descriptions of items do not depend on the type, so bf16 stands for both. */
-#define MMA_ROWS(width, queries, keys)                                            \
-    GPU_BACKWARD_ROWS(                                                            \
-        width, (mma_write_jobs<mma_backward_shape<mma_bf16, width, queries, keys, \
-                                                  MMA_BACKWARD_THREADS / 32, MMA_LEAN, 0>>))
+#define MMA_ROWS_SHAPE(width, queries, keys) \
+    mma_backward_shape<mma_bf16, width, queries, keys, MMA_BACKWARD_THREADS / 32, MMA_LEAN, 0>
+#define MMA_ROWS(width, ...)                                                       \
+    GPU_BACKWARD_ROWS(width, (mma_write_jobs<MMA_ROWS_SHAPE(width, __VA_ARGS__)>), \
+                      (mma_write_packed_jobs<MMA_ROWS_SHAPE(width, __VA_ARGS__)>))
 GPU_BACKWARD_CLEAR
 MMA_BACKWARD_SHAPES(MMA_ROWS)
 

@@ -48,10 +48,10 @@ GPU_KERNEL(256, 1) sums_store(const GPU_PARAM fattn_gpu_args g)
 }
 
 /* (void): there is no counter of items, since these kernels have no deterministic runs. */
-GPU_BACKWARD_ROWS(64, (void))
-GPU_BACKWARD_ROWS(128, (void))
+GPU_BACKWARD_ROWS(64, (void), (void))
+GPU_BACKWARD_ROWS(128, (void), (void))
 #if MATRIX_MFMA /* WMMA has no kernel rows of this width */
-GPU_BACKWARD_ROWS(256, (void))
+GPU_BACKWARD_ROWS(256, (void), (void))
 #endif
 
 #endif

@@ -18,10 +18,11 @@ enum { TOKENS = B * SQ, KEYS = B * SK };
 static const int32_t batches[][B] = {{1, 2, 0, 40, 17}, {1, 2, 1, 1, 2}, {0, 0, 3, 40, 40}, {0}};
 static const int32_t keys[B] = {300, 7, 128, 300, 129};
 
-static char q[TOKENS * HQ * D * 4], k[KEYS * HK * D * 4], v[KEYS * HK * D * 4];
+/* A plan promises pointers that are multiples of 16. */
+static _Alignas(16) char q[TOKENS * HQ * D * 4], k[KEYS * HK * D * 4], v[KEYS * HK * D * 4];
 
 typedef struct results {
-    char o[TOKENS * HQ * D * 4];
+    _Alignas(16) char o[TOKENS * HQ * D * 4];
     float lse[HQ * TOKENS];
 } results;
 

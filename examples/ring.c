@@ -8,6 +8,8 @@
  *
  * The losses must fall, and be those of the same training on one device.
  */
+#define _POSIX_C_SOURCE 200809L /* threads.h */
+
 #include "example.h"
 #include "threads.h"
 

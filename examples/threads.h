@@ -5,6 +5,8 @@
  *
  * A sender puts the address of its message into a slot. The receiver copies the data and clears the
  * slot. The sender waits until the slot is clear.
+ *
+ * A program defines _POSIX_C_SOURCE before its first include: this file needs POSIX clocks.
  */
 #ifndef FATTN_EXAMPLES_THREADS_H
 #define FATTN_EXAMPLES_THREADS_H

@@ -8,6 +8,8 @@
  * PROBLEMS: for each number of ranks, a sixth of them are drawn; for one rank, a tenth.
  * FATTN_BACKEND names a device with memory of its own, which ranks share.
  */
+#define _POSIX_C_SOURCE 200809L /* threads.h */
+
 #include "core/distributed/group.h"
 #include "core/distributed/needs.h"
 #include "core/plan.h"

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that are threads, one of which fails (faults.h). */
+#define _POSIX_C_SOURCE 200809L /* threads.h, faults.h */
+
 #include "examples/threads.h"
 #include "tests/faults.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE /* pthread_attr_setaffinity_np */
+#define _GNU_SOURCE /* sched_setaffinity */
 
 #include "backends/cpu/pool.h"
 
@@ -188,14 +188,28 @@ static bool help(const worker *own, int *first)
     return helped;
 }
 
+#ifdef __linux__
+/* Names the calling worker, and lets it run where workers may: until then it has the affinity of
+ * the thread that created it. */
+static void settle(const fattn_cpu_set *cpus)
+{
+    fattn_cpu_set own = {{0}};
+    (void)prctl(PR_SET_NAME, "fattn", 0, 0, 0);
+    fattn_cpu_set_own(&own);
+    if (fattn_cpu_set_count(cpus) > 0 && memcmp(&own, cpus, sizeof own) != 0) {
+        (void)sched_setaffinity(0, sizeof cpus->bits, (const cpu_set_t *)(const void *)cpus->bits);
+    }
+}
+#else
+static void settle(const fattn_cpu_set *cpus) { (void)cpus; }
+#endif
+
 static void *work(void *of)
 {
     const worker *const own = of;
     fattn_cpu_pool *const pool = own->pool;
     int first = 0;
-#ifdef __linux__
-    (void)prctl(PR_SET_NAME, "fattn", 0, 0, 0);
-#endif
+    settle(&pool->cpus);
     do {
         while (help(own, &first) || spin_for_work(pool)) {}
     } while (sleep_for_work(pool));
@@ -211,14 +225,6 @@ static bool make_worker(fattn_cpu_pool *pool)
     if (pthread_attr_init(&attributes) != 0) {
         return false;
     }
-#ifdef __linux__
-    fattn_cpu_set own = {{0}};
-    fattn_cpu_set_own(&own);
-    if (fattn_cpu_set_count(&pool->cpus) > 0 && memcmp(&own, &pool->cpus, sizeof own) != 0) {
-        (void)pthread_attr_setaffinity_np(&attributes, sizeof pool->cpus.bits,
-                                          (const cpu_set_t *)(const void *)pool->cpus.bits);
-    }
-#endif
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int made = atomic_load(&pool->made);

@@ -127,7 +127,8 @@ static double plain_multiplier(uint64_t seed, uint64_t offset, int64_t threshold
     plain_philox(counter, key, words);
     const uint64_t word = words[at.i % 16 / 8 * 2 + at.j % 16 / 8];
     const int64_t bits = (int64_t)(at.j % 2 ? word / 65536 : word % 65536);
-    return bits < threshold ? 0 : (double)(65536.0f / (float)(65536 - threshold));
+    const float kept = 65536.0f / (float)(65536 - threshold); /* C for s390x divides in double */
+    return bits < threshold ? 0 : (double)kept;
 }
 
 /* -------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t
     const int32_t rank = plan->transport.rank, ranks = plan->transport.ranks;
     fattn_status status = FATTN_OK;
     for (int32_t d = 1; !status && d < ranks;) {
-        fattn_message messages[FATTN_MESSAGES_MAX];
+        fattn_message messages[FATTN_MESSAGES_MAX] = {{0}}; /* gcc 14 warns otherwise */
         int count = 0;
         for (; count + 2 <= FATTN_MESSAGES_MAX && d < ranks; d++) {
             const int32_t to = (rank + d) % ranks, from = (rank - d + ranks) % ranks;

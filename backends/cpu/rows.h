@@ -62,7 +62,7 @@ INLINE void store_as(fattn_dtype dtype, void *to, fv x, int part)
     case FATTN_BF16: fv_store_bf16(at, x); break;
     default: part < FV_LANES ? fv_store_part(to, x, part) : fv_store(to, x); return;
     }
-    if (part < FV_LANES) {
+    if (part > 0 && part < FV_LANES) { /* with one lane never, as compilers then see */
         memcpy(to, some, (size_t)part * sizeof *some);
     }
 }

@@ -422,6 +422,78 @@ static void l4_ends(void)
 static const char f32_rows[] = "bf16x3_full", backward_rows[] = "wgmma_backward_full",
                   forward_rows[] = "wgmma_full";
 
+/* Several sequences whose keys one tensor holds: the keys that query i sees, as inference engines
+ * say with a bias or a mask. */
+typedef enum apart { IN_ORDER, BACKWARDS, BY_PAIRS, BY_TURNS, ONE_SEES_ALL, SOME_SEE_NONE } apart;
+
+static bool sees_own(apart kind, int64_t i, int64_t j, int64_t rows, int64_t keys)
+{
+    const int64_t own = j * rows / keys;
+    switch (kind) {
+    case BACKWARDS: return own == rows - 1 - i;
+    case BY_PAIRS: return own / 2 == i / 2;
+    case BY_TURNS: return j % rows == i;
+    case ONE_SEES_ALL: return own == i || i == rows / 2;
+    case SOME_SEE_NONE: return own == i && i % 3 != 1;
+    default: return own == i;
+    }
+}
+
+static void hide_others(draw_case *c, apart kind)
+{
+    const fattn_problem *const p = &c->problem;
+    const bool bias = p->features & FATTN_BIAS;
+    const int64_t rows = p->seqlen_q, keys = p->seqlen_k;
+    for (int64_t n = 0; n < rows * keys; n++) {
+        const bool sees = sees_own(kind, n / keys, n % keys, rows, keys);
+        const draw_id id = bias ? DRAW_BIAS : DRAW_MASK;
+        draw_set(c, id, draw_at(c, id, 0, 0, n / keys, n % keys),
+                 bias ? sees ? (double)(n % 3) / 2 : -(double)INFINITY : sees);
+    }
+}
+
+/* A forward whose heads share the bias or mask. Some have queries of several rows, which blocks of
+ * 16 rows cut in two. */
+static bool build_apart(draw_case *c, int64_t queries, fattn_dtype dtype, uint64_t features)
+{
+    const int64_t keys = hazard_emulated() ? 300 : 1300, heads = queries % 2 ? 3 : 4;
+    const bool bias = features & FATTN_BIAS;
+    for (uint64_t seed = 0; seed < 100; seed++) {
+        *c =
+            hazard_case(FATTN_FORWARD, dtype, 1, heads, queries % 2 ? 1 : heads, queries, keys, 64);
+        c->seed = seed;
+        c->problem.features = features;
+        c->problem.dtype_bias = bias ? dtype : FATTN_DTYPE_DEFAULT;
+        draw_tensor *const t = &c->tensors[bias ? DRAW_BIAS : DRAW_MASK];
+        if (hazard_build(c) && t->stride[2] != 0 && t->stride[3] != 0) {
+            (bias ? c->problem.bias_stride : c->problem.mask_stride)[1] = t->stride[1] = 0;
+            return true;
+        }
+        draw_free(c);
+    }
+    return hazard_check(false, "no draw has a row for each query");
+}
+
+static void l4_apart(void)
+{
+    static const uint64_t features[] = {FATTN_BIAS, FATTN_MASK, FATTN_BIAS | FATTN_SINK,
+                                        FATTN_MASK | FATTN_WINDOW,
+                                        FATTN_BIAS | FATTN_ALIBI | FATTN_ALIBI_BIAS};
+    int n = 0;
+    EACH (f, features) {
+        for (int kind = IN_ORDER; kind <= SOME_SEE_NONE; kind++, n++) {
+            const int64_t queries = 2 + (5 * n) % 14;
+            draw_case c;
+            if (build_apart(&c, queries, dtypes[n % 3], features[f])) {
+                hide_others(&c, (apart)kind);
+                hazard_judge(&c, 3, "%lld queries, kind %d, features %llx, dtype %d",
+                             (long long)queries, kind, (unsigned long long)features[f],
+                             (int)dtypes[n % 3]);
+            }
+        }
+    }
+}
+
 static bool begins(const fattn_kernel *row, const char *with)
 {
     return strncmp(row->name, with, strlen(with)) == 0;
@@ -548,6 +620,39 @@ static void l5(void)
         EACH (d, dtypes) {
             check_hidden(&hazard_places[n], FATTN_FORWARD, dtypes[d]);
             check_hidden(&hazard_places[n], FATTN_BACKWARD, dtypes[d]);
+        }
+    }
+}
+
+/* Decoding does not multiply a row with the keys of other sequences: a NaN among their values would
+ * reach it, times a weight of 0. */
+static void l5_apart(void)
+{
+    for (int n = 0; n < hazard_place_count; n++) {
+        const place *const at = &hazard_places[n];
+        if (!strstr(at->kernel->name, "_decode") || strcmp(at->backend, "cpu") != 0) {
+            continue;
+        }
+        EACH (d, dtypes) {
+            draw_case c;
+            if (!build_apart(&c, 4, dtypes[d], FATTN_BIAS)) {
+                continue;
+            }
+            bool good = draw_save(&c) == FATTN_OK && hazard_takes(at, &c);
+            const int64_t keys = c.problem.seqlen_k, heads = c.problem.heads_q;
+            hide_others(&c, IN_ORDER);
+            for (int64_t h = 0; h < c.problem.heads_k; h++) {
+                draw_set(&c, DRAW_V, draw_at(&c, DRAW_V, 0, keys / 8, h, 0), NAN);
+            }
+            good = good &&
+                   hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+            for (int64_t m = 0; good && m < 4 * heads; m++) {
+                const double x =
+                    draw_get(&c, DRAW_O, draw_at(&c, DRAW_O, 0, m / heads, m % heads, 0));
+                good = hazard_check(isnan(x) == (m < heads), "%s: row %lld is %g", at->kernel->name,
+                                    (long long)(m / heads), x);
+            }
+            draw_free(&c);
         }
     }
 }
@@ -1067,7 +1172,9 @@ static const hazard table[] = {
     {"hazard_L4_rows", "a row loses keys, or its bias, that others hide or lack", l4_rows, NULL},
     {"hazard_L4_plain", "what one row has where others see all was lost", l4_plain, NULL},
     {"hazard_L4_ends", "a key behind a multiple of 64 was taken for hidden", l4_ends, NULL},
+    {"hazard_L4_apart", "queries met keys of other sequences in one cache", l4_apart, NULL},
     {"hazard_L5", "tiles that a bias or a mask hides were computed", l5, NULL},
+    {"hazard_L5_apart", "rows were multiplied with keys of other sequences", l5_apart, NULL},
     {"hazard_L5_backward", "a tile of queries was skipped, or visited twice", l5_backward, NULL},
     {"hazard_L6", "a row of one key had a probability of almost 1", l6, NULL},
     {"hazard_L7", "dBias of pairs that a bias hides was NaN", l7, NULL},

@@ -710,8 +710,128 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     }
 }
 
-/* An item: tile by tile, each for all of its heads, while the rows of the next tile are
+/* Some rows of an item, which are computed together: `count` rows from row `at` of its block on. */
+typedef struct row_group {
+    int64_t at, count;
+    bool last; /* of the item */
+} row_group;
+
+/* The key blocks, of first .. past - 1, from the first to the last in which query i may attend to a
+ * key. Needs heads_share_hiders(). */
+static fattn_range blocks_of_query(const panel *pn, int64_t i, int64_t first, int64_t past)
+{
+    panel one = *pn;
+    one.i0 = i;
+    one.i1 = i + 1;
+    fattn_range keys = fattn_band_row(&pn->band, i);
+    keys.first = fattn_max64(keys.first, first * pn->bc);
+    keys.past = fattn_min64(keys.past, past * pn->bc);
+    for (int by = 0; by < HIDERS; by++) {
+        if (has_hider(pn->p, by)) {
+            const int64_t row = hider_row(&one, by, hider_rows_of(&one, by), 0);
+            keys.first += run_of(pn, by, row, keys.first, keys.past, HIDDEN_RUN, AT_FIRST);
+            keys.past -= run_of(pn, by, row, keys.first, keys.past, HIDDEN_RUN, AT_LAST);
+        }
+    }
+    return keys.first < keys.past ? (fattn_range){.first = keys.first / pn->bc,
+                                                  .past = (keys.past + pn->bc - 1) / pn->bc}
+                                  : (fattn_range){.first = INT64_MAX, .past = 0};
+}
+
+/* What some rows cost against some key blocks: reading a key costs about as much as multiplying it
+ * with a row, and opening a panel as much as a block. */
+static int64_t cost_of_rows(int64_t rows, fattn_range blocks)
+{
+    return (rows + 1) * (1 + fattn_max64(blocks.past - blocks.first, 0));
+}
+
+/*
+ * How many rows of the item, from row `at` on, are computed together. Usually all; but an engine
+ * may keep the keys of several sequences in one tensor, and hide from each query those of the other
+ * sequences, by a bias or a mask. Queries that attend to different keys are then computed one after
+ * another, each against its own. If that depended on the head, the result would depend on how many
+ * heads an item has, and with that on the number of threads. pn: on all rows of the item
+ */
+static int64_t rows_together(const panel *pn, const decode_piece *piece, int64_t at)
+{
+    if (pn->i1 - pn->i0 == 1 || !heads_share_hiders(pn->p)) {
+        return pn->rows;
+    }
+    fattn_range all = {.first = INT64_MAX, .past = 0};
+    int64_t rows = 0;
+    for (int64_t i = (pn->first + at) / pn->group; i < pn->i1; i++) {
+        const int64_t past = fattn_min64((i + 1) * pn->group - pn->first, pn->rows);
+        const int64_t more = past - at - rows;
+        const fattn_range own = blocks_of_query(pn, i, piece->first, piece->past);
+        const fattn_range both = {.first = fattn_min64(all.first, own.first),
+                                  .past = fattn_max64(all.past, own.past)};
+        if (rows > 0 &&
+            cost_of_rows(rows + more, both) > cost_of_rows(rows, all) + cost_of_rows(more, own)) {
+            break;
+        }
+        all = both;
+        rows += more;
+    }
+    return rows;
+}
+
+/* Opens the panels of an item's heads on some of its rows. Returns the key blocks that they attend
+ * to. */
+static fattn_range open_rows(decode *d, const fattn_cpu_run *run, decode_item it, row_group rows)
+{
+    const decode_piece *const piece = it.piece;
+    const int64_t first = it.block * run->tiling->br + rows.at;
+    fattn_range blocks = {.first = piece->past, .past = piece->first};
+    for (int64_t n = 0; n < d->heads; n++) {
+        panel *const pn = &d->head[n].panel;
+        (void)panel_place(pn, run, piece->b, it.hk + n, first, DENSE_TILE);
+        panel_take(pn, rows.count, DENSE_TILE);
+        panel_fill(pn);
+        decode_begin(&d->head[n], piece->split);
+    }
+    for (int64_t n = 0; n < d->heads; n++) {
+        int64_t begin = piece->first, end = piece->past;
+        skip_hidden_blocks(&d->head[n].panel, NULL, 0, &begin, &end);
+        blocks.first = fattn_min64(blocks.first, begin);
+        blocks.past = fattn_max64(blocks.past, end);
+    }
+    return blocks;
+}
+
+/* Some rows of an item: tile by tile, each for all heads, while the rows of the next tile are
  * prefetched. */
+static void decode_row_group(decode *d, const fattn_cpu_run *run, decode_item it, row_group rows)
+{
+    const decode_piece *const piece = it.piece;
+    const fattn_range blocks = open_rows(d, run, it, rows);
+    bool more = find_tile(d, blocks.first, blocks.past, &d->next);
+    while (more) {
+        const decode_tile now = d->next;
+        d->next = d->now; /* its arrays receive the tile after the next */
+        d->now = now;
+        more = find_tile(d, d->now.block + 1, blocks.past, &d->next);
+        if (!more && rows.last) {
+            find_upcoming(d, run);
+        }
+        list_ahead(d);
+        for (int64_t n = 0; n < d->heads; n++) {
+            if (d->now.spans[n].kind != FATTN_TILE_EMPTY) {
+                decode_head(d, n);
+            }
+        }
+    }
+    for (int64_t n = 0; n < d->heads; n++) {
+        decode_end(&d->head[n]);
+        if (piece->splits == 1) {
+            forward_store(&d->head[n]);
+        } else {
+            const int64_t block = (it.hk + n) * run->tiling->q_blocks + it.block;
+            forward_leave_part(&d->head[n], run, slot_of(piece, block) + piece->split, 0, rows.at);
+        }
+    }
+}
+
+/* An item: its rows, together or in groups. */
 static void decode_tiles_of(const fattn_cpu_run *run, decode_item it, void *scratch)
 {
     const decode_piece *const piece = it.piece;
@@ -720,43 +840,15 @@ static void decode_tiles_of(const fattn_cpu_run *run, decode_item it, void *scra
     decode d = {.heads = it.heads};
 
     decode_layout(&d, d.heads, run->problem, run->tiling, &from);
-    if (!panel_place(&d.head->panel, run, piece->b, it.hk, row, DENSE_TILE)) {
+    panel all = d.head->panel;
+    if (!panel_place(&all, run, piece->b, it.hk, row, DENSE_TILE)) {
         return;
     }
-    panel_prepare(&d.head->panel);
-    for (int64_t n = 0; n < d.heads; n++) {
-        (void)panel_open(&d.head[n].panel, run, piece->b, it.hk + n, row, DENSE_TILE);
-        decode_begin(&d.head[n], piece->split);
-    }
-    for (int64_t n = 0; n < d.heads; n++) {
-        int64_t begin = piece->first, end = piece->past;
-        /* Called for the ranges that it sets; the item goes through all blocks of its piece. */
-        skip_hidden_blocks(&d.head[n].panel, NULL, 0, &begin, &end);
-    }
-    bool more = find_tile(&d, piece->first, piece->past, &d.next);
-    while (more) {
-        const decode_tile now = d.next;
-        d.next = d.now; /* its arrays receive the tile after the next */
-        d.now = now;
-        more = find_tile(&d, d.now.block + 1, piece->past, &d.next);
-        if (!more) {
-            find_upcoming(&d, run);
-        }
-        list_ahead(&d);
-        for (int64_t n = 0; n < d.heads; n++) {
-            if (d.now.spans[n].kind != FATTN_TILE_EMPTY) {
-                decode_head(&d, n);
-            }
-        }
-    }
-    for (int64_t n = 0; n < d.heads; n++) {
-        decode_end(&d.head[n]);
-        if (piece->splits == 1) {
-            forward_store(&d.head[n]);
-        } else {
-            const int64_t slot = slot_of(piece, (it.hk + n) * blocks + it.block);
-            forward_leave_part(&d.head[n], run, slot + piece->split, 0);
-        }
+    panel_prepare(&all);
+    for (row_group rows = {.at = 0}; rows.at < all.rows; rows.at += rows.count) {
+        rows.count = rows_together(&all, piece, rows.at);
+        rows.last = rows.at + rows.count == all.rows;
+        decode_row_group(&d, run, it, rows);
     }
     for (int64_t n = 0; piece->splits > 1 && n < d.heads; n++) {
         const int64_t slot = slot_of(piece, (it.hk + n) * blocks + it.block);

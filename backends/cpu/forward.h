@@ -197,7 +197,7 @@ INLINE void end_strip(forward *f, const fattn_cpu_run *run, int64_t item, int64_
     if (!whole) {
         restore_scale(f);
         transpose(f->ot, pn->br, pn->dv_pad, pn->width, f->o, pn->dv_pad);
-        forward_leave_part(f, run, item, n);
+        forward_leave_part(f, run, item, n, 0);
     } else if (run->onto && f->by_rows) {
         forward_merge_rows(f);
     } else if (run->onto) {

@@ -201,13 +201,20 @@ typedef struct known_ranges {
     hider_ranges ranges[HIDERS];
 } known_ranges;
 
-/* For how many strips a thread keeps the ranges: for all, where heads share the bias or mask. */
-static int64_t known_strips(const fattn_problem *p, int64_t br)
+/* Whether the same keys are hidden in all heads: they share the bias, the mask, or both. */
+static bool heads_share_hiders(const fattn_problem *p)
 {
-    bool shared = p->heads_k > 1 && has_hiders(p);
+    bool shared = has_hiders(p);
     for (int by = 0; by < HIDERS; by++) {
         shared = shared && (!has_hider(p, by) || hider_stride(p, by)[1] == 0);
     }
+    return shared;
+}
+
+/* For how many strips a thread keeps the ranges: for all, where heads share them. */
+static int64_t known_strips(const fattn_problem *p, int64_t br)
+{
+    const bool shared = p->heads_k > 1 && heads_share_hiders(p);
     return shared ? (p->seqlen_q * (p->heads_q / p->heads_k) + br - 1) / br : 0;
 }
 

@@ -276,6 +276,20 @@ static void panel_enter(panel *pn, const fattn_cpu_run *run, int64_t b)
     pn->start_k = fattn_start_k(run->problem, run->buffers, b);
 }
 
+/* Gives a panel, whose pn->first is set, `rows` rows. */
+static void panel_take(panel *pn, int64_t rows, bool dense)
+{
+    pn->rows = rows;
+    pn->width = dense ? pn->br : vectors_of(pn->rows) * FV_LANES;
+    pn->pitch = pn->br;
+    while (dense && pn->pitch / 2 >= pn->rows) {
+        pn->pitch /= 2;
+    }
+    pn->phases = pn->br / pn->pitch;
+    pn->i0 = pn->first / pn->group;
+    pn->i1 = (pn->first + pn->rows - 1) / pn->group + 1;
+}
+
 /* Places a panel on rows `first`, first + 1, ... of sequence b and key/value head hk. Needs pn->br.
  * dense: DENSE_TILE or ROWS_IN_LANES. Returns false if the run has no such rows. Writes no
  * scratch. */
@@ -288,32 +302,19 @@ static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t 
     panel_enter(pn, run, b);
     pn->first = first;
     const int64_t rows = pn->seq.sq * pn->group;
-    pn->rows = fattn_min64(pn->br, rows - pn->first);
-    if (pn->rows <= 0 || (run->few_rows && (rows <= run->few_rows) != run->takes_few)) {
+    if (rows <= pn->first || (run->few_rows && (rows <= run->few_rows) != run->takes_few)) {
         return false;
     }
-
-    pn->width = dense ? pn->br : vectors_of(pn->rows) * FV_LANES;
-    pn->pitch = pn->br;
-    while (dense && pn->pitch / 2 >= pn->rows) {
-        pn->pitch /= 2;
-    }
-    pn->phases = pn->br / pn->pitch;
-    pn->i0 = pn->first / pn->group;
-    pn->i1 = (pn->first + pn->rows - 1) / pn->group + 1;
+    panel_take(pn, fattn_min64(pn->br, rows - pn->first), dense);
     pn->ragged = false;
     pn->band = fattn_band_of(p, &pn->seq);
     return true;
 }
 
-/* panel_place(), which also fills in what each row needs. */
-static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
-                       bool dense)
+/* Fills in what each row of a placed panel needs. */
+static void panel_fill(panel *pn)
 {
-    const fattn_problem *const p = run->problem;
-    if (!panel_place(pn, run, b, hk, first, dense)) {
-        return false;
-    }
+    const fattn_problem *const p = pn->run->problem;
     pn->rule = rule_of(p);
     if (p->features & FATTN_DROPOUT) {
         pn->dropout = dropout_of(p, pn->run->buffers);
@@ -323,7 +324,17 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
         panel_rows(pn, phase, r, r + pn->rows, false);
         panel_rows(pn, phase, r + pn->rows, past, true);
     }
-    return true;
+}
+
+/* panel_place() and panel_fill(). */
+static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
+                       bool dense)
+{
+    const bool has_rows = panel_place(pn, run, b, hk, first, dense);
+    if (has_rows) {
+        panel_fill(pn);
+    }
+    return has_rows;
 }
 
 /* The number of rows, rounded up to whole steps of products. */

@@ -77,13 +77,17 @@ static float *part_of(const forward *f, float *part, int64_t n)
     return part + n * f->panel.br * (3 + f->panel.dv_pad);
 }
 
-static void forward_keep_part(const forward *f, float *part)
+/* The panel's rows are those from row `at` of the strip on. The first ones also fill the lanes past
+ * the last row, with which the merge computes. */
+static void forward_keep_part(const forward *f, float *part, int64_t at)
 {
     const panel *const pn = &f->panel;
-    memcpy(part, f->m, (size_t)pn->br * sizeof(float));
-    memcpy(part + pn->br, f->l, (size_t)pn->br * sizeof(float));
-    memcpy(part + 2 * pn->br, f->lost, (size_t)pn->br * sizeof(float));
-    memcpy(part + 3 * pn->br, f->o, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
+    const size_t lanes = (size_t)(at == 0 ? pn->br : pn->rows) * sizeof(float);
+    memcpy(part + at, f->m, lanes);
+    memcpy(part + pn->br + at, f->l, lanes);
+    memcpy(part + 2 * pn->br + at, f->lost, lanes);
+    memcpy(part + 3 * pn->br + at * pn->dv_pad, f->o,
+           (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
 }
 
 /* Rescales o, by columns, from the sum of rounded weights to l, the sum of exact ones. */
@@ -96,11 +100,13 @@ static void restore_scale(const forward *f)
     }
 }
 
-/* Stores strip n of a part in a slot of the workspace, where the merge reads it. */
-static void forward_leave_part(const forward *f, const fattn_cpu_run *run, int64_t slot, int64_t n)
+/* Stores strip n of a part, or its rows from row `at` on, in a slot of the workspace, where the
+ * merge reads it. */
+static void forward_leave_part(const forward *f, const fattn_cpu_run *run, int64_t slot, int64_t n,
+                               int64_t at)
 {
     const int64_t size = part_size(run->problem, run->tiling);
-    forward_keep_part(f, part_of(f, (float *)run->shared + slot * size, n));
+    forward_keep_part(f, part_of(f, (float *)run->shared + slot * size, n), at);
 }
 
 /* --- Merging ---------------------------------------------------------------------------------- */

@@ -84,6 +84,8 @@ typedef struct loop {
     order order;
     atomic_int calls;   /* of the loop */
     atomic_long counts; /* sum of the counts that it was given */
+    pthread_t caller;   /* the thread that calls the library */
+    atomic_int strange; /* calls of the loop on other threads */
 } loop;
 
 typedef struct share {
@@ -119,6 +121,7 @@ static void parallel_for(void *user, int64_t count, loop_body body, void *contex
     loop *const l = user;
     atomic_fetch_add(&l->calls, 1);
     atomic_fetch_add(&l->counts, (long)count);
+    atomic_fetch_add(&l->strange, !pthread_equal(pthread_self(), l->caller));
     if (l->order == THREADED) {
         run_on_threads(count, body, context);
         return;
@@ -134,7 +137,7 @@ static void parallel_for(void *user, int64_t count, loop_body body, void *contex
 static void check_loops(void)
 {
     for (int o = 0; o < ORDERS; o++) {
-        loop l = {.order = (order)o};
+        loop l = {.order = (order)o, .caller = pthread_self()};
         fattn_device_options options = make_options();
         options.threads = THREADS;
         options.parallel_for = parallel_for;
@@ -145,6 +148,7 @@ static void check_loops(void)
         tap_check(atomic_load(&l.calls) == 4 && atomic_load(&l.counts) == 4 * THREADS,
                   "it is called %d times, for %ld bodies", atomic_load(&l.calls),
                   atomic_load(&l.counts));
+        tap_check(atomic_load(&l.strange) == 0, "on the thread that calls the library");
         tap_check(process_threads_are(1 + extra) && process_tasks() == before,
                   "no other thread is made");
     }

@@ -209,7 +209,7 @@ typedef enum fattn_anchor {
 #define FATTN_BATCH_INVARIANT 0x80000ull /* a row's result depends on its own inputs only */
 #define FATTN_CHECKED 0x100000ull        /* GPU: validate lengths and tables, synchronously */
 #define FATTN_SEQSTART_K 0x200000ull     /* seqstart_k: no keys before it (CPU, reference) */
-#define FATTN_ALIBI_BIAS 0x400000ull     /* slopes multiply bias, not distances (CPU, reference) */
+#define FATTN_ALIBI_BIAS 0x400000ull     /* slopes times bias: needs ALIBI, BIAS (CPU, reference) */
 #define FATTN_CHUNK 0x800000ull          /* chunk: a query attends to its own chunk of keys only */
 /* All of these bits. */
 #define FATTN_FEATURES_ALL 0xffffffull
@@ -345,7 +345,7 @@ typedef struct fattn_buffers {
     void *dbias;      /* f32 (B, Hq, Sq, Sk), dbias_stride; axes of stride 0 have length 1 */
     void *dsink;      /* f32 (Hq) */
 
-    const void *bias;          /* dtype_bias (B, Hq, Sq, Sk), bias_stride */
+    const void *bias;          /* dtype_bias (B, Hq, Sq, Sk), bias_stride; -inf hides the pair */
     const uint8_t *mask;       /* (B, Hq, Sq, Sk), mask_stride; 0 hides the pair */
     const uint8_t *block_mask; /* (B, Hq, ceil(Sq / block_m), ceil(Sk / block_n)),
                                 * block_mask_stride; 0 hides the block */
@@ -490,11 +490,18 @@ typedef enum fattn_engine {
 /*
  * A parallel loop on the caller's own threads. The function calls body(context, i) once for each i
  * in 0 .. count - 1 and returns when all of these calls have returned. The calls may run in any
- * order, on any threads, concurrently or one after another. The library may call the function from
- * several threads concurrently; it must not throw. The bodies divide the work among themselves as
- * they run, so a loop with fewer threads than count is correct, only slower. A loop is as fast as
- * the library's own threads if the calling thread runs one of the bodies, all others start at once,
- * and idle threads poll for the next loop for some 30 microseconds before they sleep.
+ * order, on any threads, concurrently or one after another. The bodies divide the work among
+ * themselves as they run, so a loop with fewer threads than count is correct, only slower. A loop
+ * is as fast as the library's own threads if the calling thread runs one of the bodies, all others
+ * start at once, and idle threads poll for the next loop for some 30 microseconds before they
+ * sleep.
+ *
+ * The library calls the function on the thread that called the library: at most once in a call of
+ * fattn_execute() or fattn_attention(), not at all if there is little work. `count` is at most the
+ * device's number of threads. Threads that call the library concurrently have loops concurrently.
+ * The function must not throw. So in an engine whose threads all arrive at each operator, one of
+ * them calls the library, and keeps what its loop needs in a thread-local variable; the others wait
+ * for bodies to run until that call has returned.
  */
 typedef void (*fattn_parallel_for)(void *user, int64_t count,
                                    void (*body)(void *context, int64_t i), void *context);

@@ -18,9 +18,10 @@
 #include "core/problem.h"
 #include "core/tiling.h"
 
-/* A problem of the row's operation: few rows of many keys, or with many_rows many. */
+/* A problem of the row's operation: few rows of many keys, or with many_rows many. packed: a
+ * backward of packed sequences. */
 static fattn_problem problem_of(const fattn_kernel *row, int dtype, int64_t dim, bool many_rows,
-                                bool summed)
+                                bool summed, bool packed)
 {
     fattn_problem p;
     fattn_problem_init(&p);
@@ -34,6 +35,9 @@ static fattn_problem problem_of(const fattn_kernel *row, int dtype, int64_t dim,
     if (p.op == FATTN_BACKWARD) {
         p.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
         p.features = row->features & (FATTN_BIAS | FATTN_SINK);
+        p.features |= packed ? FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K : 0;
+        p.total_q = packed ? p.batch * p.seqlen_q : 0;
+        p.total_k = packed ? p.batch * p.seqlen_k : 0;
     }
     if (p.features & FATTN_BIAS) {
         const int64_t stride[] = {p.heads_q * p.seqlen_q * p.seqlen_k, p.seqlen_q * p.seqlen_k,
@@ -83,11 +87,11 @@ static bool print_row(const char *processor, const fattn_gpu_kernel *kernel)
     static const int64_t dims[] = {64, 128, 256};
     const fattn_kernel *const row = &kernel->row;
     bool good = true;
-    for (int n = 0; n < 8 * 3 * 4; n++) {
-        const int dtype = n / 12;
-        const int64_t dim = dims[n / 4 % 3];
+    for (int n = 0; n < 8 * 3 * 8; n++) {
+        const int dtype = n / 24;
+        const int64_t dim = dims[n / 8 % 3];
         if (row->dtypes & FATTN_DTYPE_BIT(dtype) && dim <= row->dim_max) {
-            const fattn_problem p = problem_of(row, dtype, dim, n % 2, n / 2 % 2);
+            const fattn_problem p = problem_of(row, dtype, dim, n % 2, n / 2 % 2, n / 4 % 2);
             good = print_entries(processor, kernel, &p) && good;
         }
     }

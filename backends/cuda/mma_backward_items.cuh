@@ -117,15 +117,14 @@ GPU_DEVICE mma_tile_of_keys mma_padded_tile_of(const fattn_gpu_args &g, int64_t 
     return tile;
 }
 
-/* The same in a packed batch, where heads are not interleaved. */
+/* The same in a packed batch, where heads are not interleaved. No run is deterministic here. */
 template <class S>
 GPU_DEVICE mma_tile_of_keys mma_packed_tile_of(const fattn_gpu_args &g, int64_t number)
 {
     const fattn_problem &p = g.problem;
     const int64_t head = fattn_quotient(number, g.key_tiles), at = number - head * g.key_tiles;
     const gpu_packed_tile of =
-        gpu_packed_tile_of(g.buffers.cu_seqlens_k, p.batch, p.total_k, S::KEYS,
-                           mma_is_ordered<S>(g) ? g.key_tiles - 1 - at : at);
+        gpu_packed_tile_of(g.buffers.cu_seqlens_k, p.batch, p.total_k, S::KEYS, at);
     mma_tile_of_keys tile;
     tile.b = of.b;
     tile.hk = head;

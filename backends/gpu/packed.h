@@ -15,10 +15,12 @@ FATTN_HD int64_t fattn_gpu_packed_tiles(int64_t rows, int64_t size, int64_t batc
     return rows / size + batch;
 }
 
-/* Whether backward numbers its tiles of keys so. */
+/* Whether backward numbers its tiles of keys so. Deterministic runs do not: where a table is not in
+ * order, some tiles have no number, and others would wait for their turn for ever. */
 FATTN_HD bool fattn_gpu_packs_keys(const fattn_problem *p, const fattn_tiling *t)
 {
-    return p->features & FATTN_CU_SEQLENS_Q && p->features & FATTN_CU_SEQLENS_K &&
+    const uint64_t packed = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+    return (p->features & (packed | FATTN_DETERMINISTIC)) == packed &&
            fattn_gpu_packed_tiles(p->total_k, t->bc, p->batch) < p->batch * t->k_blocks;
 }
 

@@ -63,9 +63,14 @@ int64_t fattn_gpu_backward_workspace(const fattn_kernel *row, const fattn_proble
 static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const char *entry,
                        fattn_gpu_shape *shape)
 {
-    snprintf(shape->entry, sizeof shape->entry, "%s%s_%d",
-             p->features & FATTN_CU_SEQLENS_Q ? "packed_" : "", entry, kernel->width);
-    shape->blocks = fattn_ceil_div(fattn_gpu_row_count(p), FATTN_GPU_BACKWARD_ROWS(kernel->width));
+    /* Deterministic runs visit as many rows for each sequence as the longest has: where a table is
+     * not in order, some turns would not be cleared, and blocks would wait for them for ever. */
+    const bool packed =
+        (p->features & (FATTN_CU_SEQLENS_Q | FATTN_DETERMINISTIC)) == FATTN_CU_SEQLENS_Q;
+    const int64_t rows = packed ? fattn_gpu_row_count(p) : p->batch * p->heads_q * p->seqlen_q;
+    snprintf(shape->entry, sizeof shape->entry, "%s%s_%d", packed ? "packed_" : "", entry,
+             kernel->width);
+    shape->blocks = fattn_ceil_div(rows, FATTN_GPU_BACKWARD_ROWS(kernel->width));
     shape->threads = 128;
 }
 

@@ -10,7 +10,8 @@
  *     dq_W       dQ in its own type
  *     sink_W     dSink
  *
- * In a packed batch, packed_rows_W and packed_dq_W take the place of rows_W and dq_W.
+ * In a packed batch, packed_rows_W and packed_dq_W take the place of rows_W and dq_W, unless the
+ * run is deterministic.
  */
 #ifndef FATTN_GPU_BACKWARD_ROWS_CUH
 #define FATTN_GPU_BACKWARD_ROWS_CUH

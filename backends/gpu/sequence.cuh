@@ -2,7 +2,8 @@
 /*
  * Where the rows and keys of a sequence are in memory. Lengths, tables and positions are in device
  * memory, where the host cannot check them. Values out of range are clamped, so that a wrong table
- * gives wrong results but never an access outside the caller's tensors.
+ * gives wrong results but never an access outside the caller's tensors. A deterministic backward
+ * whose table is not in order may also not end: Hopper's blocks wait for turns that nobody clears.
  */
 #ifndef FATTN_GPU_SEQUENCE_CUH
 #define FATTN_GPU_SEQUENCE_CUH

@@ -544,9 +544,8 @@ static void check_alone(const place *at, const draw_case *c, int64_t b, int64_t 
     const int64_t size = fattn_dtype_size(p.dtype), rows = p.seqlen_q, keys = p.seqlen_k;
     const int64_t q = (b * rows + first) * INVARIANT_HEADS * p.dim * size;
     if (p.features & FATTN_BIAS) {
-        const fattn_dtype type = p.dtype_bias == FATTN_DTYPE_DEFAULT ? FATTN_F32 : p.dtype_bias;
-        buf.bias = (const char *)buf.bias +
-                   fattn_dtype_size(type) * (b * p.bias_stride[0] + first * p.bias_stride[2]);
+        buf.bias = (const char *)buf.bias + fattn_dtype_size(p.dtype_bias) *
+                                                (b * p.bias_stride[0] + first * p.bias_stride[2]);
     }
     if (p.features & FATTN_MASK) {
         buf.mask += b * p.mask_stride[0] + first * p.mask_stride[2];

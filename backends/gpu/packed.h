@@ -24,8 +24,8 @@ FATTN_HD bool fattn_gpu_packs_keys(const fattn_problem *p, const fattn_tiling *t
            fattn_gpu_packed_tiles(p->total_k, t->bc, p->batch) < p->batch * t->k_blocks;
 }
 
-/* The rows that the kernels before and after backward visit: those of the packed batch, or of all
- * sequences of seqlen_q rows. */
+/* The rows that the kernels before and after backward visit, unless it is deterministic (see
+ * rows_shape() in backward.c): those of the packed batch, or of all sequences of seqlen_q rows. */
 FATTN_HD int64_t fattn_gpu_row_count(const fattn_problem *p)
 {
     return p->heads_q * (p->features & FATTN_CU_SEQLENS_Q ? p->total_q : p->batch * p->seqlen_q);

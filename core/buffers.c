@@ -27,10 +27,10 @@ fattn_status fattn_buffers_read(fattn_buffers *to, const fattn_buffers *from)
     static const fattn_abi abi = {
         .name = "fattn_buffers",
         .sizes = {FATTN_ABI_END(fattn_buffers, offset_ptr),
-                  FATTN_ABI_END(fattn_buffers, seqstart_k)},
+                  FATTN_ABI_END(fattn_buffers, v_descale)},
         .init = init_buffers,
     };
-    _Static_assert(sizeof(fattn_buffers) == FATTN_ABI_END(fattn_buffers, seqstart_k),
+    _Static_assert(sizeof(fattn_buffers) == FATTN_ABI_END(fattn_buffers, v_descale),
                    "the last of the sizes is this library's");
     return fattn_abi_read_grown(to, &abi, from);
 }
@@ -82,7 +82,9 @@ static fattn_status fail_overlap(const fattn_problem *p, const fattn_operand *a,
     int64_t a_bytes = 0, b_bytes = 0;
     (void)fattn_region_span(&a->region, &a_bytes); /* fits: the problem was checked */
     (void)fattn_region_span(&b->region, &b_bytes);
-    const bool paged = p->features & FATTN_PAGED && (b->name[0] == 'k' || b->name[0] == 'v');
+    const bool keys =
+        b->offset == offsetof(fattn_buffers, k) || b->offset == offsetof(fattn_buffers, v);
+    const bool paged = p->features & FATTN_PAGED && keys;
     char pages[48] = "";
     if (paged) {
         snprintf(pages, sizeof pages, ", num_pages %lld", (long long)p->num_pages);

@@ -70,6 +70,7 @@ static const fattn_feature rows[] = {
     {NAMES(FATTN_CHUNK, "chunk"), .on_diagonal = true, .option = "chunk N",
      .help = "query i attends to keys of the chunk of N that\ni + off is in", .values = 1,
      .fields = {INTEGER(chunk, 0, 1, FATTN_SIZE_LIMIT)}},
+    {NAMES(FATTN_DESCALE, "descale")},
 };
 _Static_assert(sizeof rows / sizeof rows[0] == FATTN_FEATURE_COUNT &&
                    FATTN_FEATURES_ALL == (UINT64_C(1) << FATTN_FEATURE_COUNT) - 1,

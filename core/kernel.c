@@ -65,10 +65,10 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
     if (p->features & ~kernel->features) {
         return name_missing(p->features & ~kernel->features, text, size);
     }
-    if (!kernel->mixes_kv && fattn_problem_is_mixed(p)) {
-        snprintf(text, size, "takes q, k and v of one type, not %s, %s and %s",
-                 fattn_dtype_name(p->dtype), fattn_dtype_name(p->dtype_kv),
-                 fattn_dtype_name(p->dtype_v));
+    const uint32_t dtypes_kv = kernel->dtypes_kv | FATTN_DTYPE_BIT(p->dtype);
+    if (!(dtypes_kv & FATTN_DTYPE_BIT(p->dtype_kv)) || !(dtypes_kv & FATTN_DTYPE_BIT(p->dtype_v))) {
+        snprintf(text, size, "takes no q, k and v in %s, %s and %s", fattn_dtype_name(p->dtype),
+                 fattn_dtype_name(p->dtype_kv), fattn_dtype_name(p->dtype_v));
         return text;
     }
     if (!kernel->any_bias && p->features & FATTN_BIAS && p->dtype_bias != p->dtype &&

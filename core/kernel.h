@@ -32,6 +32,9 @@ typedef struct fattn_tile {
  * reference, the CPU's rows, and the GPU rows that use plain multiply-adds (SIMT). */
 #define FATTN_KERNEL_LAST (FATTN_KERNEL_COMMON | FATTN_CHUNK)
 
+/* The features that a backward cannot have. */
+#define FATTN_KERNEL_NOT_BACKWARD (FATTN_PAGED | FATTN_BATCH_INVARIANT | FATTN_DESCALE)
+
 struct fattn_limits; /* what a backend says about a device (tiling.h) */
 
 /* How a run is divided into work items: the planner's result (tiling.h). */
@@ -64,7 +67,7 @@ struct fattn_kernel {
     const char *name;
     uint32_t ops;       /* FATTN_OP_BIT(...) */
     uint32_t dtypes;    /* FATTN_DTYPE_BIT(...) of q, k, v */
-    bool mixes_kv;      /* k and v may be of other types than q */
+    uint32_t dtypes_kv; /* those that k and v may have instead of q's; 0: none */
     bool any_bias;      /* a bias may be of another type than q and f32 */
     uint64_t features;  /* FATTN_* bits that it honours */
     int64_t dim_max;    /* largest D and Dv */

@@ -92,6 +92,17 @@ static fattn_operand *append_vector(list *l, const char *name, size_t offset, fa
     return operand;
 }
 
+/* k_descale or v_descale. */
+static void append_descale(list *l, const char *name, size_t offset)
+{
+    const fattn_problem *const p = l->p;
+    const fattn_dtype statistics = fattn_statistics_dtype(p);
+    const int64_t bytes = fattn_dtype_size(statistics);
+    fattn_operand *const operand = append_table(l, name, offset, statistics, bytes, p->batch,
+                                                p->descale_stride[0], p->heads_k);
+    operand->region.stride[1] = p->descale_stride[1] * bytes;
+}
+
 /* lse or dlse. */
 static fattn_operand *append_lse(list *l, const char *name, size_t offset)
 {
@@ -183,6 +194,10 @@ static void append_options(list *l)
     if (p->features & FATTN_ALIBI) {
         append_table(l, "alibi_slopes", AT(alibi_slopes), statistics, float_bytes,
                      p->alibi_batch_stride ? p->batch : 1, p->alibi_batch_stride, p->heads_q);
+    }
+    if (p->features & FATTN_DESCALE) {
+        append_descale(l, "k_descale", AT(k_descale));
+        append_descale(l, "v_descale", AT(v_descale));
     }
     if (p->features & FATTN_SINK) {
         append_vector(l, "sink", AT(sink), statistics, float_bytes, p->heads_q);

@@ -37,10 +37,10 @@ fattn_status fattn_problem_read(fattn_problem *to, const fattn_problem *from)
     static const fattn_abi abi = {
         .name = "fattn_problem",
         .sizes = {FATTN_ABI_END(fattn_problem, pointer_alignment), /* 0.1 */
-                  FATTN_ABI_END(fattn_problem, chunk)},
+                  FATTN_ABI_END(fattn_problem, descale_stride)},
         .init = init_problem,
     };
-    _Static_assert(sizeof(fattn_problem) == FATTN_ABI_END(fattn_problem, chunk),
+    _Static_assert(sizeof(fattn_problem) == FATTN_ABI_END(fattn_problem, descale_stride),
                    "the last of the sizes is this library's");
     return fattn_abi_read_grown(to, &abi, from);
 }
@@ -48,11 +48,6 @@ fattn_status fattn_problem_read(fattn_problem *to, const fattn_problem *from)
 fattn_dtype fattn_gradient_dtype(const fattn_problem *p, fattn_dtype input)
 {
     return p->features & FATTN_ACCUMULATE && input != FATTN_F64 ? FATTN_F32 : input;
-}
-
-bool fattn_problem_is_mixed(const fattn_problem *p)
-{
-    return p->dtype_kv != p->dtype || p->dtype_v != p->dtype;
 }
 
 fattn_dtype fattn_statistics_dtype(const fattn_problem *p)
@@ -84,7 +79,7 @@ static fattn_status check_enums(const fattn_problem *p)
         return fattn_fail(FATTN_INVALID_ARGUMENT, "dtype is %d, no fattn_dtype", (int)p->dtype);
     }
     if (p->dtype == FATTN_E4M3) {
-        return fattn_fail(FATTN_UNSUPPORTED, "dtype is e4m3, which no backend takes yet");
+        return fattn_fail(FATTN_UNSUPPORTED, "dtype is e4m3, a type of k and v alone");
     }
     if (p->dtype_o != 0 && p->dtype_o != p->dtype && p->dtype_o != statistics) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "dtype_o is %s (%d), neither dtype (%s) nor f32",
@@ -93,21 +88,27 @@ static fattn_status check_enums(const fattn_problem *p)
     }
     const struct {
         const char *name;
-        bool used, mixes;
+        bool used, mixes, cached; /* mixes: with f64. cached: may be e4m3 */
         fattn_dtype dtype;
     } others[] = {
-        {"dtype_bias", p->features & FATTN_BIAS, p->dtype == FATTN_F64, p->dtype_bias},
-        {"dtype_kv", true, false, p->dtype_kv},
-        {"dtype_v", true, false, p->dtype_v},
+        {"dtype_bias", p->features & FATTN_BIAS, p->dtype == FATTN_F64, false, p->dtype_bias},
+        {"dtype_kv", true, false, true, p->dtype_kv},
+        {"dtype_v", true, false, true, p->dtype_v},
     };
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         const fattn_dtype dtype = others[i].dtype;
         if (!others[i].used || dtype == FATTN_DTYPE_DEFAULT || dtype == p->dtype) {
             continue;
         }
-        if (fattn_dtype_size(dtype) == 0 || dtype == FATTN_E4M3) {
-            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %s (%d), none of f32, f16, bf16, f64",
-                              others[i].name, fattn_dtype_name(dtype), (int)dtype);
+        if (fattn_dtype_size(dtype) == 0 || (dtype == FATTN_E4M3 && !others[i].cached)) {
+            return fattn_fail(FATTN_INVALID_ARGUMENT,
+                              "%s is %s (%d), none of f32, f16, bf16, f64%s", others[i].name,
+                              fattn_dtype_name(dtype), (int)dtype,
+                              others[i].cached ? ", e4m3" : "");
+        }
+        if (dtype == FATTN_E4M3 && p->op == FATTN_BACKWARD) {
+            return fattn_fail(FATTN_UNSUPPORTED, "%s is e4m3 in a backward: e4m3 is forward only",
+                              others[i].name);
         }
         if ((dtype == FATTN_F64 || p->dtype == FATTN_F64) && !others[i].mixes) {
             return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %s and dtype is %s: f64 does not mix",
@@ -296,6 +297,8 @@ static fattn_status check_outputs(const fattn_problem *p)
          "FATTN_PAGED in a backward: pages are forward only"},
         {FATTN_BACKWARD, FATTN_BATCH_INVARIANT, FATTN_UNSUPPORTED,
          "FATTN_BATCH_INVARIANT in a backward: it is forward only"},
+        {FATTN_BACKWARD, FATTN_DESCALE, FATTN_UNSUPPORTED,
+         "FATTN_DESCALE in a backward: it is forward only"},
     };
     for (size_t i = 0; i < sizeof clashes / sizeof clashes[0]; i++) {
         if (p->op == clashes[i].op && p->features & clashes[i].feature) {
@@ -417,13 +420,15 @@ static fattn_status check_strides(const fattn_problem *p)
     const struct {
         const char *name;
         const int64_t *strides;
-    } scores[] = {{"bias", p->bias_stride},
-                  {"dbias", p->dbias_stride},
-                  {"mask", p->mask_stride},
-                  {"block_mask", p->block_mask_stride}};
-    for (size_t i = 0; i < sizeof scores / sizeof scores[0]; i++) {
-        for (int a = 0; a < 4; a++) {
-            const fattn_status status = check_stride(scores[i].name, axes[a], scores[i].strides[a]);
+        int axes;
+    } others[] = {{"bias", p->bias_stride, 4},
+                  {"dbias", p->dbias_stride, 4},
+                  {"mask", p->mask_stride, 4},
+                  {"block_mask", p->block_mask_stride, 4},
+                  {"k_descale and v_descale", p->descale_stride, 2}};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        for (int a = 0; a < others[i].axes; a++) {
+            const fattn_status status = check_stride(others[i].name, axes[a], others[i].strides[a]);
             if (status) {
                 return status;
             }

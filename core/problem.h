@@ -139,7 +139,4 @@ fattn_dtype fattn_gradient_dtype(const fattn_problem *problem, fattn_dtype input
  * problem. */
 fattn_dtype fattn_statistics_dtype(const fattn_problem *problem);
 
-/* Whether k or v has another type than q. */
-bool fattn_problem_is_mixed(const fattn_problem *problem);
-
 #endif

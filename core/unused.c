@@ -64,20 +64,22 @@ static fattn_status check_numbers(const fattn_problem *p)
     return status;
 }
 
-static fattn_status check_score_strides(const fattn_problem *p)
+static fattn_status check_strides(const fattn_problem *p)
 {
     const struct {
         uint64_t feature;
         const char *feature_name, *name;
         const int64_t *strides;
+        int axes;
     } fields[] = {
-        {BIT(FATTN_BIAS), "bias_stride", p->bias_stride},
-        {BIT(FATTN_BIAS), "dbias_stride", p->dbias_stride},
-        {BIT(FATTN_MASK), "mask_stride", p->mask_stride},
-        {BIT(FATTN_BLOCK_MASK), "block_mask_stride", p->block_mask_stride},
+        {BIT(FATTN_BIAS), "bias_stride", p->bias_stride, 4},
+        {BIT(FATTN_BIAS), "dbias_stride", p->dbias_stride, 4},
+        {BIT(FATTN_MASK), "mask_stride", p->mask_stride, 4},
+        {BIT(FATTN_BLOCK_MASK), "block_mask_stride", p->block_mask_stride, 4},
+        {BIT(FATTN_DESCALE), "descale_stride", p->descale_stride, 2},
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        for (int a = 0; a < 4 && !(p->features & fields[i].feature); a++) {
+        for (int a = 0; a < fields[i].axes && !(p->features & fields[i].feature); a++) {
             if (fields[i].strides[a]) {
                 return fattn_fail(FATTN_INVALID_ARGUMENT, "%s[%d] is %lld and features lacks %s",
                                   fields[i].name, a, (long long)fields[i].strides[a],
@@ -110,7 +112,7 @@ static fattn_status check_tensor_strides(const fattn_problem *p)
 fattn_status fattn_problem_check_unused(const fattn_problem *p)
 {
     fattn_status status = check_numbers(p);
-    status = status ? status : check_score_strides(p);
+    status = status ? status : check_strides(p);
     return status ? status : check_tensor_strides(p);
 }
 
@@ -150,6 +152,8 @@ static const buffer_field buffer_fields[] = {
     POINTER(FATTN_DROPOUT, seed_ptr),
     POINTER(FATTN_DROPOUT, offset_ptr),
     POINTER(FATTN_SEQSTART_K, seqstart_k),
+    POINTER(FATTN_DESCALE, k_descale),
+    POINTER(FATTN_DESCALE, v_descale),
     SCALAR(FATTN_POSITIONS, q_offset, FIELD_SIGNED, 0),
     SCALAR(FATTN_POSITIONS, k_offset, FIELD_SIGNED, 0),
     SCALAR(FATTN_POSITIONS, whole_q, FIELD_SIGNED, -1),

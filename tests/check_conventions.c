@@ -1151,6 +1151,64 @@ static void check_mixed(const char *backend, fattn_op op)
               good ? "" : fattn_last_reason());
 }
 
+/* k and v in e4m3, divided by factors of their sequence and head, give what the numbers themselves
+ * give in f32. All codes of e4m3 but NaN are there. */
+static void check_descaled(const char *backend)
+{
+    enum { BATCH = 2, HEADS = 2, KEYS = 16, DIM = 8, NUMBERS = BATCH * KEYS * HEADS * DIM };
+    static float wide[2][NUMBERS], queries[BATCH * HEADS * DIM];
+    static uint8_t codes[2][NUMBERS];
+    static const float factors[2][BATCH * HEADS] = {{0.125F, 3, 0.75F, 1}, {2, 0.3F, 1, -5}};
+    float results[2][BATCH * HEADS * DIM], sums[2][BATCH * HEADS];
+    for (int n = 0; n < NUMBERS; n++) {
+        const int head = n / (KEYS * HEADS * DIM) * HEADS + n / DIM % HEADS;
+        for (int input = 0; input < 2; input++) {
+            const int code = (n * (2 * input + 1) + n / 256) % 256;
+            codes[input][n] = (uint8_t)(code % 128 == 127 ? 0 : code);
+            wide[input][n] =
+                factors[input][head] * (float)fattn_naive_load(codes[input], FATTN_E4M3, n);
+        }
+    }
+    for (int n = 0; n < BATCH * HEADS * DIM; n++) {
+        queries[n] = (float)(n % 5 - 2) / 256;
+    }
+    fattn_device *device = NULL;
+    bool good = fattn_device_open(backend, &device) == FATTN_OK;
+    for (int stored = 0; good && stored < 2; stored++) {
+        fattn_problem t;
+        fattn_buffers b;
+        fattn_problem_init(&t);
+        fattn_buffers_init(&b);
+        t.batch = BATCH, t.heads_q = t.heads_k = HEADS;
+        t.seqlen_q = 1, t.seqlen_k = KEYS, t.dim = t.dim_v = DIM;
+        t.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+        t.pointer_alignment = 1;
+        b.q = queries, b.o = results[stored], b.lse = sums[stored];
+        b.k = wide[0], b.v = wide[1];
+        if (stored) {
+            t.features = FATTN_DESCALE;
+            t.dtype_kv = FATTN_E4M3;
+            t.descale_stride[0] = HEADS, t.descale_stride[1] = 1;
+            b.k = codes[0], b.v = codes[1];
+            b.k_descale = factors[0], b.v_descale = factors[1];
+        }
+        good = fattn_attention(device, &t, &b, NULL) == FATTN_OK;
+    }
+    double worst = 0;
+    for (int n = 0; good && n < BATCH * HEADS * DIM; n++) {
+        const double x = (double)results[0][n], scale = 448 * 5;
+        worst = worst_of(worst, fabs(x - (double)results[1][n]) / scale);
+    }
+    for (int n = 0; good && n < BATCH * HEADS; n++) {
+        const double x = (double)sums[0][n];
+        worst = worst_of(worst, fabs(x - (double)sums[1][n]) / (1 + fabs(x)));
+    }
+    fattn_device_close(device);
+    tap_check(good && worst <= 0x1p-20,
+              "%s: a cache in e4m3 with factors gives what its numbers give, to %g%s%s", backend,
+              worst, good ? "" : ": ", good ? "" : fattn_last_reason());
+}
+
 static void check_mixed_refusals(void)
 {
     fattn_problem t, normal;
@@ -1245,5 +1303,7 @@ int main(void)
     check_mixed("reference", FATTN_BACKWARD);
     check_mixed("cpu", FATTN_FORWARD);
     check_mixed_refusals();
+    check_descaled("reference");
+    check_descaled("cpu");
     return tap_done();
 }

@@ -108,11 +108,13 @@ static double output_error(const draw_case *c, const fattn_problem *p, const fat
     const fattn_naive_sequence *const s = &r->sequences[b];
     const int64_t row = (b * r->heads_q + h) * r->sq + i, hk = h / (r->heads_q / r->heads_k);
     const double unit = p->dtype == FATTN_F64 ? 0x1p-40 : 0x1p-22;
+    const int64_t at = b * p->descale_stride[0] + hk * p->descale_stride[1];
+    const double factor = p->features & FATTN_DESCALE ? draw_get(c, DRAW_V_DESCALE, at) : 1;
     double worst = 0;
     for (int64_t channel = 0; channel < r->dim_v; channel++) {
         double sum = 0, most = 0;
         for (int64_t j = s->start; j < s->keys; j++) {
-            const double v = draw_get(c, DRAW_V, draw_at(c, DRAW_V, b, j, hk, channel));
+            const double v = factor * draw_get(c, DRAW_V, draw_at(c, DRAW_V, b, j, hk, channel));
             const double z = kept(c, p, s, b, h, i, j);
             sum += z * all->p[row * r->sk + j] * v;
             most = fmax(most, z * fabs(v));

@@ -193,6 +193,8 @@ static const field buffers_fields[] = {
     BP(seed_ptr),
     BP(offset_ptr),
     BP(seqstart_k),
+    BP(k_descale),
+    BP(v_descale),
 };
 
 #define M(name) F(fattn_merge_args, name, WORD64)

@@ -391,6 +391,9 @@ static void other_whole_k(draw_case *c) { c->buffers.whole_k = c->problem.seqlen
 static void other_used_q(draw_case *c) { draw_set(c, DRAW_USED_Q, 1, 5); }
 static void other_used_k(draw_case *c) { draw_set(c, DRAW_USED_K, 1, 5); }
 static void other_start_k(draw_case *c) { draw_set(c, DRAW_START_K, 1, 4); }
+static void other_k_descale(draw_case *c) { draw_set(c, DRAW_K_DESCALE, 1, 3); }
+static void other_v_descale(draw_case *c) { draw_set(c, DRAW_V_DESCALE, 1, 3); }
+static void other_descales(draw_case *c) { c->problem.descale_stride[0] = 0; }
 static void other_bias(draw_case *c) { c->problem.bias_stride[0] = 0; }
 static void other_mask(draw_case *c) { c->problem.mask_stride[1] = 0; }
 static void other_block_mask(draw_case *c) { c->problem.block_mask_stride[3] = 0; }
@@ -435,6 +438,10 @@ static const option_flip flips[] = {
     {"seqused_k", FATTN_SEQUSED_K, 0, other_used_k},
     {"alibi_bias", FATTN_ALIBI | FATTN_BIAS, FATTN_ALIBI_BIAS, NULL},
     {"seqstart_k", FATTN_SEQSTART_K, 0, other_start_k},
+    {"descale", 0, FATTN_DESCALE, NULL},
+    {"k_descale", FATTN_DESCALE, 0, other_k_descale},
+    {"v_descale", FATTN_DESCALE, 0, other_v_descale},
+    {"descale_stride", FATTN_DESCALE, 0, other_descales},
     {"dlse", 0, FATTN_DLSE, NULL},
     {"accumulate", 0, FATTN_ACCUMULATE, NULL},
 };
@@ -446,7 +453,9 @@ static draw_case equipped(fattn_op op)
     fattn_problem *const p = &c.problem;
     p->features = FATTN_BIAS | FATTN_ALIBI | FATTN_MASK | FATTN_BLOCK_MASK | FATTN_SINK |
                   FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_POSITIONS | FATTN_DROPOUT |
-                  FATTN_SEQSTART_K | (op == FATTN_BACKWARD ? FATTN_DLSE | FATTN_ACCUMULATE : 0);
+                  FATTN_SEQSTART_K |
+                  (op == FATTN_BACKWARD ? FATTN_DLSE | FATTN_ACCUMULATE : FATTN_DESCALE);
+    p->descale_stride[0] = 2, p->descale_stride[1] = 1;
     p->block_m = p->block_n = 2;
     p->dropout_p = 0.3;
     c.seed_value = 11, c.offset_value = 22;

@@ -30,6 +30,7 @@ static inline void strip_problem(fattn_problem *p)
     }
     if (!(f & FATTN_MASK)) memset(p->mask_stride, 0, sizeof p->mask_stride);
     if (!(f & FATTN_BLOCK_MASK)) memset(p->block_mask_stride, 0, sizeof p->block_mask_stride);
+    if (!(f & FATTN_DESCALE)) memset(p->descale_stride, 0, sizeof p->descale_stride);
 }
 
 static inline void strip(fattn_problem *p, fattn_buffers *b)
@@ -48,6 +49,7 @@ static inline void strip(fattn_problem *p, fattn_buffers *b)
     if (!(f & FATTN_SEQUSED_K)) b->seqused_k = NULL;
     if (!(f & FATTN_PAGED)) b->block_table = NULL;
     if (!(f & FATTN_SEQSTART_K)) b->seqstart_k = NULL;
+    if (!(f & FATTN_DESCALE)) b->k_descale = b->v_descale = NULL;
     if (!(f & FATTN_DROPOUT)) b->seed = b->offset = 0, b->seed_ptr = b->offset_ptr = NULL;
     if (!(f & FATTN_POSITIONS)) {
         b->q_offset = b->k_offset = 0, b->whole_q = b->whole_k = -1;

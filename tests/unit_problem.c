@@ -167,7 +167,15 @@ Test(problem, enums)
     REFUSED(FATTN_INVALID_ARGUMENT, "op is 7", p.op = (fattn_op)7);
     REFUSED(FATTN_INVALID_ARGUMENT, "dtype is 0", p.dtype = (fattn_dtype)0);
     REFUSED(FATTN_INVALID_ARGUMENT, "dtype is 99", p.dtype = (fattn_dtype)99);
-    REFUSED(FATTN_UNSUPPORTED, "e4m3", p.dtype = FATTN_E4M3);
+    REFUSED(FATTN_UNSUPPORTED, "dtype is e4m3", p.dtype = FATTN_E4M3);
+    REFUSED(FATTN_UNSUPPORTED, "dtype_kv is e4m3 in a backward", p.op = FATTN_BACKWARD,
+            p.dtype_kv = FATTN_E4M3);
+    REFUSED(FATTN_UNSUPPORTED, "dtype_v is e4m3 in a backward", p.op = FATTN_BACKWARD,
+            p.dtype_v = FATTN_E4M3);
+    REFUSED(FATTN_INVALID_ARGUMENT, "dtype_o is e4m3", p.dtype_o = FATTN_E4M3);
+    REFUSED(FATTN_INVALID_ARGUMENT, "dtype_bias is e4m3", p.features = FATTN_BIAS,
+            p.dtype_bias = FATTN_E4M3);
+    REFUSED(FATTN_INVALID_ARGUMENT, "dtype_kv is unknown (6)", p.dtype_kv = (fattn_dtype)6);
     REFUSED(FATTN_INVALID_ARGUMENT, "dtype_o is f16", p.dtype_o = FATTN_F16);
     REFUSED(FATTN_INVALID_ARGUMENT, "dtype_o", p.dtype_o = (fattn_dtype)-3);
     REFUSED(FATTN_INVALID_ARGUMENT, "dtype_bias is f64", p.features = FATTN_BIAS,
@@ -274,6 +282,8 @@ Test(problem, fields_without_their_bit)
     UNUSED(FATTN_CU_SEQLENS_Q, total_q, "total_q is 10", p.total_q = 10);
     UNUSED(FATTN_CU_SEQLENS_K, total_k, "total_k is 10", p.total_k = 10);
     UNUSED(FATTN_CHUNK, chunk, "chunk is 64", p.chunk = 64);
+    UNUSED(FATTN_DESCALE, descale_stride, "descale_stride[0] is 1", p.descale_stride[0] = 1);
+    UNUSED(FATTN_DESCALE, descale_stride, "descale_stride[1] is 2", p.descale_stride[1] = 2);
     UNUSED(FATTN_PAGED, page_size, "page_size is 16", p.page_size = 16);
     UNUSED(FATTN_PAGED, num_pages, "num_pages is 9", p.num_pages = 9);
     UNUSED(FATTN_PAGED, max_pages, "max_pages is 3", p.max_pages = 3);
@@ -503,6 +513,8 @@ Test(buffers, fields_without_their_bit)
         POINTER(seed_ptr, FATTN_DROPOUT),
         POINTER(offset_ptr, FATTN_DROPOUT),
         POINTER(seqstart_k, FATTN_SEQSTART_K),
+        POINTER(k_descale, FATTN_DESCALE),
+        POINTER(v_descale, FATTN_DESCALE),
 #undef POINTER
     };
     const fattn_problem p = sound();

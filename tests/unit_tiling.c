@@ -583,7 +583,7 @@ Test(kernel, rows_begin_where_it_needs_them)
 Test(kernel, rows_of_each_type_begin_where_it_needs_them)
 {
     fattn_kernel k = imaginary();
-    k.align = 16, k.mixes_kv = true;
+    k.align = 16, k.dtypes_kv = FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_F32);
     fattn_problem p = normal(10, 10, 64);
     char text[256];
     const fattn_strides fours = {.batch = 64, .seq = 8, .head = 4};

@@ -213,7 +213,7 @@ INLINE fv fold_lanes(fv x, int64_t pitch, lane_fold fold)
 APART void brief_score(const fattn_problem *p, const fattn_cpu_brief *s, const brief_place *at,
                        int64_t j, float *x, int64_t vectors)
 {
-    const fattn_score_rule rule = rule_of(p);
+    const fattn_score_rule rule = rule_of(p, 1);
     const int64_t keys = FV_LANES / s->pitch; /* of a vector */
     float slope[FV_LANES] = {0}, ahead[FV_LANES] = {0};
     for (int64_t r = 0, g = 0, i = at->ahead - j; at->slope && r < s->rows; r++) {
@@ -410,7 +410,7 @@ APART void brief_heads(const fattn_problem *p, const fattn_cpu_brief *s, brief_p
 static bool brief_of(const panel *pn, const fattn_problem *p, fattn_cpu_brief *s)
 {
     fattn_range keys;
-    const fattn_score_rule rule = rule_of(p);
+    const fattn_score_rule rule = rule_of(p, 1);
     const bool scaled = rule.terms && !(p->features & BRIEF_TERMS);
     if (scaled || !is_brief(pn, p, &keys)) {
         return false;

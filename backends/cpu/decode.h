@@ -269,10 +269,11 @@ typedef void mix_function(const decode_sums *s);
             mix(live, nr, FATTN_##type, *s, r);           \
         }                                                 \
     }
-#define DECODE_TYPES(live, nr)      \
-    DECODE_FUNCTIONS(live, nr, F32) \
-    DECODE_FUNCTIONS(live, nr, F16) \
-    DECODE_FUNCTIONS(live, nr, BF16)
+#define DECODE_TYPES(live, nr)       \
+    DECODE_FUNCTIONS(live, nr, F32)  \
+    DECODE_FUNCTIONS(live, nr, F16)  \
+    DECODE_FUNCTIONS(live, nr, BF16) \
+    DECODE_FUNCTIONS(live, nr, E4M3)
 #define DECODE_ROW_OF_4(kind, type) \
     kind##_1_##type, kind##_2_##type, kind##_3_##type, kind##_4_##type
 #define DECODE_ROW_OF_8(kind, type) \
@@ -307,12 +308,14 @@ DECODE_TYPES(16, 16)
 #endif
 #endif
 
-_Static_assert(FATTN_F16 == FATTN_F32 + 1 && FATTN_BF16 == FATTN_F32 + 2,
-               "the order of the tables");
-static dots_function *const dots_functions[][10] = {DECODE_ROW(dots, F32), DECODE_ROW(dots, F16),
-                                                    DECODE_ROW(dots, BF16)};
-static mix_function *const mix_functions[][10] = {DECODE_ROW(mix, F32), DECODE_ROW(mix, F16),
-                                                  DECODE_ROW(mix, BF16)};
+static dots_function *const dots_functions[][10] = {[FATTN_F32] = DECODE_ROW(dots, F32),
+                                                    [FATTN_F16] = DECODE_ROW(dots, F16),
+                                                    [FATTN_BF16] = DECODE_ROW(dots, BF16),
+                                                    [FATTN_E4M3] = DECODE_ROW(dots, E4M3)};
+static mix_function *const mix_functions[][10] = {[FATTN_F32] = DECODE_ROW(mix, F32),
+                                                  [FATTN_F16] = DECODE_ROW(mix, F16),
+                                                  [FATTN_BF16] = DECODE_ROW(mix, BF16),
+                                                  [FATTN_E4M3] = DECODE_ROW(mix, E4M3)};
 
 #undef DECODE_ROW
 #undef DECODE_ROW_OF_8
@@ -329,12 +332,12 @@ static int64_t listed_at(int64_t rows, int64_t pitch)
 
 static dots_function *dots_of(fattn_dtype dtype, int64_t rows, int64_t pitch)
 {
-    return dots_functions[dtype - FATTN_F32][listed_at(rows, pitch)];
+    return dots_functions[dtype][listed_at(rows, pitch)];
 }
 
 static mix_function *mix_of(fattn_dtype dtype, int64_t rows, int64_t pitch)
 {
-    return mix_functions[dtype - FATTN_F32][listed_at(rows, pitch)];
+    return mix_functions[dtype][listed_at(rows, pitch)];
 }
 
 /* to = the queries in pn->q in the order in which dots_tile() reads them: rows_at_once() rows side

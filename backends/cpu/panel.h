@@ -76,6 +76,7 @@ typedef struct panel {
     int64_t start_k; /* fattn_start_k() */
     fattn_band band;
     fattn_score_rule rule;
+    float v_factor; /* what the values are multiplied by (FATTN_DESCALE), or 1 */
     fattn_dropout dropout;
 
     /* Scratch. d_pad and dv_pad: D and Dv rounded up to vectors. */
@@ -220,7 +221,8 @@ static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *t
 
 /* --- Opening a panel -------------------------------------------------------------------------- */
 
-static fattn_score_rule rule_of(const fattn_problem *p)
+/* k_factor: what the keys are multiplied by (FATTN_DESCALE), or 1. */
+static fattn_score_rule rule_of(const fattn_problem *p, float k_factor)
 {
     const bool distances = p->features & FATTN_ALIBI && !(p->features & FATTN_ALIBI_BIAS);
     const unsigned terms =
@@ -228,7 +230,7 @@ static fattn_score_rule rule_of(const fattn_problem *p)
                                   : 0) | /* sinks are relative to scaled scores */
         (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
         (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) | (distances ? FATTN_SCORE_ALIBI : 0);
-    return fattn_score_rule_make(terms, p->scale, p->softcap);
+    return fattn_score_rule_make(terms, p->scale * (double)k_factor, p->softcap);
 }
 
 static fattn_dropout dropout_of(const fattn_problem *p, const fattn_buffers *buf)
@@ -311,11 +313,20 @@ static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t 
     return true;
 }
 
+/* The factor of the panel's keys, or values; 1 without FATTN_DESCALE. */
+static float descale_of(const panel *pn, const float *descales)
+{
+    const fattn_problem *const p = pn->run->problem;
+    const int64_t at = pn->b * p->descale_stride[0] + pn->hk * p->descale_stride[1];
+    return p->features & FATTN_DESCALE ? descales[at] : 1;
+}
+
 /* Fills in what each row of a placed panel needs. */
 static void panel_fill(panel *pn)
 {
     const fattn_problem *const p = pn->run->problem;
-    pn->rule = rule_of(p);
+    pn->rule = rule_of(p, descale_of(pn, pn->run->buffers->k_descale));
+    pn->v_factor = descale_of(pn, pn->run->buffers->v_descale);
     if (p->features & FATTN_DROPOUT) {
         pn->dropout = dropout_of(p, pn->run->buffers);
     }

@@ -95,7 +95,7 @@ static void restore_scale(const forward *f)
 {
     const panel *const pn = &f->panel;
     for (int64_t r = 0; r < pn->width && f->taken != f->l; r += FV_LANES) {
-        const fv factor = fv_mul(fv_load(f->l + r), normaliser_of_o(f, r));
+        const fv factor = fv_mul(fv_load(f->l + r), normaliser_of_sums(f, r));
         scale_rows(f->ot + r, pn->dv_pad, pn->br, FV_LANES, factor);
     }
 }

@@ -40,16 +40,17 @@ static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, fv f)
 }
 
 /* fattn_dtype_size() as a constant expression */
-#define SIZE_OF(dtype) ((dtype) == FATTN_F32 ? 4 : 2)
+#define SIZE_OF(dtype) ((dtype) == FATTN_F32 ? 4 : (dtype) == FATTN_E4M3 ? 1 : 2)
 
-/* The first `part` numbers of a vector, loaded from or stored as dtype, a literal. Loads set the
- * other lanes to 0. */
+/* The first `part` numbers of a vector, loaded from or stored as dtype, a literal, which is no e4m3
+ * in a store. Loads set the other lanes to 0. */
 INLINE fv load_as(fattn_dtype dtype, const void *from, int part)
 {
     const bool whole = part == FV_LANES;
     switch (dtype) {
     case FATTN_F16: return whole ? fv_load_f16(from) : fv_load_part_f16(from, part);
     case FATTN_BF16: return whole ? fv_load_bf16(from) : fv_load_part_bf16(from, part);
+    case FATTN_E4M3: return whole ? fv_load_e4m3(from) : fv_load_part_e4m3(from, part);
     default: return whole ? fv_load(from) : fv_load_part(from, part);
     }
 }
@@ -85,8 +86,10 @@ static void row_load(float *to, fattn_dtype dtype, const void *from, int64_t n)
         row_load_as(FATTN_F32, to, from, n);
     } else if (dtype == FATTN_F16) {
         row_load_as(FATTN_F16, to, from, n);
-    } else {
+    } else if (dtype == FATTN_BF16) {
         row_load_as(FATTN_BF16, to, from, n);
+    } else {
+        row_load_as(FATTN_E4M3, to, from, n);
     }
 }
 

@@ -293,9 +293,15 @@ static void add_lost(forward *f, int64_t r, fv alpha, fv lost)
  * where one key has nearly all the weight, dividing by the exact sum would give o the rounding
  * error of that weight. lse uses the sum of the exact weights.
  */
-static fv normaliser_of_o(const forward *f, int64_t r)
+static fv normaliser_of_sums(const forward *f, int64_t r)
 {
     return fattn_softmax_normaliser((fattn_softmax){.l = fv_load(f->taken + r)});
+}
+
+/* The same with the factor of the values. */
+static fv normaliser_of_o(const forward *f, int64_t r)
+{
+    return fv_mul(fv_set1(f->panel.v_factor), normaliser_of_sums(f, r));
 }
 
 /* taken = alpha taken + sum */

@@ -79,6 +79,27 @@ static inline fv fv_load_part_bf16(const uint16_t *x, int n)
     const __m256i wide = _mm256_cvtepu16_epi32(load_part_16(x, n));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
+/* Shifting an e4m3 number up to f16's exponent and fraction divides it by 2^8, exactly: f16 has
+ * room for its subnormal numbers too. NaN, which would become 480, is replaced. */
+static inline fv fv_from_e4m3(__m128i bytes)
+{
+    const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
+    const __m128i halves = _mm_and_si128(wide, _mm_set1_epi16((short)0xbf80));
+    const __m128i magnitude = _mm_and_si128(halves, _mm_set1_epi16(0x7fff));
+    const __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x3f80));
+    const __m128i quiet = _mm_and_si128(nan, _mm_set1_epi16(0x7e00));
+    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(halves, quiet)), _mm256_set1_ps(0x1p8f));
+}
+static inline fv fv_load_e4m3(const uint8_t *x)
+{
+    return fv_from_e4m3(_mm_loadl_epi64((const __m128i *)x));
+}
+static inline fv fv_load_part_e4m3(const uint8_t *x, int n)
+{
+    uint8_t some[FV_LANES] = {0};
+    memcpy(some, x, (size_t)n);
+    return fv_load_e4m3(some);
+}
 static inline fv fv_load_bf16_even(const uint16_t *x)
 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i *)x), 16));

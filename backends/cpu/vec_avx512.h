@@ -56,6 +56,25 @@ static inline fv fv_load_part_bf16(const uint16_t *x, int n)
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(n), x));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
+/* Shifting an e4m3 number up to f16's exponent and fraction divides it by 2^8, exactly: f16 has
+ * room for its subnormal numbers too. NaN, which would become 480, is replaced. */
+static inline fv fv_from_e4m3(__m128i bytes)
+{
+    const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+    const __m256i halves = _mm256_and_si256(wide, _mm256_set1_epi16((short)0xbf80));
+    const __m256i magnitude = _mm256_and_si256(halves, _mm256_set1_epi16(0x7fff));
+    const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
+    const __m256i quiet = _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00));
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(halves, quiet)), _mm512_set1_ps(0x1p8f));
+}
+static inline fv fv_load_e4m3(const uint8_t *x)
+{
+    return fv_from_e4m3(_mm_loadu_si128((const __m128i *)x));
+}
+static inline fv fv_load_part_e4m3(const uint8_t *x, int n)
+{
+    return fv_from_e4m3(_mm_maskz_loadu_epi8(first_lanes(n), x));
+}
 static inline fv fv_load_bf16_even(const uint16_t *x)
 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(x), 16));

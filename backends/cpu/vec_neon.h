@@ -12,6 +12,7 @@
 #define FATTN_CPU_VEC_NEON_H
 
 #include <arm_neon.h>
+#include <string.h>
 
 #include "backends/cpu/vec_math.h"
 
@@ -75,6 +76,20 @@ static inline fv fv_load_part_bf16(const uint16_t *x, int n)
 {
     return vreinterpretq_f32_u32(vshll_n_u16(load_part_16(x, n), 16));
 }
+/* Shifting an e4m3 number up to f16's exponent and fraction divides it by 2^8, exactly: f16 has
+ * room for its subnormal numbers too. NaN, which would become 480, is replaced. */
+static inline fv fv_load_part_e4m3(const uint8_t *x, int n)
+{
+    uint8_t some[8] = {0};
+    memcpy(some, x, (size_t)n);
+    const int16x4_t wide = vget_low_s16(vshll_n_s8(vreinterpret_s8_u8(vld1_u8(some)), 7));
+    const uint16x4_t halves = vand_u16(vreinterpret_u16_s16(wide), vdup_n_u16(0xbf80));
+    const uint16x4_t magnitude = vand_u16(halves, vdup_n_u16(0x7fff));
+    const uint16x4_t nan = vceq_u16(magnitude, vdup_n_u16(0x3f80));
+    const uint16x4_t quiet = vand_u16(nan, vdup_n_u16(0x7e00));
+    return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(halves, quiet))), 0x1p8f);
+}
+static inline fv fv_load_e4m3(const uint8_t *x) { return fv_load_part_e4m3(x, FV_LANES); }
 static inline fv fv_load_bf16_even(const uint16_t *x)
 {
     return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(vld1q_u16(x)), 16));

@@ -50,7 +50,8 @@
  * fv_load_blocks(), pv_load_four() is fv_load_four() for pairs, and keep_pointers() steers the
  * compiler.
  *
- * Loads and stores take any alignment. fv_load_bf16_even and fv_load_bf16_odd load every other one
+ * Loads and stores take any alignment. fv_load_e4m3 loads FATTN_E4M3. fv_load_bf16_even and
+ * fv_load_bf16_odd load every other one
  * of 2 FV_LANES numbers, starting with the first or the second. The upper halves of fv_bf16_bits(x)
  * are what fv_store_bf16 stores. Functions named `part` access the first n lanes only, 0 <= n <=
  * FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2
@@ -87,6 +88,8 @@ static inline fv fv_load_f16(const uint16_t *x) { return fattn_f16_to_f32(*x); }
 static inline fv fv_load_bf16(const uint16_t *x) { return fattn_bf16_to_f32(*x); }
 static inline fv fv_load_part_f16(const uint16_t *x, int n) { return n ? fv_load_f16(x) : 0.0f; }
 static inline fv fv_load_part_bf16(const uint16_t *x, int n) { return n ? fv_load_bf16(x) : 0.0f; }
+static inline fv fv_load_e4m3(const uint8_t *x) { return fattn_e4m3_to_f32(*x); }
+static inline fv fv_load_part_e4m3(const uint8_t *x, int n) { return n ? fv_load_e4m3(x) : 0.0f; }
 static inline fv fv_load_bf16_even(const uint16_t *x) { return fattn_bf16_to_f32(x[0]); }
 static inline fv fv_load_bf16_odd(const uint16_t *x) { return fattn_bf16_to_f32(x[1]); }
 static inline void fv_store(float *to, fv x) { *to = x; }

@@ -348,7 +348,7 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
 }
 
 #define MMA_BACKWARD_ORDERED (FATTN_GPU_BACKWARD_LEAN | FATTN_DETERMINISTIC)
-#define MMA_BACKWARD_FULL (FATTN_KERNEL_COMMON & ~FATTN_GPU_NOT_BACKWARD)
+#define MMA_BACKWARD_FULL (FATTN_KERNEL_COMMON & ~FATTN_KERNEL_NOT_BACKWARD)
 
 #define MMA_BACKWARD_ROW(label, variant, channels, bytes, bits, ...)              \
     {                                                                             \

@@ -364,7 +364,7 @@ static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_prob
     {                                                                                            \
         .row = {.name = "wgmma_backward_full_" #channels,                                        \
                 WGMMA_GRADIENT_ROW(channels, cannot_backward_full),                              \
-                .features = FATTN_KERNEL_COMMON & ~FATTN_GPU_NOT_BACKWARD,                       \
+                .features = FATTN_KERNEL_COMMON & ~FATTN_KERNEL_NOT_BACKWARD,                    \
                 .adds_dbias = true,                                                              \
                 .dropout_max = FATTN_GPU_DROPOUT_MAX,                                            \
                 .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},                               \

@@ -92,11 +92,10 @@ bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa);
      FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
      FATTN_BATCH_INVARIANT | FATTN_CHECKED)
 
-/* The features that no backward kernel has, and those of lean backward kernels. FATTN_DETERMINISTIC
- * needs other kernels, which add to dQ in a fixed order. */
-#define FATTN_GPU_NOT_BACKWARD (FATTN_PAGED | FATTN_BATCH_INVARIANT)
-#define FATTN_GPU_BACKWARD_LEAN                                                        \
-    ((FATTN_GPU_LEAN & ~(FATTN_GPU_NOT_BACKWARD | FATTN_DETERMINISTIC)) | FATTN_DLSE | \
+/* Those of lean backward kernels. FATTN_DETERMINISTIC needs other kernels, which add to dQ in a
+ * fixed order. */
+#define FATTN_GPU_BACKWARD_LEAN                                                           \
+    ((FATTN_GPU_LEAN & ~(FATTN_KERNEL_NOT_BACKWARD | FATTN_DETERMINISTIC)) | FATTN_DLSE | \
      FATTN_ACCUMULATE)
 
 /* Dtypes of kernels on matrix units, and of SIMT kernels. */

@@ -189,7 +189,7 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
         .row = {.name = "simt_backward",
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),
                 .dtypes = FATTN_GPU_FLOATS,
-                .features = FATTN_KERNEL_LAST & ~FATTN_GPU_NOT_BACKWARD,
+                .features = FATTN_KERNEL_LAST & ~FATTN_KERNEL_NOT_BACKWARD,
                 .dim_max = FATTN_PROBLEM_DIM_MAX,
                 .packs_groups = true,
                 .tiles = square_tiles,

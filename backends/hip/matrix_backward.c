@@ -71,7 +71,8 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
     .shared = MATRIX_BACKWARD_SHARED(channels, queries, keys), .run = variant
 
 #define LEAN .row.features = FATTN_GPU_BACKWARD_LEAN
-#define FULL .row.features = FATTN_KERNEL_COMMON & ~(FATTN_GPU_NOT_BACKWARD | FATTN_DETERMINISTIC)
+#define FULL \
+    .row.features = FATTN_KERNEL_COMMON & ~(FATTN_KERNEL_NOT_BACKWARD | FATTN_DETERMINISTIC)
 #define MFMA                                                                       \
     .row.dtypes = FATTN_GPU_HALVES, .isa = HIP_GFX942, .runs = fattn_hip_has_mfma, \
     .needs = "gfx942 or gfx950"

@@ -17,29 +17,35 @@
 
 /* --- Number formats --------------------------------------------------------------------------- */
 
-/* A 16-bit binary format: a sign, an exponent field, digits - 1 bits of fraction. */
+/* A binary format: a sign, an exponent field, digits - 1 bits of fraction. */
 typedef struct format {
     int digits;         /* of the significand, including the implicit one */
     int exponent_min;   /* 2^exponent_min is the smallest normal number */
     unsigned field_max; /* exponent field of infinities and NaN */
+    unsigned sign;      /* bit of the sign, the highest one */
 } format;
 
-static const format f16 = {11, -14, 31}, bf16 = {8, -126, 255};
+static const format f16 = {11, -14, 31, 0x8000}, bf16 = {8, -126, 255, 0x8000};
+/* No infinity, and one NaN, whose exponent field is that of numbers too. */
+static const format e4m3 = {4, -6, 16, 0x80};
+#define E4M3_NAN 0x7f
 
 static double decode(unsigned bits, const format *f)
 {
-    const unsigned one = 1u << (f->digits - 1);
-    const unsigned fraction = bits & (one - 1), field = (bits & 0x7fff) >> (f->digits - 1);
+    const unsigned one = 1u << (f->digits - 1), magnitude = bits & (f->sign - 1);
+    const unsigned fraction = bits & (one - 1), field = magnitude >> (f->digits - 1);
     const int ulp_min = f->exponent_min - (f->digits - 1);
     double x;
-    if (field == f->field_max) {
+    if (f == &e4m3 && magnitude == E4M3_NAN) {
+        x = (double)NAN;
+    } else if (field == f->field_max) {
         x = fraction != 0 ? (double)NAN : (double)INFINITY;
     } else if (field == 0) {
         x = ldexp(fraction, ulp_min);
     } else {
         x = ldexp(fraction + one, ulp_min + (int)field - 1);
     }
-    return bits & 0x8000 ? -x : x;
+    return bits & f->sign ? -x : x;
 }
 
 /* Rounds to nearest even, in units of x's last place in the format. The encoding of a number is its
@@ -47,7 +53,7 @@ static double decode(unsigned bits, const format *f)
 static unsigned encode(double x, const format *f)
 {
     const unsigned one = 1u << (f->digits - 1), infinity = f->field_max * one;
-    const unsigned sign = signbit(x) ? 0x8000 : 0;
+    const unsigned sign = signbit(x) ? f->sign : 0;
     if (x == 0) {
         return sign;
     }
@@ -77,6 +83,7 @@ double fattn_naive_load(const void *array, fattn_dtype dtype, int64_t index)
     case FATTN_F32: return (double)((const float *)array)[index];
     case FATTN_F16: return decode(((const uint16_t *)array)[index], &f16);
     case FATTN_BF16: return decode(((const uint16_t *)array)[index], &bf16);
+    case FATTN_E4M3: return decode(((const uint8_t *)array)[index], &e4m3);
     default: assert(!"a dtype that no problem has"); return (double)NAN;
     }
 }
@@ -88,7 +95,7 @@ static void store(void *array, fattn_dtype dtype, int64_t index, double x)
     case FATTN_F32: ((float *)array)[index] = (float)x; break;
     case FATTN_F16: ((uint16_t *)array)[index] = (uint16_t)encode(x, &f16); break;
     case FATTN_BF16: ((uint16_t *)array)[index] = (uint16_t)encode(x, &bf16); break;
-    default: assert(!"a dtype that no problem has");
+    default: assert(!"a dtype that no output has");
     }
 }
 
@@ -98,7 +105,7 @@ double fattn_naive_round(double x, fattn_dtype dtype)
         double f64;
         float f32;
         uint16_t bits;
-    } stored;
+    } stored = {0};
     store(&stored, dtype, 0, x);
     return fattn_naive_load(&stored, dtype, 0);
 }
@@ -115,8 +122,9 @@ fattn_dtype fattn_naive_dtype_grad(const fattn_problem *p, fattn_dtype input)
 
 fattn_dtype fattn_naive_dtype_operand(const fattn_problem *p)
 {
-    const bool mixed = p->dtype_kv != p->dtype || p->dtype_v != p->dtype;
-    return mixed ? FATTN_F32 : p->dtype;
+    const bool k_alike = p->dtype_kv == p->dtype || p->dtype_kv == FATTN_E4M3;
+    const bool v_alike = p->dtype_v == p->dtype || p->dtype_v == FATTN_E4M3;
+    return k_alike && v_alike ? p->dtype : FATTN_F32;
 }
 
 /* --- Dropout ---------------------------------------------------------------------------------- */
@@ -398,13 +406,21 @@ void fattn_naive_slice_free(fattn_naive_slice *slice)
     *slice = (fattn_naive_slice){0};
 }
 
-/* Decodes channels of one row or key. */
+/* Decodes channels of one row or key, and multiplies them by factor. */
 static void load_channels(const void *tensor, fattn_dtype dtype, int64_t index, int64_t channels,
-                          double *dense)
+                          double factor, double *dense)
 {
     for (int64_t c = 0; c < channels; c++) {
-        dense[c] = fattn_naive_load(tensor, dtype, index + c);
+        dense[c] = factor * fattn_naive_load(tensor, dtype, index + c);
     }
+}
+
+/* The factor of the keys, or the values, of a sequence and head. */
+static double descale_of(const fattn_problem *p, const void *descales, int64_t b, int64_t hk)
+{
+    const int64_t index = b * p->descale_stride[0] + hk * p->descale_stride[1];
+    return p->features & FATTN_DESCALE ? fattn_naive_load(descales, fattn_naive_dtype_lse(p), index)
+                                       : 1;
 }
 
 static void transpose(const double *in, int64_t rows, int64_t columns, double *out)
@@ -422,16 +438,18 @@ void fattn_naive_slice_load(const fattn_problem *p, const fattn_buffers *buf, in
     const fattn_dtype dtype_lse = fattn_naive_dtype_lse(p);
     const int64_t hk = h / (p->heads_q / p->heads_k);
     const fattn_naive_sequence seq = sequence_of(p, buf, b);
+    const double k_factor = descale_of(p, buf->k_descale, b, hk);
+    const double v_factor = descale_of(p, buf->v_descale, b, hk);
     slice->b = b, slice->h = h, slice->hk = hk, slice->seq = seq;
     for (int64_t i = 0; i < seq.rows; i++) {
-        load_channels(buf->q, p->dtype, row_index(p, &seq, &p->q, b, h, i), p->dim,
+        load_channels(buf->q, p->dtype, row_index(p, &seq, &p->q, b, h, i), p->dim, 1,
                       slice->q + i * p->dim);
     }
     for (int64_t j = seq.start; j < seq.keys; j++) { /* pages before have no entry in the table */
         load_channels(buf->k, p->dtype_kv, key_index(p, buf, &seq, &p->k, b, hk, j), p->dim,
-                      slice->k + j * p->dim);
+                      k_factor, slice->k + j * p->dim);
         load_channels(buf->v, p->dtype_v, key_index(p, buf, &seq, &p->v, b, hk, j), p->dim_v,
-                      slice->v + j * p->dim_v);
+                      v_factor, slice->v + j * p->dim_v);
     }
     transpose(slice->k, seq.keys, p->dim, slice->kt);
     transpose(slice->v, seq.keys, p->dim_v, slice->vt);
@@ -441,7 +459,7 @@ void fattn_naive_slice_load(const fattn_problem *p, const fattn_buffers *buf, in
         return;
     }
     for (int64_t i = 0; i < seq.rows; i++) {
-        load_channels(buf->dout, p->dtype_o, row_index(p, &seq, &p->dout, b, h, i), p->dim_v,
+        load_channels(buf->dout, p->dtype_o, row_index(p, &seq, &p->dout, b, h, i), p->dim_v, 1,
                       slice->dout + i * p->dim_v);
         if (p->features & FATTN_DLSE) {
             slice->dlse[i] = fattn_naive_load(buf->dlse, dtype_lse, lse_index(p, &seq, b, h, i));
@@ -455,7 +473,7 @@ void fattn_naive_slice_load_saved(const fattn_problem *p, const fattn_buffers *b
     const int64_t b = slice->b, h = slice->h, first = (b * p->heads_q + h) * p->seqlen_q;
     const fattn_naive_sequence *seq = &slice->seq;
     for (int64_t i = 0; i < seq->rows; i++) {
-        load_channels(buf->o, p->dtype_o, row_index(p, seq, &p->o, b, h, i), p->dim_v,
+        load_channels(buf->o, p->dtype_o, row_index(p, seq, &p->o, b, h, i), p->dim_v, 1,
                       result->o + (first + i) * p->dim_v);
         result->lse[first + i] =
             fattn_naive_load(buf->lse, fattn_naive_dtype_lse(p), lse_index(p, seq, b, h, i));

@@ -77,7 +77,8 @@ enum {
     /* No f64: the judge has nothing more accurate than an f64 result. */
     tiled_dtypes =
         FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16),
-    naive_dtypes = tiled_dtypes | FATTN_DTYPE_BIT(FATTN_F64)
+    naive_dtypes = tiled_dtypes | FATTN_DTYPE_BIT(FATTN_F64),
+    naive_dtypes_kv = tiled_dtypes | FATTN_DTYPE_BIT(FATTN_E4M3)
 };
 
 #define TILED_ROW(row_name, io)                      \
@@ -98,9 +99,9 @@ static const row rows[] = {
     {.kernel = {.name = "naive",
                 .ops = both_ops,
                 .dtypes = naive_dtypes,
-                .mixes_kv = true,
+                .dtypes_kv = naive_dtypes_kv,
                 .any_bias = true,
-                .features = FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS,
+                .features = FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS | FATTN_DESCALE,
                 .dim_max = FATTN_PROBLEM_DIM_MAX,
                 .tiles = whole,
                 .fast_bytes = no_fast_bytes,

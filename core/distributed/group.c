@@ -98,7 +98,7 @@ static fattn_status check_features(const fattn_problem *p)
     const char *why = NULL;
     if (p->features & ~HONOURED) {
         why = "groups do not support block masks, seqused, seqstart, pages, positions, chunks, "
-              "accumulation, batch invariance and FATTN_CHECKED";
+              "descales, accumulation, batch invariance and FATTN_CHECKED";
     } else if (p->dtype == FATTN_F64 || p->dtype_kv == FATTN_E4M3 || p->dtype_v == FATTN_E4M3) {
         why = "groups do not support f64 and e4m3";
     } else if (p->features & packed && (p->features & packed) != packed) {

@@ -151,7 +151,8 @@ typedef enum fattn_dtype {
     FATTN_BF16 = 3,          /* the upper half of a binary32 */
     FATTN_F64 =
         4, /* backend "reference" only; lse, bias, sink, slopes and gradients are f64 too then */
-    FATTN_E4M3 = 5 /* reserved: fp8 inputs, not accepted by any backend yet */
+    FATTN_E4M3 = 5 /* fp8 with 4 exponent and 3 mantissa bits, largest value 448, NaN but no
+                    * infinity (OCP's E4M3): a cache of k and v, forward only */
 } fattn_dtype;
 
 /* What is computed: attention or its gradients. */
@@ -211,8 +212,9 @@ typedef enum fattn_anchor {
 #define FATTN_SEQSTART_K 0x200000ull     /* seqstart_k: no keys before it (CPU, reference) */
 #define FATTN_ALIBI_BIAS 0x400000ull     /* slopes times bias: needs ALIBI, BIAS (CPU, reference) */
 #define FATTN_CHUNK 0x800000ull          /* chunk: a query attends to its own chunk of keys only */
+#define FATTN_DESCALE 0x1000000ull       /* k_descale, v_descale, descale_stride: forward */
 /* All of these bits. */
-#define FATTN_FEATURES_ALL 0xffffffull
+#define FATTN_FEATURES_ALL 0x1ffffffull
 
 /* The outputs to compute. Forward: O, with or without LSE. Backward: any subset of the others. An
  * output of the other operation is FATTN_INVALID_ARGUMENT. */
@@ -305,9 +307,11 @@ typedef struct fattn_problem {
     int64_t pointer_alignment; /* promise: every q k v o dout dq dk dv pointer is a multiple of this
                                 * many bytes; a power of two, 4096 at most, default 16 */
 
-    /* Mixed types, for example a 16-bit cache with f32 queries. f64 does not mix. Products and sums
-     * are then f32, whatever the types; each gradient has the type of its input. On a CPU forward
-     * only; backend "reference" also has backward; GPUs have neither. */
+    /* Mixed types, for example an 8-bit or 16-bit cache with f32 queries. f64 does not mix, and
+     * FATTN_E4M3 is a type of k and v alone, forward only. If k and v are dtype or e4m3, products
+     * and sums are those of dtype; otherwise they are f32, whatever the types. Each gradient has
+     * the type of its input. On a CPU forward only; backend "reference" also has backward; GPUs
+     * take e4m3 alone. */
     fattn_dtype dtype_kv; /* of k and dk; FATTN_DTYPE_DEFAULT means dtype */
     fattn_dtype dtype_v;  /* of v and dv; FATTN_DTYPE_DEFAULT means dtype_kv */
 
@@ -315,6 +319,9 @@ typedef struct fattn_problem {
      * chunks of this size from position 0 on. Query i attends only to the chunk that holds key
      * i + off; causal masks and windows hide more of it. */
     int64_t chunk;
+
+    int64_t descale_stride[2]; /* FATTN_DESCALE: strides of k_descale and v_descale along (batch,
+                                * key/value head); either may be 0 to broadcast */
 } fattn_problem;
 
 /* Fills *problem with the defaults named above. */
@@ -384,6 +391,10 @@ typedef struct fattn_buffers {
                                 * exist. The others keep their numbers j, so diagonal, distances,
                                 * biases and masks do not move. For left padding, and for a cache
                                 * that has freed the pages before a sliding window */
+
+    /* FATTN_DESCALE: f32 (B, Hk), descale_stride: what the stored k and v of a sequence and head
+     * are multiplied by, for caches whose numbers were divided to fit their type. */
+    const void *k_descale, *v_descale;
 } fattn_buffers;
 
 /* Fills *buffers with NULL pointers, offsets 0 and whole lengths -1. */

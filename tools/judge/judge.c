@@ -495,6 +495,10 @@ static double probability_underflow(const trial *t, const output *out, int64_t b
             largest = isfinite(v) ? fmax(largest, v) : largest;
         }
     }
+    if (p->features & FATTN_DESCALE) {
+        const int64_t at = b * p->descale_stride[0] + hk * p->descale_stride[1];
+        largest *= fabs(draw_get(t->c, DRAW_V_DESCALE, at));
+    }
     const bool alone = p->features & FATTN_BATCH_INVARIANT && t->k->device->backend->host_memory;
     return 0x1p-126 * (double)keys * (largest + alone);
 }

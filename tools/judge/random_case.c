@@ -29,9 +29,8 @@ enum { FIRST_FEATURES = 21 };
 
 uint64_t draw_features_of(fattn_op op)
 {
-    const uint64_t forward_alone = FATTN_PAGED | FATTN_BATCH_INVARIANT;
     const uint64_t backward_alone = FATTN_DLSE | FATTN_ACCUMULATE;
-    return FATTN_FEATURES_ALL & ~(op == FATTN_FORWARD ? backward_alone : forward_alone);
+    return FATTN_FEATURES_ALL & ~(op == FATTN_FORWARD ? backward_alone : FATTN_KERNEL_NOT_BACKWARD);
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -137,13 +136,14 @@ static void draw_sizes(fattn_problem *p, bool plain, draw_rng *rng)
 
 /* Features that were added to the library later are drawn from a stream of their own, so that old
  * seeds and indices still give the same cases, apart from these features. */
-static uint64_t draw_later_features(uint64_t seed, int64_t index, bool plain)
+static uint64_t draw_later_features(uint64_t seed, int64_t index, fattn_op op, bool plain)
 {
     draw_rng rng = draw_stream(seed, index, 5);
     uint64_t drawn = 0;
     for (int bit = FIRST_FEATURES; bit < FATTN_FEATURE_COUNT; bit++) {
         drawn |= draw_chance(&rng, plain ? 16 : 6) ? UINT64_C(1) << bit : 0;
     }
+    drawn &= draw_features_of(op);
     return drawn & FATTN_ALIBI_BIAS ? drawn | FATTN_ALIBI | FATTN_BIAS : drawn;
 }
 
@@ -268,7 +268,7 @@ static void draw_options(fattn_problem *p, draw_rng *rng)
     p->head_offset = f & FATTN_DROPOUT ? draw_between(rng, 0, 40) : 0;
 }
 
-/* The numbers of features that were added later. All are sizes: any size, or one of tiles. */
+/* The numbers of features that were added later. Fields are sizes: any size, or one of tiles. */
 static void draw_later_options(fattn_problem *p, uint64_t seed, int64_t index)
 {
     static const int64_t sizes[] = {1, 3, 16, 64, 100, 128};
@@ -280,6 +280,12 @@ static void draw_later_options(fattn_problem *p, uint64_t seed, int64_t index)
                 draw_chance(&rng, 3) ? PICK(&rng, sizes) : draw_between(&rng, 1, p->seqlen_k + 1);
             memcpy((char *)p + field->offset, &size, sizeof size);
         }
+    }
+    if (p->features & FATTN_DESCALE) {
+        const int64_t head = draw_between(&rng, 0, 2);
+        p->descale_stride[1] = head;
+        p->descale_stride[0] =
+            draw_chance(&rng, 2) ? 0 : head * p->heads_k + draw_between(&rng, 1, 3);
     }
 }
 
@@ -365,20 +371,27 @@ static void draw_flat(draw_case *c, draw_rng *rng)
 }
 
 /* In a twelfth of the problems k and v (forward only) and the bias, if there is one, may have other
- * types than q. */
+ * types than q. A quarter of the forwards have a cache in e4m3, mostly of both k and v. */
 static void draw_mixed_types(fattn_problem *p, uint64_t seed, int64_t index)
 {
     static const fattn_dtype types[] = {0, FATTN_F32, FATTN_F16, FATTN_BF16};
-    draw_rng rng = draw_stream(seed, index, 7);
-    if (p->dtype == FATTN_F64 || !draw_chance(&rng, 12)) {
+    draw_rng rng = draw_stream(seed, index, 7), cache = draw_stream(seed, index, 13);
+    if (p->dtype == FATTN_F64) {
         return;
     }
-    if (p->op == FATTN_FORWARD) {
+    const bool mixed = draw_chance(&rng, 12);
+    if (mixed && p->op == FATTN_FORWARD) {
         p->dtype_kv = types[draw_between(&rng, 0, 3)];
         p->dtype_v = types[draw_between(&rng, 0, 3)];
     }
-    if (p->features & FATTN_BIAS) {
+    if (mixed && p->features & FATTN_BIAS) {
         p->dtype_bias = types[draw_between(&rng, 0, 3)];
+    }
+    if (p->op == FATTN_FORWARD && draw_chance(&cache, 4)) {
+        const int which = (int)draw_between(&cache, 0, 5);
+        const fattn_dtype key = p->dtype_kv ? p->dtype_kv : p->dtype;
+        p->dtype_v = which == 0 ? (p->dtype_v ? p->dtype_v : key) : FATTN_E4M3;
+        p->dtype_kv = which == 1 ? key : FATTN_E4M3;
     }
 }
 
@@ -402,7 +415,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     p->dtype_o = p->dtype == FATTN_F64 || plain || draw_chance(rng, 2) ? 0
                  : draw_chance(rng, 2)                                 ? p->dtype
                                                                        : FATTN_F32;
-    p->features = draw_features(p->op, plain, rng) | draw_later_features(seed, index, plain);
+    p->features = draw_features(p->op, plain, rng) | draw_later_features(seed, index, p->op, plain);
     p->dtype_bias = draw_chance(rng, 2) || !(p->features & FATTN_BIAS) ? 0 : p->dtype;
     draw_mixed_types(p, seed, index);
     p->anchor = draw_chance(rng, 3) ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT;

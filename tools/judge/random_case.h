@@ -57,6 +57,8 @@ typedef enum draw_id {
     DRAW_SEED,
     DRAW_OFFSET,
     DRAW_START_K,
+    DRAW_K_DESCALE,
+    DRAW_V_DESCALE,
     DRAW_IDS
 } draw_id;
 
@@ -72,8 +74,8 @@ typedef struct draw_image {
 } draw_image;
 
 /* Axes are (batch or page, sequence or slot, head, channel) for tensors and lse, (batch, head,
- * query, key) for bias and masks, (batch, entry) for slopes and the block table. Arrays use axis 1
- * only. */
+ * query, key) for bias and masks, (batch, entry) for slopes, descales and the block table. Arrays
+ * use axis 1 only. */
 typedef struct draw_tensor {
     bool present;
     fattn_dtype dtype; /* 0: integers */
@@ -105,7 +107,7 @@ typedef enum draw_family {
     DRAW_OUTLIER,  /* one channel 100 times as large */
     DRAW_NEGATIVE, /* every score far below zero */
     DRAW_SORTED,   /* scores rise or fall with the key, so that each tile has a new maximum */
-    DRAW_DENORMAL, /* f32 subnormal; other formats near their smallest normal number */
+    DRAW_DENORMAL, /* f32 and e4m3 subnormal; other formats near their smallest normal number */
     DRAW_MASSIVE,  /* scores of several hundred, both signs */
     DRAW_WILD,   /* Gaussian with a few NaN and infinities: judged by class where they propagate */
     DRAW_PEAKED, /* Gaussian, scores of deviation 3 for at least 1024 keys: few have the weight */

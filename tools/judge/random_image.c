@@ -44,6 +44,8 @@ static const struct {
     {"seed_ptr", offsetof(fattn_buffers, seed_ptr), 8},
     {"offset_ptr", offsetof(fattn_buffers, offset_ptr), 8},
     {"seqstart_k", offsetof(fattn_buffers, seqstart_k), 4},
+    {"k_descale", offsetof(fattn_buffers, k_descale), 0},
+    {"v_descale", offsetof(fattn_buffers, v_descale), 0},
 };
 
 const char *draw_name(draw_id id) { return operands[id].name; }
@@ -146,6 +148,8 @@ static void declare_options(draw_case *c)
     declare(c, DRAW_USED_Q, has(c, FATTN_SEQUSED_Q), f32, 1, b, 1, 1);
     declare(c, DRAW_USED_K, has(c, FATTN_SEQUSED_K), f32, 1, b, 1, 1);
     declare(c, DRAW_START_K, has(c, FATTN_SEQSTART_K), f32, 1, b, 1, 1);
+    declare(c, DRAW_K_DESCALE, has(c, FATTN_DESCALE), f32, b, p->heads_k, 1, 1);
+    declare(c, DRAW_V_DESCALE, has(c, FATTN_DESCALE), f32, b, p->heads_k, 1, 1);
     for (draw_id id = DRAW_Q_OFFSETS; id <= DRAW_WHOLES_K; id++) {
         declare(c, id, positions, f32, 1, b, 1, 1);
     }
@@ -387,6 +391,11 @@ static void stride_lists(draw_case *c)
         case DRAW_SLOPES:
             t->stride[0] = p->alibi_batch_stride > 0 ? p->alibi_batch_stride : 0;
             break;
+        case DRAW_K_DESCALE:
+        case DRAW_V_DESCALE:
+            t->stride[0] = p->descale_stride[0];
+            t->stride[1] = p->descale_stride[1];
+            break;
         case DRAW_TABLE:
             t->stride[0] = p->block_table_stride ? p->block_table_stride : p->max_pages;
             break;
@@ -511,11 +520,12 @@ static painter painter_of(const draw_case *c, draw_id id, draw_rng *rng)
     p.falling = draw_chance(&shared, 2);
     p.outlier = (int64_t)(draw_bits(&shared) % (uint64_t)c->problem.dim) % t->extent[3];
     p.constant = draw_normal(rng);
-    p.subnormal = t->dtype == FATTN_F32 || t->dtype == FATTN_F64;
-    p.tiny = ldexp(1, t->dtype == FATTN_F16   ? -14
-                      : t->dtype == FATTN_F64 ? -1000
-                      : p.subnormal           ? -132
-                                              : -126);
+    p.subnormal = t->dtype == FATTN_F32 || t->dtype == FATTN_F64 || t->dtype == FATTN_E4M3;
+    p.tiny = ldexp(1, t->dtype == FATTN_F16    ? -14
+                      : t->dtype == FATTN_E4M3 ? -8
+                      : t->dtype == FATTN_F64  ? -1000
+                      : p.subnormal            ? -132
+                                               : -126);
     return p;
 }
 
@@ -700,6 +710,20 @@ static void paint_vectors(draw_case *c, draw_rng *rng)
     }
     for (int64_t h = 0; c->tensors[DRAW_SINK].present && h < p->heads_q; h++) {
         draw_set(c, DRAW_SINK, h, draw_chance(rng, 16) ? -(double)INFINITY : 2 * draw_normal(rng));
+    }
+}
+
+/* Where entries are broadcast, the last value stays. */
+static void paint_descales(draw_case *c)
+{
+    draw_rng rng = draw_stream(c->seed, c->index, 14);
+    for (draw_id id = DRAW_K_DESCALE; id <= DRAW_V_DESCALE; id++) {
+        const draw_tensor *const t = &c->tensors[id];
+        for (int64_t n = 0; t->present && n < t->extent[0] * t->extent[1]; n++) {
+            const int64_t b = n / t->extent[1], hk = n % t->extent[1];
+            const double factor = ldexp(1 + draw_unit(&rng), (int)draw_between(&rng, -3, 1));
+            draw_set(c, id, b * t->stride[0] + hk * t->stride[1], factor);
+        }
     }
 }
 
@@ -895,6 +919,7 @@ int draw_build(draw_case *c)
     }
     poison_hidden_keys(c);
     paint_vectors(c, rng);
+    paint_descales(c);
     if (has(c, FATTN_ACCUMULATE)) {
         paint_gradients(c, rng);
     }

@@ -9,7 +9,8 @@
 #include "tools/terminal/terminal.h"
 
 static const char *const dtype_words[] = {"f32", "f16", "bf16", "f64", NULL};
-static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64};
+static const char *const cache_words[] = {"f32", "f16", "bf16", "f64", "e4m3", NULL};
+static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64, FATTN_E4M3};
 static const char *const layout_words[] = {"bshd", "bhsd", NULL};
 static const fattn_layout layouts[] = {FATTN_BSHD, FATTN_BHSD};
 static const char *const anchor_words[] = {"bottom-right", "top-left", NULL};
@@ -38,9 +39,9 @@ static const problem_option table[PROBLEM_OPTIONS] = {
     [PROBLEM_DTYPE] = {"dtype", "of q, k and v; default: that of q's array", OPTION_CHOICES,
                        .words = dtype_words, .without_arrays = "of q, k and v; default f32"},
     [PROBLEM_DTYPE_KV] = {"dtype-kv", "of k, v and their gradients; default dtype", OPTION_CHOICES,
-                          .words = dtype_words},
+                          .words = cache_words},
     [PROBLEM_DTYPE_V] = {"dtype-v", "of v and its gradient; default dtype-kv", OPTION_CHOICES,
-                         .words = dtype_words},
+                         .words = cache_words},
     [PROBLEM_DTYPE_O] = {"dtype-o", "of o and its gradient: dtype or f32; default dtype",
                          OPTION_CHOICES, .words = dtype_words},
     [PROBLEM_DTYPE_BIAS] = {"dtype-bias",

@@ -101,7 +101,7 @@ static int entries(int clear) { return entries_in(folder, clear); }
 
 /* A refusal is one printable line that begins with the path, leaks nothing and leaves *out
  * alone. */
-static int refused(const char *path, int as_bf16, const char *reason)
+static int refused(const char *path, npy_kind as, const char *reason)
 {
     npy_array out, before;
     char why[2048];
@@ -109,7 +109,7 @@ static int refused(const char *path, int as_bf16, const char *reason)
     before = out;
     const int64_t alive = fattn_memory_alive();
     fattn_memory_fail_at(1);
-    const int failed = npy_read(path, as_bf16, &out, why, sizeof why);
+    const int failed = npy_read(path, as, &out, why, sizeof why);
     const int took_memory = fattn_memory_fail_at(0);
     if (!failed) npy_free(&out);
     const int fine = failed && !took_memory && !memcmp(&out, &before, sizeof out) &&
@@ -131,11 +131,11 @@ static void test_specimens(const char *corpus)
                       !memcmp(file, stored, size),
                   "%s is in the corpus", s->name);
         if (s->reason) {
-            tap_check(refused(path, s->as_bf16, s->reason), "%s: %s", s->name, s->reason);
+            tap_check(refused(path, s->as, s->reason), "%s: %s", s->name, s->reason);
             continue;
         }
         npy_array array;
-        const int failed = npy_read(path, s->as_bf16, &array, why, sizeof why);
+        const int failed = npy_read(path, s->as, &array, why, sizeof why);
         tap_check(!failed && array.count * (int64_t)array.item == s->data, "%s is read %s", s->name,
                   failed ? why : "");
         if (!failed) npy_free(&array);
@@ -150,12 +150,15 @@ static const struct {
     const char *code;
     npy_kind kind;
     size_t item;
-    int as_bf16;
+    npy_kind as;
 } dtypes[] = {
-    {"f2", NPY_F16, 2, 0},  {"f4", NPY_F32, 4, 0},  {"f8", NPY_F64, 8, 0}, {"b1", NPY_BOOL, 1, 0},
-    {"i1", NPY_I8, 1, 0},   {"i2", NPY_I16, 2, 0},  {"i4", NPY_I32, 4, 0}, {"i8", NPY_I64, 8, 0},
-    {"u1", NPY_U8, 1, 0},   {"u2", NPY_U16, 2, 0},  {"u4", NPY_U32, 4, 0}, {"u8", NPY_U64, 8, 0},
-    {"u2", NPY_BF16, 2, 1}, {"V2", NPY_BF16, 2, 1}, {"f4", NPY_F32, 4, 1},
+    {"f2", NPY_F16, 2, 0},         {"f4", NPY_F32, 4, 0},         {"f8", NPY_F64, 8, 0},
+    {"b1", NPY_BOOL, 1, 0},        {"i1", NPY_I8, 1, 0},          {"i2", NPY_I16, 2, 0},
+    {"i4", NPY_I32, 4, 0},         {"i8", NPY_I64, 8, 0},         {"u1", NPY_U8, 1, 0},
+    {"u2", NPY_U16, 2, 0},         {"u4", NPY_U32, 4, 0},         {"u8", NPY_U64, 8, 0},
+    {"u2", NPY_BF16, 2, NPY_BF16}, {"V2", NPY_BF16, 2, NPY_BF16}, {"f4", NPY_F32, 4, NPY_BF16},
+    {"u1", NPY_U8, 1, NPY_BF16},   {"u1", NPY_E4M3, 1, NPY_E4M3}, {"V1", NPY_E4M3, 1, NPY_E4M3},
+    {"u2", NPY_U16, 2, NPY_E4M3},
 };
 
 static const struct {
@@ -253,7 +256,7 @@ static int reads_pattern(int dtype, int shape, int version, int big, int fortran
 
     npy_array array;
     char why[2048];
-    if (npy_read(path, dtypes[dtype].as_bf16, &array, why, sizeof why)) {
+    if (npy_read(path, dtypes[dtype].as, &array, why, sizeof why)) {
         printf("# %s\n", why);
         return 0;
     }
@@ -277,7 +280,7 @@ static void test_elements(void)
                 fine = 0;
             }
             tap_check(fine, "%c%s%s, version %d, %s order", "<>"[big], dtypes[dtype].code,
-                      dtypes[dtype].as_bf16 ? " as bf16" : "", version, fortran ? "Fortran" : "C");
+                      dtypes[dtype].as ? " as a pattern" : "", version, fortran ? "Fortran" : "C");
         }
     }
     entries(1);
@@ -408,7 +411,7 @@ static void test_round_trips(void)
             const char *const path = in_folder("out.npy");
             make_pattern(&array, kind, shape);
             int good = !npy_write(path, &array, why, sizeof why) &&
-                       !npy_read(path, kind == NPY_BF16, &back, why, sizeof why);
+                       !npy_read(path, kind, &back, why, sizeof why);
             if (good) {
                 const long got = get_file(path, start, sizeof start);
                 const long data = 10 + start[8] + 256 * start[9];
@@ -1023,11 +1026,11 @@ static int write_seeds(const char *corpus)
     return 0;
 }
 
-static int cat(int as_bf16, const char *in, const char *out)
+static int cat(npy_kind as, const char *in, const char *out)
 {
     npy_array array;
     char why[2048];
-    if (npy_read(in, as_bf16, &array, why, sizeof why)) {
+    if (npy_read(in, as, &array, why, sizeof why)) {
         fprintf(stderr, "%s\n", why);
         return 2;
     }
@@ -1043,8 +1046,11 @@ int main(int argc, char **argv)
     if (argc == 3 && !strcmp(argv[1], "seeds")) return write_seeds(argv[2]);
     if (argc == 4 && !strcmp(argv[1], "cat")) return cat(0, argv[2], argv[3]);
     if (argc == 5 && !strcmp(argv[1], "cat") && !strcmp(argv[2], "--bf16")) {
-        return cat(1, argv[3], argv[4]);
+        return cat(NPY_BF16, argv[3], argv[4]);
     }
-    fprintf(stderr, "usage: check_npy CORPUS | seeds CORPUS | cat [--bf16] IN OUT\n");
+    if (argc == 5 && !strcmp(argv[1], "cat") && !strcmp(argv[2], "--e4m3")) {
+        return cat(NPY_E4M3, argv[3], argv[4]);
+    }
+    fprintf(stderr, "usage: check_npy CORPUS | seeds CORPUS | cat [--bf16 | --e4m3] IN OUT\n");
     return 2;
 }

@@ -56,11 +56,11 @@ static void require(int holds, const char *law, const char *why)
     abort();
 }
 
-static void run(int as_bf16, size_t size)
+static void run(npy_kind as, size_t size)
 {
     npy_array array, back;
     char why[256] = "";
-    if (npy_read(in, as_bf16, &array, why, sizeof why)) {
+    if (npy_read(in, as, &array, why, sizeof why)) {
         require(!strncmp(why, in, strlen(in)) && strlen(why) > strlen(in) + 2,
                 "a reason names the file", why);
         require(!strpbrk(why, "\n\r\t"), "a reason is one line", why);
@@ -68,7 +68,7 @@ static void run(int as_bf16, size_t size)
         const size_t bytes = (size_t)array.count * array.item;
         require(bytes < size, "an array is smaller than its file", why);
         require(!npy_write(out, &array, why, sizeof why), "what was read can be written", why);
-        require(!npy_read(out, as_bf16, &back, why, sizeof why), "and read again", why);
+        require(!npy_read(out, as, &back, why, sizeof why), "and read again", why);
         require(back.kind == array.kind && back.rank == array.rank && back.count == array.count &&
                     !memcmp(back.shape, array.shape, sizeof back.shape),
                 "its header is the same", why);
@@ -85,6 +85,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     FILE *const file = fopen(in, "wb");
     if (!file || fwrite(bytes, 1, size, file) != size || fclose(file)) abort();
     run(0, size);
-    run(1, size);
+    run(NPY_BF16, size);
+    run(NPY_E4M3, size);
     return 0;
 }

@@ -108,6 +108,17 @@ def test_bf16(folder, rng):
     ok(status == 0 and read.dtype == np.dtype("<f4"), "the bf16 flag leaves f4 alone")
 
 
+def test_e4m3(folder, rng):
+    values = draw(rng, np.dtype("u1"), (6, 9))
+    for name, array in [("|u1", values), ("|V1", values.view("V1")), ("Fortran |V1", np.asfortranarray(values.view("V1")))]:
+        folder.write(array)
+        status, _, read = folder.cat("--e4m3")
+        ok(status == 0 and read is not None and read.dtype == np.dtype("u1")
+           and np.array_equal(read, values), f"e4m3 as {name}")
+    folder.write(values.view("V1"))
+    ok(folder.refused(), "raw bytes are refused unless they are e4m3")
+
+
 def test_refusals(folder):
     for array in [np.zeros(3, "c8"), np.zeros(3, "U4"), np.zeros(3, "S4"), np.zeros(3, "M8[s]"),
                   np.zeros(3, "f4,i4"), np.array([None, 1], object), np.zeros(3, np.longdouble),

@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tools/npy/npy.h"
+
 enum { FILE_MAX = 1 << 17 };
 
 typedef struct specimen {
@@ -22,7 +24,7 @@ typedef struct specimen {
     int announce; /* header length to announce, if not the true one */
     int keep;     /* bytes of the file to keep, if not all */
     const char *magic;
-    int as_bf16;
+    npy_kind as;
 } specimen;
 
 #define SHAPE(shape) "{'descr': '<f4', 'fortran_order': False, 'shape': " shape ", }          \n"
@@ -41,8 +43,10 @@ static const specimen specimens[] = {
     {"u2", NULL, DESCR("'<u2'"), .data = 4},
     {"u4-big", NULL, DESCR("'>u4'"), .data = 8},
     {"u8", NULL, DESCR("'<u8'"), .data = 16},
-    {"bf16-u2", NULL, DESCR("'<u2'"), .data = 4, .as_bf16 = 1},
-    {"bf16-v2", NULL, DESCR("'|V2'"), .data = 4, .as_bf16 = 1},
+    {"bf16-u2", NULL, DESCR("'<u2'"), .data = 4, .as = NPY_BF16},
+    {"bf16-v2", NULL, DESCR("'|V2'"), .data = 4, .as = NPY_BF16},
+    {"e4m3-u1", NULL, DESCR("'|u1'"), .data = 2, .as = NPY_E4M3},
+    {"e4m3-v1", NULL, DESCR("'|V1'"), .data = 2, .as = NPY_E4M3},
     {"scalar", NULL, SHAPE("()"), .data = 4},
     {"empty", NULL, SHAPE("(3, 0, 5)"), .data = 0},
     {"rank-8", NULL, SHAPE("(1, 2, 1, 1, 2, 1, 1, 1)"), .data = 16},
@@ -112,7 +116,8 @@ static const specimen specimens[] = {
     {"native-order", "dtype '=f4' is not one of", DESCR("'=f4'"), .data = 8},
     {"order-unknown", "dtype '|f4' has no byte order", DESCR("'|f4'"), .data = 8},
     {"raw-bytes", "dtype '|V2' is raw bytes, readable only as bf16", DESCR("'|V2'"), .data = 4},
-    {"raw-bytes-4", "dtype '|V4' is not one of", DESCR("'|V4'"), .data = 8, .as_bf16 = 1},
+    {"raw-bytes-1", "dtype '|V1' is raw bytes, readable only as e4m3", DESCR("'|V1'"), .data = 2},
+    {"raw-bytes-4", "dtype '|V4' is not one of", DESCR("'|V4'"), .data = 8, .as = NPY_BF16},
 
     {"order-number", "where True or False", "{'fortran_order': 1}", .data = 8},
     {"order-string", "where True or False", "{'fortran_order': 'True'}", .data = 8},
@@ -182,7 +187,9 @@ static size_t specimen_make(const specimen *s, unsigned char file[FILE_MAX])
 static void specimen_path(const specimen *s, const char *corpus, char path[1024])
 {
     snprintf(path, 1024, "%s/%s-%s%s.npy", corpus, s->reason ? "hostile" : "valid", s->name,
-             s->as_bf16 ? ".bf16" : "");
+             s->as == NPY_BF16   ? ".bf16"
+             : s->as == NPY_E4M3 ? ".e4m3"
+                                 : "");
 }
 
 #endif

@@ -153,11 +153,13 @@ class Case:
         stored = self.stored(x, name)
         if self.types[name] == "bf16":
             return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-        return stored.astype(np.float64)
+        return E4M3[stored] if self.types[name] == "e4m3" else stored.astype(np.float64)
 
     def stored(self, x, name):
         if self.types[name] == "bf16":
             return bf16_bits(x)
+        if self.types[name] == "e4m3":
+            return e4m3_codes(x)
         return x.astype({"f64": np.float64, "f32": np.float32, "f16": np.float16}[self.types[name]])
 
     def joined(self, parts, packed):
@@ -205,7 +207,7 @@ class Case:
         if self.used_k is not self.lengths_k:
             files["seqused-k"] = np.array(self.used_k, np.int32)
         for name in ("bias", "mask", "block-mask", "sink", "alibi", "q-offsets", "k-offsets", "wholes-q", "wholes-k",
-                     "seqstart-k"):
+                     "seqstart-k", "k-descale", "v-descale"):
             if name.replace("-", "_") in f:
                 files[name] = f.get("bits", {}).get(name, f[name.replace("-", "_")])
         if self.backward:
@@ -263,8 +265,9 @@ class Case:
             if "seqstart_k" in f:
                 mask = mask & (np.arange(sk) >= f["seqstart_k"][b])
             slopes = np.broadcast_to(f["alibi"], (self.b, self.hq))[b] if "alibi" in f else None
+            descaled = lambda x, name: x * np.broadcast_to(f.get(name, 1.0), (self.b, self.hk))[b, :, None, None]
             o, lse, grads = attend(
-                heads(self.q, sq), heads(self.k, sk), heads(self.v, sk), off=off, causal=f.get("causal", False),
+                heads(self.q, sq), descaled(heads(self.k, sk), "k_descale"), descaled(heads(self.v, sk), "v_descale"), off=off, causal=f.get("causal", False),
                 window=f.get("window", (-1, -1)), scale=f.get("scale"), softcap=f.get("softcap"),
                 bias=self.pairs("bias", b, sq, sk) if "bias" in f else 0.0, mask=mask, slopes=slopes,
                 alibi_bias=f.get("alibi_bias", False), sink=f.get("sink"), z=1.0 if z is None else z[b, :, :sq, :sk],
@@ -308,6 +311,20 @@ def bf16_bits(x):
     bits = x.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
+
+
+# The number of each code of e4m3: 4 bits of exponent, 3 of fraction, no infinity.
+E4M3 = np.array([(1 - code // 128 * 2) * (code % 8 / 8 + (code // 8 % 16 > 0)) * 2.0 ** (max(code // 8 % 16, 1) - 7)
+                 if code % 128 < 127 else np.nan for code in range(256)])
+
+
+def e4m3_codes(x):
+    """The nearest, of two the even one; only padding contains NaN."""
+    size = np.where(np.isnan(x), 0, abs(x))
+    above = np.searchsorted(E4M3[:127], size).clip(1, 126)
+    low, high = size - E4M3[above - 1], E4M3[above] - size
+    code = np.where((low < high) | ((low == high) & (above % 2 == 1)), above - 1, above)
+    return np.where(np.isnan(x), 127, code + 128 * np.signbit(x)).astype(np.uint8)
 
 
 def read_back(path, types, name):
@@ -426,6 +443,15 @@ def cases():
     mixed = [("f32 with a bf16 cache", dict(dtype_kv="bf16", hk=2, causal=True)),
              ("f16 with values in f32", dict(dtype="f16", dtype_v="f32")),
              ("three types", dict(dtype_kv="f16", dtype_v="bf16", page=16, used_k=[53, 20]))]
+    mixed += [("a cache in e4m3", dict(dtype_kv="e4m3", hk=2, causal=True)),
+              ("f16 with values in e4m3", dict(dtype="f16", dtype_v="e4m3")),
+              ("a paged cache in e4m3 with factors of heads", dict(
+                  dtype_kv="e4m3", hk=2, page=16, used_k=[53, 20], k_descale=np.array([0.3, 2], np.float32),
+                  v_descale=np.array([-1.5, 0.7]))),
+              ("with factors of sequences and heads", dict(
+                  dtype="bf16", dtype_kv="e4m3", k_descale=np.linspace(0.1, 1, 8, dtype=np.float32).reshape(2, 4),
+                  v_descale=np.linspace(2, -1, 8, dtype=np.float32).reshape(2, 4))),
+              ("with one factor each", dict(k_descale=np.float32(0.25), v_descale=np.float32(3)))]
     for name, settings in mixed:
         yield Case(name, **settings)
     yield Case("f32 with a bias of bf16 bits", bias=(bias.astype(np.uint32) << 16).view(np.float32), bits=dict(bias=bias),

@@ -41,6 +41,7 @@ enum {
     ALIBI,
     ALIBI_BIAS,
     SINK,
+    DESCALE,
     CU_Q,
     CU_K,
     USED_Q,
@@ -100,6 +101,8 @@ void sweep_options(sweep *s, sweep_use use)
                         OPTION_SWITCHES, .value = &s->alibi_bias},
         [SINK] = {"sink", "(Hq): logits of an extra key whose value is 0", OPTION_SWITCHES,
                   .value = &s->sink},
+        [DESCALE] = {"descale", "(B, Hk): what the stored k and v are multiplied by",
+                     OPTION_SWITCHES, .value = &s->descale},
         [CU_Q] = {"cu-seqlens-q", "packed queries; every second sequence is half as long",
                   OPTION_SWITCHES, .value = &s->cu_seqlens_q},
         [CU_K] = {"cu-seqlens-k", "packed keys, in the same way", OPTION_SWITCHES,
@@ -341,8 +344,12 @@ static void tensors(const sweep *s, const int64_t at[AXES], sweep_case *c)
     p->features |= (choice(&s->alibi, at[ALIBI]) ? FATTN_ALIBI : 0) |
                    (choice(&s->alibi_bias, at[ALIBI_BIAS]) ? FATTN_ALIBI_BIAS : 0) |
                    (choice(&s->sink, at[SINK]) ? FATTN_SINK : 0) |
+                   (choice(&s->descale, at[DESCALE]) ? FATTN_DESCALE : 0) |
                    (choice(&s->block_mask, at[BLOCK_MASK]) ? FATTN_BLOCK_MASK : 0) |
                    (backward && choice(&s->dlse, at[DLSE]) ? FATTN_DLSE : 0);
+    if (p->features & FATTN_DESCALE) {
+        p->descale_stride[0] = p->heads_k, p->descale_stride[1] = 1;
+    }
     if (!backward && choice(&s->lse, at[LSE])) {
         p->outputs = FATTN_OUT_O | FATTN_OUT_LSE;
     }

@@ -11,7 +11,7 @@
 
 typedef enum sweep_dir { SWEEP_FWD, SWEEP_BWD, SWEEP_DECODE, SWEEP_PLAN } sweep_dir;
 
-enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 34, SWEEP_MORE = 8 };
+enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 35, SWEEP_MORE = 8 };
 
 /* The arrays of positions, whose values differ from sequence to sequence. */
 enum { SWEEP_Q_OFFSETS, SWEEP_K_OFFSETS, SWEEP_WHOLES_Q, SWEEP_WHOLES_K, SWEEP_PLACES };
@@ -19,8 +19,8 @@ enum { SWEEP_Q_OFFSETS, SWEEP_K_OFFSETS, SWEEP_WHOLES_Q, SWEEP_WHOLES_K, SWEEP_P
 /* The lists as given. An empty list stands for its default value. */
 typedef struct sweep {
     option_words device, kernel;
-    option_choices dir, bias, mask, block_mask, alibi, alibi_bias, sink, dlse, lse, dbias, dsink,
-        cu_seqlens_q, cu_seqlens_k, places[SWEEP_PLACES], scores, probabilities;
+    option_choices dir, bias, mask, block_mask, alibi, alibi_bias, sink, descale, dlse, lse, dbias,
+        dsink, cu_seqlens_q, cu_seqlens_k, places[SWEEP_PLACES], scores, probabilities;
     option_integers b, hq, hk, sq, sk, d, dv, seqused_q, seqused_k, seqstart_k, page_size, threads;
     option_reals density;
     problem_options problem;

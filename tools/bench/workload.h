@@ -5,7 +5,7 @@
 
 #include "tools/bench/sweep.h"
 
-enum { WORKLOAD_BLOCKS = 26 };
+enum { WORKLOAD_BLOCKS = 28 };
 
 typedef struct workload {
     fattn_device *device;

@@ -49,7 +49,8 @@ static const struct {
     [NPY_BOOL] = {"bool", "b1", 1}, [NPY_I8] = {"i8", "i1", 1},   [NPY_I16] = {"i16", "i2", 2},
     [NPY_I32] = {"i32", "i4", 4},   [NPY_I64] = {"i64", "i8", 8}, [NPY_U8] = {"u8", "u1", 1},
     [NPY_U16] = {"u16", "u2", 2},   [NPY_U32] = {"u32", "u4", 4}, [NPY_U64] = {"u64", "u8", 8},
-    [NPY_BF16] = {"bf16", "u2", 2}, /* only on request: NPY_U16 comes first */
+    [NPY_BF16] = {"bf16", "u2", 2}, /* this and the next only on request: NPY_U16 */
+    [NPY_E4M3] = {"e4m3", "u1", 1}, /* and NPY_U8 come first */
 };
 
 const char *npy_kind_name(npy_kind kind) { return kinds[kind].name; }
@@ -151,7 +152,7 @@ typedef struct header {
 typedef struct cursor {
     const char *text, *at, *end;
     int python2; /* versions 1 and 2: long integers may end in L */
-    int as_bf16;
+    npy_kind as;
     const complaint *to;
 } cursor;
 
@@ -239,18 +240,19 @@ static int parse_descr(cursor *c, header *h)
     const int quoted = (int)(descr.size < QUOTE ? descr.size : QUOTE);
     const char order = descr.size ? descr.text[0] : '\0';
     const token code = {descr.text + 1, descr.size ? descr.size - 1 : 0};
-    const int raw = token_is(code, "V2");
+    const int raw = token_is(code, "V1") || token_is(code, "V2");
+    const npy_kind raw_kind = token_is(code, "V1") ? NPY_E4M3 : NPY_BF16;
     npy_kind kind = NPY_F16;
     while (kind < NPY_KINDS && !token_is(code, kinds[kind].code)) {
         kind++;
     }
 
-    if (raw && !c->as_bf16) {
-        return complaint_write(c->to, "dtype '%.*s' is raw bytes, readable only as bf16", quoted,
-                               descr.text);
+    if (raw && raw_kind != c->as) {
+        return complaint_write(c->to, "dtype '%.*s' is raw bytes, readable only as %s", quoted,
+                               descr.text, kinds[raw_kind].name);
     }
-    if (raw || (kind == NPY_U16 && c->as_bf16)) {
-        kind = NPY_BF16;
+    if (raw || (kind == NPY_U16 && c->as == NPY_BF16) || (kind == NPY_U8 && c->as == NPY_E4M3)) {
+        kind = c->as;
     }
     if (kind == NPY_KINDS || order == '\0' || !strchr("<>|", order)) {
         return complaint_write(
@@ -428,7 +430,7 @@ static int source_read(source *s, void *buffer, int64_t bytes)
     return 0;
 }
 
-static int read_header(source *s, int as_bf16, header *h)
+static int read_header(source *s, npy_kind as, header *h)
 {
     unsigned char start[10],
         more[2] = {0}; /* magic, major, minor, length; upper half of the length */
@@ -465,7 +467,7 @@ static int read_header(source *s, int as_bf16, header *h)
     if (source_read(s, text, length)) {
         return -1;
     }
-    cursor c = {text, text, text + length, major < 3, as_bf16, s->to};
+    cursor c = {text, text, text + length, major < 3, as, s->to};
     return parse_header(&c, h);
 }
 
@@ -538,7 +540,7 @@ static int read_data(source *s, const header *h, npy_array *array)
 }
 
 /* Reads the shape, and with `whole` the elements; without, only checks that the file has them. */
-static int read_file(const complaint *to, int as_bf16, int whole, npy_array *out)
+static int read_file(const complaint *to, npy_kind as, int whole, npy_array *out)
 {
     source s;
     header h;
@@ -546,7 +548,7 @@ static int read_file(const complaint *to, int as_bf16, int whole, npy_array *out
     if (source_open(&s, to)) {
         return -1;
     }
-    int failed = read_header(&s, as_bf16, &h);
+    int failed = read_header(&s, as, &h);
     failed = failed ? failed : shape_set(&array, h.kind, h.rank, h.shape, to);
     failed = failed ? failed : whole ? read_data(&s, &h, &array) : check_size(&s, &array);
     close(s.file);
@@ -556,14 +558,14 @@ static int read_file(const complaint *to, int as_bf16, int whole, npy_array *out
     return failed;
 }
 
-int npy_read(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size)
+int npy_read(const char *path, npy_kind as, npy_array *out, char *why, size_t why_size)
 {
-    return read_file(&(complaint){path, why, why_size}, as_bf16, 1, out);
+    return read_file(&(complaint){path, why, why_size}, as, 1, out);
 }
 
-int npy_read_shape(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size)
+int npy_read_shape(const char *path, npy_kind as, npy_array *out, char *why, size_t why_size)
 {
-    return read_file(&(complaint){path, why, why_size}, as_bf16, 0, out);
+    return read_file(&(complaint){path, why, why_size}, as, 0, out);
 }
 
 typedef int (*stretch)(void *context, int64_t at, void *data, int64_t bytes);
@@ -626,7 +628,7 @@ static int read_stretch(void *context, int64_t at, void *data, int64_t bytes)
     return source_read(&p->source, data, bytes);
 }
 
-int npy_read_rows(const char *path, int as_bf16, const npy_rows *rows, npy_array *out, char *why,
+int npy_read_rows(const char *path, npy_kind as, const npy_rows *rows, npy_array *out, char *why,
                   size_t why_size)
 {
     const complaint to = {path, why, why_size};
@@ -636,7 +638,7 @@ int npy_read_rows(const char *path, int as_bf16, const npy_rows *rows, npy_array
     if (source_open(&p.source, &to)) {
         return -1;
     }
-    int failed = read_header(&p.source, as_bf16, &h) ||
+    int failed = read_header(&p.source, as, &h) ||
                  shape_set(&whole, h.kind, h.rank, h.shape, &to) || check_size(&p.source, &whole);
     if (!failed && h.fortran) {
         failed = complaint_write(&to, "rows of an array in Fortran order are not read");
@@ -818,8 +820,8 @@ int npy_write_rows(const char *temporary, const npy_rows *rows, const npy_array 
     if (source_open(&s, &to)) {
         return -1;
     }
-    int failed = read_header(&s, array->kind == NPY_BF16, &h) ||
-                 shape_set(&whole, h.kind, h.rank, h.shape, &to);
+    int failed =
+        read_header(&s, array->kind, &h) || shape_set(&whole, h.kind, h.rank, h.shape, &to);
     close(s.file);
     sink into = {-1, s.at, array->item, &to};
     if (!failed && array->count > 0) {

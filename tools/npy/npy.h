@@ -22,7 +22,8 @@
 
 enum { NPY_RANK_MAX = 8 };
 
-/* The type of an element. NumPy has no bf16: it is stored as <u2, or as the raw bytes |V2. */
+/* The type of an element. NumPy has no bf16 and no e4m3: they are stored as <u2 and |u1, or as the
+ * raw bytes |V2 and |V1. */
 typedef enum npy_kind {
     NPY_F16,
     NPY_F32,
@@ -37,6 +38,7 @@ typedef enum npy_kind {
     NPY_U32,
     NPY_U64,
     NPY_BF16,
+    NPY_E4M3,
     NPY_KINDS
 } npy_kind;
 
@@ -58,12 +60,13 @@ const char *npy_kind_name(npy_kind kind);
 int npy_create(const char *name, npy_kind kind, int rank, const int64_t *shape, npy_array *out,
                char *why, size_t why_size);
 
-/* Reads a regular file, converting from either byte order and either storage order. as_bf16 reads
- * arrays of u2 and V2 as NPY_BF16 and leaves other dtypes alone; without it V2 is refused. */
-int npy_read(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size);
+/* Reads a regular file, converting from either byte order and either storage order. With `as`
+ * NPY_BF16, arrays of u2 and V2 are read as that, with NPY_E4M3 those of u1 and V1; other kinds
+ * have no effect. Other dtypes are left alone, and raw bytes are refused. */
+int npy_read(const char *path, npy_kind as, npy_array *out, char *why, size_t why_size);
 
 /* Reads only the type and the shape; data stays NULL. */
-int npy_read_shape(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size);
+int npy_read_shape(const char *path, npy_kind as, npy_array *out, char *why, size_t why_size);
 
 /* Rows of an array along an axis: those of `runs`, one run after another. */
 typedef struct npy_rows {
@@ -74,14 +77,15 @@ typedef struct npy_rows {
 
 /* Reads only these rows: along the axis *out has as many rows as the runs. Fortran order is
  * refused. */
-int npy_read_rows(const char *path, int as_bf16, const npy_rows *rows, npy_array *out, char *why,
+int npy_read_rows(const char *path, npy_kind as, const npy_rows *rows, npy_array *out, char *why,
                   size_t why_size);
 
 /* Frees the data and empties the array. Zeroed arrays may be freed as well. */
 void npy_free(npy_array *array);
 
-/* Writes version 1.0, little-endian, C order; bf16 as <u2. Replaces a regular file, or the one that
- * a symbolic link points to, and refuses to replace anything else, such as a device. */
+/* Writes version 1.0, little-endian, C order; bf16 as <u2, e4m3 as |u1. Replaces a regular file, or
+ * the one that a symbolic link points to, and refuses to replace anything else, such as a
+ * device. */
 int npy_write(const char *path, const npy_array *array, char *why, size_t why_size);
 
 /*

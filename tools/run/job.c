@@ -13,6 +13,8 @@ const job_input job_inputs[INPUTS] = {
     [IN_BLOCK_MASK] = {BYTES, FATTN_BLOCK_MASK},
     [IN_SINK] = {REAL, FATTN_SINK},
     [IN_ALIBI] = {REAL, FATTN_ALIBI},
+    [IN_K_DESCALE] = {REAL, FATTN_DESCALE},
+    [IN_V_DESCALE] = {REAL, FATTN_DESCALE},
     [IN_CU_Q] = {COUNTS, FATTN_CU_SEQLENS_Q},
     [IN_CU_K] = {COUNTS, FATTN_CU_SEQLENS_K},
     [IN_USED_Q] = {COUNTS, FATTN_SEQUSED_Q},
@@ -85,7 +87,8 @@ npy_kind job_kind_of(fattn_dtype dtype)
     static const npy_kind table[] = {[FATTN_F32] = NPY_F32,
                                      [FATTN_F16] = NPY_F16,
                                      [FATTN_BF16] = NPY_BF16,
-                                     [FATTN_F64] = NPY_F64};
+                                     [FATTN_F64] = NPY_F64,
+                                     [FATTN_E4M3] = NPY_E4M3};
     return table[dtype];
 }
 

@@ -20,6 +20,8 @@ enum {
     IN_BLOCK_MASK,
     IN_SINK,
     IN_ALIBI,
+    IN_K_DESCALE,
+    IN_V_DESCALE,
     IN_CU_Q,
     IN_CU_K,
     IN_USED_Q,
@@ -142,9 +144,9 @@ void job_recover(const job *j);
 bool job_read(job *j);
 bool job_has_rows(const job *j, int input);
 
-/* Whether an input's file is read as bf16: if an option gives that type to the input or to the
- * whole problem. */
-bool job_reads_bf16(const job *j, int input);
+/* The type whose bit patterns an input's file may hold (npy_read()): that of the input, or of the
+ * whole problem, if an option gives it. */
+npy_kind job_pattern(const job *j, int input);
 
 /* Converts all inputs that have been read. */
 bool job_convert(job *j);

@@ -19,7 +19,8 @@ static fattn_dtype dtype_of(npy_kind kind)
     static const fattn_dtype table[NPY_KINDS] = {[NPY_F16] = FATTN_F16,
                                                  [NPY_F32] = FATTN_F32,
                                                  [NPY_F64] = FATTN_F64,
-                                                 [NPY_BF16] = FATTN_BF16};
+                                                 [NPY_BF16] = FATTN_BF16,
+                                                 [NPY_E4M3] = FATTN_E4M3};
     return table[kind];
 }
 
@@ -67,11 +68,14 @@ bool job_has_rows(const job *j, int input)
                                  (extra && j->in[input].rank > 1));
 }
 
-bool job_reads_bf16(const job *j, int input)
+npy_kind job_pattern(const job *j, int input)
 {
     const role as = job_inputs[input].role;
     const bool whole = job_given(j, PROBLEM_DTYPE) && j->problem.dtype == FATTN_BF16;
-    return as <= BIAS && (whole || job_type_of(&j->problem, as) == FATTN_BF16);
+    const fattn_dtype own = as <= BIAS ? job_type_of(&j->problem, as) : FATTN_DTYPE_DEFAULT;
+    return own == FATTN_E4M3                            ? NPY_E4M3
+           : own == FATTN_BF16 || (as <= BIAS && whole) ? NPY_BF16
+                                                        : NPY_F16;
 }
 
 bool job_read(job *j)
@@ -81,17 +85,17 @@ bool job_read(job *j)
     }
     for (int i = 0; i < INPUTS; i++) {
         char why[LINE];
-        const bool bf16 = job_reads_bf16(j, i);
+        const npy_kind as = job_pattern(j, i);
         npy_array *const a = &j->in[i];
         if (!j->in_path[i]) {
             continue;
         }
         if (j->divided.wanted &&
-            !job_succeeded(npy_read_shape(j->in_path[i], bf16, a, why, sizeof why), why)) {
+            !job_succeeded(npy_read_shape(j->in_path[i], as, a, why, sizeof why), why)) {
             return false;
         }
         if (!job_has_rows(j, i) &&
-            !job_succeeded(npy_read(j->in_path[i], bf16, a, why, sizeof why), why)) {
+            !job_succeeded(npy_read(j->in_path[i], as, a, why, sizeof why), why)) {
             return false;
         }
     }

@@ -10,6 +10,7 @@ static const char notes[] =
     "Shapes are those of --layout bshd; bhsd has heads before the sequence axis. f16, f32 and\n"
     "f64 files are converted to --dtype, --dtype-kv and so on. NumPy has no bf16: where that is\n"
     "the type, arrays of u2 (or V2) are read as bf16 bit patterns, and outputs are written as u2.\n"
+    "Likewise k and v in e4m3 are read from arrays of u1 (or V1), or converted to the nearest.\n"
     "Rows of outputs that belong to no sequence are 0.\n"
     "\n"
     "Outputs are regular files. They replace files that you may write to, and keep their mode. No\n"
@@ -40,6 +41,10 @@ int job_parse(int argc, char **argv, job *j)
         {"sink FILE.npy", "(Hq): logits of an extra key whose value is 0", OPTION_TEXT,
          .value = &in[IN_SINK]},
         {"alibi FILE.npy", "slopes (Hq) or (B, Hq)", OPTION_TEXT, .value = &in[IN_ALIBI]},
+        {"k-descale FILE.npy", "what the stored k is multiplied by: (), (Hk) or (B, Hk)",
+         OPTION_TEXT, .value = &in[IN_K_DESCALE]},
+        {"v-descale FILE.npy", "the same for v, in the same shape", OPTION_TEXT,
+         .value = &in[IN_V_DESCALE]},
         {"alibi-bias", "slopes of --alibi multiply the bias, not the distance", OPTION_SWITCH,
          .value = &j->alibi_bias},
         {"cu-seqlens-q FILE.npy",
@@ -118,9 +123,10 @@ static bool go_together(const job *j)
     } clashes[] = {
         {ranks, "--ranks",
          j->in_path[IN_BLOCK_MASK] || j->in_path[IN_USED_Q] || j->in_path[IN_USED_K] ||
-             j->in_path[IN_START_K] || j->in_path[IN_TABLE] || j->out_path[OUT_SCORES] ||
-             j->out_path[OUT_PROBABILITIES] || job_given(j, PROBLEM_OF(FATTN_ACCUMULATE)),
-         "a block mask, seqused, seqstart, pages, scores, probabilities or accumulation"},
+             j->in_path[IN_START_K] || j->in_path[IN_TABLE] || j->in_path[IN_K_DESCALE] ||
+             j->out_path[OUT_SCORES] || j->out_path[OUT_PROBABILITIES] ||
+             job_given(j, PROBLEM_OF(FATTN_ACCUMULATE)),
+         "a block mask, seqused, seqstart, pages, descales, scores, probabilities or accumulation"},
         {ranks && ragged, "--ranks and --cu-seqlens-q", j->in_path[IN_BIAS] || j->in_path[IN_MASK],
          "a bias or a mask"},
         {j->in_path[IN_Q_OFFSETS], "--q-offsets", job_given(j, PROBLEM_Q_OFFSET), "--q-offset"},
@@ -188,6 +194,8 @@ bool job_check(const job *j)
          "--backward and --sink"},
         {j->alibi_bias, "--alibi-bias", j->in_path[IN_ALIBI] && j->in_path[IN_BIAS],
          "--alibi and --bias"},
+        {j->in_path[IN_K_DESCALE], "--k-descale", j->in_path[IN_V_DESCALE], "--v-descale"},
+        {j->in_path[IN_V_DESCALE], "--v-descale", j->in_path[IN_K_DESCALE], "--k-descale"},
         {j->in_path[IN_BLOCK_MASK], "--block-mask", job_given(j, PROBLEM_BLOCK_SIZE),
          "--block-size"},
         {j->has_seed, "--seed", job_given(j, PROBLEM_OF(FATTN_DROPOUT)), "--dropout"},

@@ -13,7 +13,7 @@ static bool read_sum(job *j, int i)
     npy_array *const out = &j->out[i], sum;
     const char *const path = j->out_path[i];
     char why[LINE], has[128], wants[128];
-    if (!job_succeeded(npy_read(path, false, &sum, why, sizeof why), why)) {
+    if (!job_succeeded(npy_read(path, NPY_F32, &sum, why, sizeof why), why)) {
         return false;
     }
     if (sum.kind != out->kind || sum.rank != out->rank ||
@@ -105,10 +105,16 @@ void job_point(job *j)
 {
     fattn_buffers *const b = &j->buffers;
     const void **const in[INPUTS] = {
-        [IN_Q] = &b->q,       [IN_K] = &b->k,
-        [IN_V] = &b->v,       [IN_BIAS] = &b->bias,
-        [IN_SINK] = &b->sink, [IN_DO] = &b->dout,
-        [IN_DLSE] = &b->dlse, [IN_ALIBI] = &b->alibi_slopes,
+        [IN_Q] = &b->q,
+        [IN_K] = &b->k,
+        [IN_V] = &b->v,
+        [IN_BIAS] = &b->bias,
+        [IN_SINK] = &b->sink,
+        [IN_DO] = &b->dout,
+        [IN_DLSE] = &b->dlse,
+        [IN_ALIBI] = &b->alibi_slopes,
+        [IN_K_DESCALE] = &b->k_descale,
+        [IN_V_DESCALE] = &b->v_descale,
     };
     const uint8_t **const bytes[INPUTS] = {[IN_MASK] = &b->mask, [IN_BLOCK_MASK] = &b->block_mask};
     const int64_t **const places[INPUTS] = {

@@ -96,8 +96,7 @@ bool job_read_rows(job *j)
         const int side = i == IN_K || i == IN_V ? KEYS : QUERIES;
         const npy_rows rows = rows_of(j, a, input_axis(j, i), side, &all);
         if (!job_succeeded(
-                npy_read_rows(j->in_path[i], job_reads_bf16(j, i), &rows, a, why, sizeof why),
-                why)) {
+                npy_read_rows(j->in_path[i], job_pattern(j, i), &rows, a, why, sizeof why), why)) {
             return false;
         }
         if (!job_convert_input(j, i)) {

@@ -178,6 +178,22 @@ static bool shape_keys(job *j)
     return true;
 }
 
+/* --k-descale and --v-descale: for all of k and v, for each head, or for each sequence and head. */
+static bool shape_descales(job *j)
+{
+    static const char *const letters[] = {"()", "(Hk)", "(B, Hk)"};
+    fattn_problem *const p = &j->problem;
+    const int64_t wanted[2] = {p->batch, p->heads_k};
+    if (!j->in_path[IN_K_DESCALE]) {
+        return true;
+    }
+    const int rank = j->in[IN_K_DESCALE].rank < 2 ? j->in[IN_K_DESCALE].rank : 2;
+    p->descale_stride[0] = rank == 2 ? p->heads_k : 0;
+    p->descale_stride[1] = rank >= 1;
+    return match(j, IN_K_DESCALE, rank, wanted + 2 - rank, letters[rank]) &&
+           match(j, IN_V_DESCALE, rank, wanted + 2 - rank, letters[rank]);
+}
+
 /* The shapes of everything except q, k and v. */
 static bool shape_extras(job *j)
 {
@@ -225,7 +241,7 @@ static bool shape_extras(job *j)
             return false;
         }
     }
-    return match_vector(j, IN_SINK, p->heads_q, "(Hq)") &&
+    return shape_descales(j) && match_vector(j, IN_SINK, p->heads_q, "(Hq)") &&
            match_vector(j, IN_USED_Q, p->batch, "(B)") &&
            match_vector(j, IN_USED_K, p->batch, "(B)") &&
            match_vector(j, IN_START_K, p->batch, "(B)") &&

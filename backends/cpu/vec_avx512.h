@@ -62,10 +62,10 @@ static inline fv fv_from_e4m3(__m128i bytes)
 {
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
     const __m256i halves = _mm256_and_si256(wide, _mm256_set1_epi16((short)0xbf80));
-    const __m256i magnitude = _mm256_and_si256(halves, _mm256_set1_epi16(0x7fff));
-    const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
-    const __m256i quiet = _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00));
-    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(halves, quiet)), _mm512_set1_ps(0x1p8f));
+    const __m128i negative = _mm_or_si128(bytes, _mm_set1_epi8((char)0x80));
+    const mv number = _mm_cmpneq_epi8_mask(negative, _mm_set1_epi8(-1));
+    const fv scaled = _mm512_cvtph_ps(halves);
+    return _mm512_mask_mul_ps(_mm512_set1_ps(NAN), number, scaled, _mm512_set1_ps(0x1p8f));
 }
 static inline fv fv_load_e4m3(const uint8_t *x)
 {

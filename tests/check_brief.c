@@ -27,7 +27,7 @@ static int64_t some(uint64_t *state, int64_t low, int64_t high)
 static void draw(draw_case *c, int n)
 {
     static const int64_t dims[] = {8, 20, 33, 39, 64, 72, 83};
-    static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
+    static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_E4M3};
     static const uint64_t features[] = {0, 0, FATTN_CAUSAL, FATTN_WINDOW, FATTN_SEQUSED_K};
     static const uint64_t terms[] = {
         0, 0, FATTN_SINK, FATTN_SOFTCAP, FATTN_ALIBI, FATTN_SINK | FATTN_SOFTCAP | FATTN_ALIBI};
@@ -45,8 +45,8 @@ static void draw(draw_case *c, int n)
     p->dim = dims[some(&state, 0, 6)];
     p->dim_v = dims[some(&state, 0, 6)];
     p->dtype = dtypes[some(&state, 0, 2)];
-    p->dtype_kv = n % 5 ? p->dtype : dtypes[some(&state, 0, 2)];
-    p->dtype_v = n % 6 ? p->dtype_kv : dtypes[some(&state, 0, 2)];
+    p->dtype_kv = n % 5 > 1 ? p->dtype : n % 5 ? FATTN_E4M3 : dtypes[some(&state, 0, 3)];
+    p->dtype_v = n % 6 ? p->dtype_kv : dtypes[some(&state, 0, 3)];
     p->layout = n % 2 ? FATTN_BSHD : FATTN_BHSD;
     p->features |= terms[some(&state, 0, 5)];
     p->softcap = p->features & FATTN_SOFTCAP ? (double)some(&state, 1, 30) : 0;
@@ -92,8 +92,9 @@ static void check_row(fattn_device *device, const fattn_kernel *row)
         judge_truth_free(&truth);
         draw_free(&c);
     }
-    tap_check(failed == 0 && judged > CASES / 2, "%s: %d of %d cases fail", row->name, failed,
-              judged);
+    const bool caches_alone = !(row->dtypes_kv & FATTN_DTYPE_BIT(FATTN_F32)); /* of 8 bits */
+    const int least = caches_alone ? CASES / 8 : CASES / 2;
+    tap_check(failed == 0 && judged > least, "%s: %d of %d cases fail", row->name, failed, judged);
     tap_check(brief > 0 && brief < judged, "%s: %d of them run without items", row->name, brief);
 }
 

@@ -218,6 +218,11 @@ static float cap_of(float x, float *slope)
     return y[0];
 }
 
+static bool same_number(float a, float b)
+{
+    return isnan(b) ? isnan(a) : fattn_f32_bits(a) == fattn_f32_bits(b);
+}
+
 static void check_specials(void)
 {
     bool exact = true;
@@ -265,6 +270,47 @@ static bool window_of(float x, int lane, float *y)
     return window_holds(&w);
 }
 
+/* All codes of e4m3, also in parts of vectors, and where they are looked up. */
+static void check_e4m3(void)
+{
+    uint8_t codes[256];
+    float want[256];
+    bool same = true;
+    for (int code = 0; code < 256; code++) {
+        codes[code] = (uint8_t)code;
+        want[code] = fattn_e4m3_to_f32((uint8_t)code);
+    }
+    for (int code = 0; code < 256; code += FV_LANES) {
+        float got[FV_LANES];
+        fv_store(got, fv_load_e4m3(codes + code));
+        for (int lane = 0; lane < FV_LANES; lane++) {
+            same = same && same_number(got[lane], want[code + lane]);
+        }
+        for (int n = 0; n <= FV_LANES; n++) {
+            fv_store(got, fv_load_part_e4m3(codes + code, n));
+            for (int lane = 0; lane < FV_LANES; lane++) {
+                same = same && same_number(got[lane], lane < n ? want[code + lane] : 0);
+            }
+        }
+    }
+#if FV_BYTES
+    for (int code = 0; code < 256; code += 4 * FV_LANES) {
+        fv block[4];
+        uint16_t halves[4 * FV_LANES];
+        fv_load_e4m3_block(codes + code, block);
+        fv_widen_e4m3(halves, codes + code);
+        for (int n = 0; n < 4 * FV_LANES; n++) {
+            float got[FV_LANES];
+            const int half = n / (2 * FV_LANES), lane = n % (2 * FV_LANES) / 2;
+            fv_store(got, block[2 * half + n % 2]);
+            same = same && same_number(got[lane], want[code + n]) &&
+                   same_number(fattn_bf16_to_f32(halves[n]), want[code + n]);
+        }
+    }
+#endif
+    tap_check(same, "every number of e4m3 is loaded as what it is");
+}
+
 static void check_window(void)
 {
     const float out[] = {-INFINITY, INFINITY, WINDOW_UP + 0.5f, -WINDOW_DOWN - 1,
@@ -307,6 +353,7 @@ int main(int argc, char **argv)
     }
     check_specials();
     check_window();
+    check_e4m3();
 
     worst w = measure_exp2(-0x1p-30f, -126, step, true);
     tap_check(w.error <= 2, "exp2 errs by %.3f ulp on -126..0 (at %.9g)", w.error, (double)w.at);

@@ -199,6 +199,10 @@ static void text_kernel(const fattn_kernel *row, const char *missing, int number
     } else {
         text_names(row->features, fattn_feature_name, 0);
     }
+    if (row->dtypes_kv) {
+        printf("; k and v also in ");
+        text_names(row->dtypes_kv, dtype_name, 0);
+    }
     if (row->rows_max) {
         printf("; at most %" PRId64 " rows per kv head", row->rows_max);
     }
@@ -285,6 +289,7 @@ static void json_kernel(const fattn_kernel *row, const char *missing, int number
     json_field("name", row->name);
     json_names("ops", row->ops, op_name);
     json_names("dtypes", row->dtypes, dtype_name);
+    json_names("dtypes_kv", row->dtypes_kv, dtype_name);
     json_names("features", row->features, fattn_feature_name);
     printf(", \"dim_max\": %" PRId64 ", \"rows_min\": %" PRId64 ", \"rows_max\": %" PRId64,
            row->dim_max, row->rows_min, row->rows_max);

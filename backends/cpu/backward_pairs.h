@@ -326,11 +326,11 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
     const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
     const bool drops = p->features & FATTN_DROPOUT, keeps_ds = wants(p, FATTN_OUT_DBIAS);
 
-    pairs_load_keys(pn, s, 0, buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
+    pairs_load_keys(pn, s, 0, buf->k, FATTN_BF16, &p->k, p->dim, pn->k_copy, pn->k_pairs);
     if (needs_ds) {
-        pairs_load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, job->v_rows);
-        pairs_zip_keys(pn, s, false, buf->k, &p->k, p->dim, job->k_zipped, job->k_transposed,
-                       pn->v_pairs);
+        pairs_load_keys(pn, s, 0, buf->v, FATTN_BF16, &p->v, p->dim_v, pn->v_copy, job->v_rows);
+        pairs_zip_keys(pn, s, false, buf->k, FATTN_BF16, &p->k, p->dim, job->k_zipped,
+                       job->k_transposed, pn->v_pairs);
     }
     const unsigned terms = load_terms(pn, s);
     if (drops) {

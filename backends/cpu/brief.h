@@ -127,14 +127,14 @@ INLINE int64_t next_row(int64_t group, int64_t row, int64_t wrap, int64_t *g)
 INLINE void brief_queries_as(fattn_dtype dtype, const fattn_problem *p, const fattn_cpu_brief *s,
                              const char *from, float *to)
 {
-    const int64_t by_two = channels_by_two(p->dim), rows = s->pitch;
+    const int64_t blocks = channels_of_blocks(dtype, p->dim), rows = s->pitch;
     for (int64_t r = 0, g = 0; r < rows; r++) {
         float *at = to + r * 2 * FV_LANES;
         int64_t c = 0;
-        for (; c < by_two; c += 2 * FV_LANES, at += rows * 2 * FV_LANES) {
-            fv two[2] = {fv_set1(0), fv_set1(0)};
+        for (; c < blocks; c += 2 * FV_LANES, at += rows * 2 * FV_LANES) {
+            fv two[BLOCK_MOST] = {fv_set1(0), fv_set1(0)};
             if (r < s->rows) {
-                load_two(dtype, from, c, two);
+                load_block(dtype, from, c, two);
             }
             fv_store(at, two[0]);
             fv_store(at + FV_LANES, two[1]);
@@ -153,23 +153,20 @@ INLINE void brief_queries_as(fattn_dtype dtype, const fattn_problem *p, const fa
 APART void brief_queries_mixed(const fattn_problem *p, const fattn_cpu_brief *s, const char *from,
                                float *to)
 {
-    const int64_t by_two = channels_by_two(p->dim), rows = s->pitch;
+    const int64_t blocks = channels_of_blocks(p->dtype_kv, p->dim), rows = s->pitch;
     const int64_t size = fattn_dtype_size(p->dtype);
-    const bool apart = p->dtype_kv == FATTN_BF16;
+    const int block = block_vectors(p->dtype_kv) * FV_LANES;
     for (int64_t r = 0, g = 0; r < rows; r++) {
-        float *at = to + r * 2 * FV_LANES;
+        float *at = to + r * block;
         int64_t c = 0;
-        for (; c < by_two; c += 2 * FV_LANES, at += rows * 2 * FV_LANES) {
-            float two[2 * FV_LANES] = {0};
+        for (; c < blocks; c += block, at += rows * block) {
+            float some[BLOCK_MOST * FV_LANES] = {0};
             if (r < s->rows) {
-                row_load(two, p->dtype, from + c * size, 2 * FV_LANES);
+                row_load(some, p->dtype, from + c * size, block);
             }
-            for (int64_t lane = 0; lane < FV_LANES; lane++) {
-                at[lane] = apart ? two[2 * lane] : two[lane];
-                at[lane + FV_LANES] = apart ? two[2 * lane + 1] : two[lane + FV_LANES];
-            }
+            order_block(p->dtype_kv, some, at);
         }
-        at -= r * FV_LANES;
+        at -= r * (block - FV_LANES);
         for (; c < p->dim; c += FV_LANES, at += rows * FV_LANES) {
             float one[FV_LANES] = {0};
             if (r < s->rows) {

@@ -77,17 +77,19 @@ static const fattn_cpu_isa *base_of(const fattn_cpu_isa *isa)
     return NULL;
 }
 
-/* Where vector products of bf16 pairs are slow, avx512bf16 comes after avx512, its neighbour in the
- * table, unless the user asked for it. */
+/* Where vector products of bf16 pairs are slow, avx512bf16 comes after avx512, its base, unless the
+ * user asked for it. */
 static void order_isas(cpu *device, bool asked)
 {
     for (int i = 0; i < ISA_COUNT; i++) {
         device->order[i] = i;
     }
-    for (int i = 0; i + 1 < ISA_COUNT && !asked && fattn_cpuid_pairs_are_slow(); i++) {
-        if (strcmp(isas[i].isa->name, "avx512bf16") == 0) {
-            device->order[i] = i + 1;
-            device->order[i + 1] = i;
+    for (int i = 0; i < ISA_COUNT && !asked && fattn_cpuid_pairs_are_slow(); i++) {
+        bool moves = strcmp(isas[i].isa->name, "avx512bf16") == 0;
+        for (int n = i; moves; n++) {
+            device->order[n] = device->order[n + 1];
+            device->order[n + 1] = i;
+            moves = isas[device->order[n]].isa != base_of(isas[i].isa);
         }
     }
 }

@@ -26,6 +26,7 @@ const char *fattn_cpuid_scalar(void) { return NULL; }
 
 #define LEAF_AMX_BF16 0x400000u  /* in leaf 7, edx */
 #define LEAF_AMX_TILE 0x1000000u /* there too */
+#define LEAF_AVX512_VBMI 0x2u    /* in leaf 7, ecx */
 #define LEAF_AVX512_BF16 0x20u   /* in leaf 7, subleaf 1 */
 
 typedef struct x86 {
@@ -79,6 +80,15 @@ const char *fattn_cpuid_avx512(void)
     return has(cpu.states, STATE_AVX512) ? NULL : "a system that saves the AVX-512 registers";
 }
 
+const char *fattn_cpuid_avx512vbmi(void)
+{
+    const char *const lacks = fattn_cpuid_avx512();
+    if (lacks) {
+        return lacks;
+    }
+    return has(ask_x86().ecx, LEAF_AVX512_VBMI) ? NULL : "a processor with AVX-512 VBMI";
+}
+
 const char *fattn_cpuid_avx512bf16(void)
 {
     const char *const lacks = fattn_cpuid_avx512();
@@ -107,7 +117,7 @@ const char *fattn_cpuid_amx(void)
         return lacks;
     }
     const x86 cpu = ask_x86();
-    if (!has(cpu.edx, LEAF_AMX_BF16 | LEAF_AMX_TILE)) {
+    if (!has(cpu.edx, LEAF_AMX_BF16 | LEAF_AMX_TILE) || fattn_cpuid_avx512vbmi()) {
         return "a processor with AMX in bf16";
     }
     if (!has(cpu.states, STATE_AMX)) {

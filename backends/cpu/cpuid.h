@@ -13,6 +13,7 @@
 const char *fattn_cpuid_scalar(void);
 const char *fattn_cpuid_avx2(void);
 const char *fattn_cpuid_avx512(void);
+const char *fattn_cpuid_avx512vbmi(void);
 const char *fattn_cpuid_avx512bf16(void);
 /* asks the system for permission to use AMX, for the whole process */
 const char *fattn_cpuid_amx(void);

@@ -64,10 +64,39 @@ INLINE decode_rows some_rows(decode_rows rows, int64_t j, int64_t count)
     return rows;
 }
 
-/* Loads two vectors of channels from c on, in the order that costs least: bf16 is split into its
- * even and its odd channels. Queries and o have their channels in the same order. */
-INLINE void load_two(fattn_dtype dtype, const char *row, int64_t c, fv to[2])
+/* Channels are loaded some vectors at a time, a block, in the order that costs least: bf16, and
+ * e4m3 where it is looked up, are split into the even and the odd channels of two vectors. Queries
+ * and o have their channels in the same order. What follows the last block is in order. */
+#define BLOCK_MOST 4
+INLINE int block_vectors(fattn_dtype dtype) { return dtype == FATTN_E4M3 && FV_BYTES ? 4 : 2; }
+
+INLINE bool splits_channels(fattn_dtype dtype)
 {
+    return dtype == FATTN_BF16 || (dtype == FATTN_E4M3 && FV_BYTES);
+}
+
+/* The channel in lane `lane` of vector u of a block. */
+INLINE int channel_of(bool split, int u, int lane)
+{
+    return split ? u / 2 * 2 * FV_LANES + 2 * lane + u % 2 : u * FV_LANES + lane;
+}
+
+/* How many of `dim` channels blocks have. */
+INLINE int64_t channels_of_blocks(fattn_dtype dtype, int64_t dim)
+{
+    const int64_t block = block_vectors(dtype) * FV_LANES;
+    return dim / block * block;
+}
+
+/* to = the block of channels from c on. */
+INLINE void load_block(fattn_dtype dtype, const char *row, int64_t c, fv to[BLOCK_MOST])
+{
+#if FV_BYTES
+    if (dtype == FATTN_E4M3) {
+        fv_load_e4m3_block((const uint8_t *)row + c, to);
+        return;
+    }
+#endif
     if (dtype == FATTN_BF16) {
         const uint16_t *const x = (const uint16_t *)(const void *)row + c;
         to[0] = fv_load_bf16_even(x);
@@ -77,9 +106,6 @@ INLINE void load_two(fattn_dtype dtype, const char *row, int64_t c, fv to[2])
         to[1] = load_as(dtype, row + (c + FV_LANES) * SIZE_OF(dtype), FV_LANES);
     }
 }
-
-/* How many channels load_two() loads; the rest is less than two vectors. */
-INLINE int64_t channels_by_two(int64_t dim) { return dim / (2 * FV_LANES) * (2 * FV_LANES); }
 
 /* Prefetches the cache lines of `vectors` vectors of channels from c on, except one that begins
  * before them. */
@@ -118,39 +144,37 @@ INLINE void dots_vector(int live, int nr, int part, fattn_dtype dtype, const flo
  * loop over sums is unrolled, or compilers would keep the sums in memory. Sums take half of the
  * registers. If two vectors of all rows of q would fill the other half, the first vectors of all
  * keys are multiplied before the second ones.
- * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the remaining vectors, [nr][FV_LANES] each
+ * q: [blocks][nr][vectors of a block][FV_LANES], then the remaining vectors, [nr][FV_LANES] each
  */
 INLINE void dots_tile(int live, int nr, fattn_dtype dtype, const float *q, decode_rows k, float *to)
 {
-    const int64_t by_two = channels_by_two(k.dim);
-    const int keys = FV_ND / nr;
-    const bool by_half = 2 * nr >= FV_ND;
+    const int64_t blocks = channels_of_blocks(dtype, k.dim);
+    const int keys = FV_ND / nr, nv = block_vectors(dtype);
+    const bool by_half = 2 * nr >= FV_ND && nv == 2;
     fv sum[FV_ND];
 #pragma GCC unroll 16
     for (int n = 0; n < FV_ND; n++) {
         sum[n] = fv_set1(0);
     }
     int64_t c = 0;
-    for (; c < by_two; c += 2 * FV_LANES, q += nr * 2 * FV_LANES) {
-#pragma GCC unroll 32
-        for (int m = 0; m < 2 * keys; m++) {
-            const int half = by_half ? m / keys : m % 2, j = by_half ? m % keys : m / 2;
-            fv key[2];
-            if (half == 0) {
-                prefetch(dtype, k.ahead[j], c, 2);
+    for (; c < blocks; c += nv * FV_LANES, q += nr * nv * FV_LANES) {
+#pragma GCC unroll 64
+        for (int m = 0; m < nv * keys; m++) {
+            const int u = by_half ? m / keys : m % nv, j = by_half ? m % keys : m / nv;
+            fv key[BLOCK_MOST];
+            if (u == 0) {
+                prefetch(dtype, k.ahead[j], c, nv);
             }
-            load_two(dtype, k.at[j], c, key);
+            load_block(dtype, k.at[j], c, key);
 #pragma GCC unroll 16
             for (int n = 0; n < live; n++) {
                 fv *const at = &sum[j * nr + n];
-                *at = fv_muladd(key[half], fv_load(q + (2 * n + half) * FV_LANES), *at);
+                *at = fv_muladd(key[u], fv_load(q + (nv * n + u) * FV_LANES), *at);
             }
         }
     }
-    if (c + FV_LANES <= k.dim) {
+    for (; c + FV_LANES <= k.dim; c += FV_LANES, q += nr * FV_LANES) {
         dots_vector(live, nr, FV_LANES, dtype, q, k, c, sum);
-        c += FV_LANES;
-        q += nr * FV_LANES;
     }
     if (c < k.dim) {
         dots_vector(live, nr, (int)(k.dim - c), dtype, q, k, c, sum);
@@ -175,8 +199,9 @@ INLINE void dots(int live, int nr, fattn_dtype dtype, decode_dots d, int64_t r)
  * their number. */
 #define MIX_KEYS 64
 
-/* sum = sum_j p[j] v[j] for nr rows and nv vectors of channels from c on. nv: even, for whole
- * vectors, or 1, for `part` channels. All parameters but `part` are literals. */
+/* sum = sum_j p[j] v[j] for nr rows and nv vectors of channels from c on: whole blocks, or fewer
+ * vectors than a block has, of which one may have only `part` channels. All parameters but `part`
+ * are literals. */
 INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, decode_sums s, int64_t c, fv *sum)
 {
 #pragma GCC unroll 16
@@ -184,13 +209,15 @@ INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, decode_sums s,
         sum[n] = fv_set1(0);
     }
     for (int64_t j = 0; j < s.v.count; j++) {
-        fv value[FV_ND];
+        fv value[FV_ND + BLOCK_MOST];
+        const int block = block_vectors(dtype), whole = nv / block * block;
         prefetch(dtype, s.v.ahead[j], c, nv);
-        for (int u = 0; u + 2 <= nv; u += 2) {
-            load_two(dtype, s.v.at[j], c + u * FV_LANES, value + u);
+        for (int u = 0; u < whole; u += block) {
+            load_block(dtype, s.v.at[j], c + u * FV_LANES, value + u);
         }
-        if (nv == 1) {
-            value[0] = load_as(dtype, s.v.at[j] + c * SIZE_OF(dtype), part);
+        for (int u = whole; u < nv; u++) {
+            const char *const from = s.v.at[j] + (c + u * FV_LANES) * SIZE_OF(dtype);
+            value[u] = load_as(dtype, from, nv == 1 ? part : FV_LANES);
         }
 #pragma GCC unroll 16
         for (int n = 0; n < nr; n++) {
@@ -269,11 +296,19 @@ typedef void mix_function(const decode_sums *s);
             mix(live, nr, FATTN_##type, *s, r);           \
         }                                                 \
     }
+#ifdef DECODE_E4M3_ALONE
+#define DECODE_TYPES(live, nr) DECODE_FUNCTIONS(live, nr, E4M3)
+#define DECODE_TABLE(row, kind) [FATTN_E4M3] = row(kind, E4M3)
+#else
 #define DECODE_TYPES(live, nr)       \
     DECODE_FUNCTIONS(live, nr, F32)  \
     DECODE_FUNCTIONS(live, nr, F16)  \
     DECODE_FUNCTIONS(live, nr, BF16) \
     DECODE_FUNCTIONS(live, nr, E4M3)
+#define DECODE_TABLE(row, kind)                                                                 \
+    [FATTN_F32] = row(kind, F32), [FATTN_F16] = row(kind, F16), [FATTN_BF16] = row(kind, BF16), \
+    [FATTN_E4M3] = row(kind, E4M3)
+#endif
 #define DECODE_ROW_OF_4(kind, type) \
     kind##_1_##type, kind##_2_##type, kind##_3_##type, kind##_4_##type
 #define DECODE_ROW_OF_8(kind, type) \
@@ -308,15 +343,10 @@ DECODE_TYPES(16, 16)
 #endif
 #endif
 
-static dots_function *const dots_functions[][10] = {[FATTN_F32] = DECODE_ROW(dots, F32),
-                                                    [FATTN_F16] = DECODE_ROW(dots, F16),
-                                                    [FATTN_BF16] = DECODE_ROW(dots, BF16),
-                                                    [FATTN_E4M3] = DECODE_ROW(dots, E4M3)};
-static mix_function *const mix_functions[][10] = {[FATTN_F32] = DECODE_ROW(mix, F32),
-                                                  [FATTN_F16] = DECODE_ROW(mix, F16),
-                                                  [FATTN_BF16] = DECODE_ROW(mix, BF16),
-                                                  [FATTN_E4M3] = DECODE_ROW(mix, E4M3)};
+static dots_function *const dots_functions[][10] = {DECODE_TABLE(DECODE_ROW, dots)};
+static mix_function *const mix_functions[][10] = {DECODE_TABLE(DECODE_ROW, mix)};
 
+#undef DECODE_TABLE
 #undef DECODE_ROW
 #undef DECODE_ROW_OF_8
 #undef DECODE_ROW_OF_4
@@ -340,24 +370,32 @@ static mix_function *mix_of(fattn_dtype dtype, int64_t rows, int64_t pitch)
     return mix_functions[dtype][listed_at(rows, pitch)];
 }
 
+/* to = a block of channels in the order of load_block(). */
+static void order_block(fattn_dtype dtype, const float *from, float *to)
+{
+    const bool split = splits_channels(dtype);
+    for (int u = 0; u < block_vectors(dtype); u++) {
+        for (int lane = 0; lane < FV_LANES; lane++) {
+            to[u * FV_LANES + lane] = from[channel_of(split, u, lane)];
+        }
+    }
+}
+
 /* to = the queries in pn->q in the order in which dots_tile() reads them: rows_at_once() rows side
  * by side. */
 static void order_queries(const panel *pn, float *to)
 {
-    const int64_t by_two = channels_by_two(pn->p->dim), rows = rows_at_once(pn->pitch);
-    const bool apart = pn->p->dtype_kv == FATTN_BF16;
+    const fattn_dtype dtype = pn->p->dtype_kv;
+    const int64_t blocks = channels_of_blocks(dtype, pn->p->dim), rows = rows_at_once(pn->pitch);
+    const int nv = block_vectors(dtype);
     for (int64_t r = 0; r < pn->pitch; r += rows) {
         const float *const from = pn->q + r * pn->d_pad;
-        for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
-            for (int64_t n = 0; n < rows; n++, to += 2 * FV_LANES) {
-                for (int64_t lane = 0; lane < FV_LANES; lane++) {
-                    const float *const two = from + n * pn->d_pad + c;
-                    to[lane] = apart ? two[2 * lane] : two[lane];
-                    to[lane + FV_LANES] = apart ? two[2 * lane + 1] : two[lane + FV_LANES];
-                }
+        for (int64_t c = 0; c < blocks; c += nv * FV_LANES) {
+            for (int64_t n = 0; n < rows; n++, to += nv * FV_LANES) {
+                order_block(dtype, from + n * pn->d_pad + c, to);
             }
         }
-        for (int64_t c = by_two; c < pn->d_pad; c += FV_LANES) {
+        for (int64_t c = blocks; c < pn->d_pad; c += FV_LANES) {
             for (int64_t n = 0; n < rows; n++, to += FV_LANES) {
                 fv_store(to, fv_load(from + n * pn->d_pad + c));
             }
@@ -365,14 +403,15 @@ static void order_queries(const panel *pn, float *to)
     }
 }
 
-/* Restores the order of channels in a row of o, which load_two() split into even and odd ones. */
+/* Restores the order of channels in a row of o, which load_block() split into even and odd ones. */
 static void order_channels(const fattn_problem *p, int64_t pitch, float *o)
 {
-    const int64_t by_two = channels_by_two(p->dim_v);
-    if (p->dtype_v != FATTN_BF16 || MIX_VECTORS(rows_at_once(pitch)) < 2) {
+    const int64_t blocks = channels_of_blocks(p->dtype_v, p->dim_v);
+    const int nv = block_vectors(p->dtype_v);
+    if (!splits_channels(p->dtype_v) || MIX_VECTORS(rows_at_once(pitch)) < nv) {
         return;
     }
-    for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
+    for (int64_t c = 0; c < blocks; c += 2 * FV_LANES) {
         float some[2 * FV_LANES];
         memcpy(some, o + c, sizeof some);
         for (int64_t lane = 0; lane < FV_LANES; lane++) {

@@ -12,7 +12,8 @@ static void load_transposed_pairs(const forward *f) { pairs_load_queries(&f->pan
 static void load_rows_of_pairs(const panel *pn, span s, int64_t copied)
 {
     const fattn_problem *const p = pn->p;
-    pairs_load_keys(pn, s, copied, pn->run->buffers->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
+    pairs_load_keys(pn, s, copied, pn->run->buffers->k, p->dtype_kv, &p->k, p->dim, pn->k_copy,
+                    pn->k_pairs);
 }
 
 static void multiply_pairs(const forward *f, span s) { pairs_scores(&f->panel, s); }

@@ -30,9 +30,9 @@ static void pairs_layout(panel *pn, arena *from)
 
 /* Whether rows of k or v can be read in their tensor: not if the last pair would reach past the
  * row, nor if rows must be whole vectors, nor at strides that in_place() excludes. */
-static bool pairs_in_place(int64_t dim, const fattn_strides *strides)
+static bool pairs_in_place(fattn_dtype dtype, int64_t dim, const fattn_strides *strides)
 {
-    return !PAIRS_COPIED && dim % 2 == 0 && strides->seq % 2048 != 0;
+    return dtype == FATTN_BF16 && !PAIRS_COPIED && dim % 2 == 0 && strides->seq % 2048 != 0;
 }
 
 /* to[0 .. n) = from[0 .. n), and zeros up to whole vectors of pairs. */
@@ -48,6 +48,44 @@ static void row_copy(void *to, const void *from, int64_t n)
         memcpy(y + c, x + c, (size_t)(n - c) * sizeof *x);
         memset(y + n, 0, (size_t)(c + 2 * FV_LANES - n) * sizeof *x);
     }
+}
+
+/* The same for a row of k or v, which is bf16 or e4m3. */
+static void row_copy_keys(fattn_dtype dtype, uint16_t *to, const void *from, int64_t n)
+{
+    const char *const x = from;
+    int64_t c = 0;
+    if (dtype == FATTN_BF16) {
+        row_copy(to, from, n);
+        return;
+    }
+#if FV_BYTES
+    for (; c + 4 * FV_LANES <= n; c += 4 * FV_LANES) {
+        fv_widen_e4m3(to + c, (const uint8_t *)x + c);
+    }
+#endif
+    for (; c < n; c += FV_LANES) {
+        const int part = (int)fattn_min64(n - c, FV_LANES);
+        store_as(FATTN_BF16, to + c, load_as(FATTN_E4M3, x + c, part), part);
+    }
+    memset(to + n, 0, (size_t)(pairs_stride(n) * 2 - n) * sizeof *to);
+}
+
+/* Room for such a row. */
+typedef struct wide_row {
+    uint16_t channels[FATTN_PROBLEM_DIM_MAX + 2 * FV_LANES];
+} wide_row;
+
+/* The row of key j of the tile in k or v as bf16: in its tensor, or in *room. */
+static const void *row_of_key(const panel *pn, span s, const void *tensor, fattn_dtype dtype,
+                              const fattn_strides *strides, int64_t dim, int64_t j, wide_row *room)
+{
+    const void *const row = element(tensor, dtype, key_index(pn, strides, s.first + j));
+    if (dtype == FATTN_BF16) {
+        return row;
+    }
+    row_copy_keys(dtype, room->channels, row, dim);
+    return room->channels;
 }
 
 /* FV_LANES rows of q from row r on, *stride pairs apart: in their tensor, if `usable` allows that
@@ -99,13 +137,13 @@ static void point_pairs(const panel *pn, span s, const uint16_t *from, int64_t s
  * first `copied` are there already. Matrix registers read all rows from the copy, so there the rows
  * past the last key are zeros in the copy, too. */
 static void pairs_load_keys(const panel *pn, span s, int64_t copied, const void *tensor,
-                            const fattn_strides *strides, int64_t dim, float *copy,
-                            const bf16_pair **rows)
+                            fattn_dtype dtype, const fattn_strides *strides, int64_t dim,
+                            float *copy, const bf16_pair **rows)
 {
-    const bool direct = pairs_in_place(dim, strides);
+    const bool direct = pairs_in_place(dtype, dim, strides);
     const int64_t stride = pairs_stride(dim);
     if (direct && !(pn->p->features & FATTN_PAGED)) {
-        const void *const from = element(tensor, pn->p->dtype, key_index(pn, strides, s.first));
+        const void *const from = element(tensor, dtype, key_index(pn, strides, s.first));
         point_pairs(pn, s, from, strides->seq, rows);
         return;
     }
@@ -113,10 +151,9 @@ static void pairs_load_keys(const panel *pn, span s, int64_t copied, const void 
         float *const to = copy + j * stride;
         const void *row = PAIRS_COPIED ? to : pn->zeros;
         if (j < s.live) {
-            const void *const from =
-                element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j));
+            const void *const from = element(tensor, dtype, key_index(pn, strides, s.first + j));
             if (!direct && j >= copied) {
-                row_copy(to, from, dim);
+                row_copy_keys(dtype, (uint16_t *)(void *)to, from, dim);
             }
             row = direct ? from : to;
         } else if (PAIRS_COPIED && j >= copied) {
@@ -145,9 +182,10 @@ static void row_zip(bf16_pair *to, const uint16_t *first, const uint16_t *second
 /* to[j / 2] = rows j and j + 1 of k or v zipped, at a stride of dim rounded up to vectors. For
  * matrix registers, also transposed: [stride][bc / 2]. copied: both are there already */
 static void pairs_zip_keys(const panel *pn, span s, bool copied, const void *tensor,
-                           const fattn_strides *strides, int64_t dim, float *to, float *transposed,
-                           const bf16_pair **zipped)
+                           fattn_dtype dtype, const fattn_strides *strides, int64_t dim, float *to,
+                           float *transposed, const bf16_pair **zipped)
 {
+    wide_row room[2];
     const int64_t stride = vectors_of(dim) * FV_LANES;
     for (int64_t j = 0; j < s.padded; j += 2) {
         bf16_pair *const pairs = (bf16_pair *)(void *)(to + j / 2 * stride);
@@ -157,7 +195,7 @@ static void pairs_zip_keys(const panel *pn, span s, bool copied, const void *ten
         }
         const void *rows[2] = {pn->zeros, pn->zeros};
         for (int64_t n = 0; n < 2 && j + n < s.live; n++) {
-            rows[n] = element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j + n));
+            rows[n] = row_of_key(pn, s, tensor, dtype, strides, dim, j + n, &room[n]);
         }
         row_zip(pairs, rows[0], rows[1], dim);
     }
@@ -177,7 +215,7 @@ static bool pairs_load_values(const panel *pn, span s, bool copied)
 {
     const fattn_problem *const p = pn->p;
     uint16_t bits = 0;
-    pairs_zip_keys(pn, s, copied, pn->run->buffers->v, &p->v, p->dim_v, pn->v_copy,
+    pairs_zip_keys(pn, s, copied, pn->run->buffers->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy,
                    values_transposed(pn), pn->v_pairs);
     for (int64_t j = 0; j < s.padded / 2 && !(bits & EXPONENT_HIGH); j++) {
         for (int64_t c = 0; c < p->dim_v; c++) {

@@ -24,10 +24,11 @@ static void load_blocked_keys(const panel *pn, span s, int64_t copied)
     const int64_t steps = p->dim / (2 * BLOCK_PAIRS);
     const int64_t keys = (s.live + VECTOR_KEYS - 1) / VECTOR_KEYS * VECTOR_KEYS;
     for (int64_t j = 0; j < keys && copied < s.live; j++) {
+        wide_row room;
         const char *from = (const char *)pn->zeros;
         char *to = (char *)(pn->k_copy + j / VECTOR_KEYS * steps * FV_LANES);
         if (j < s.live) {
-            from = element(pn->run->buffers->k, p->dtype, key_index(pn, &p->k, s.first + j));
+            from = row_of_key(pn, s, pn->run->buffers->k, p->dtype_kv, &p->k, p->dim, j, &room);
         }
         to += j % VECTOR_KEYS * (int64_t)BLOCK_BYTES;
         for (int64_t c = 0; c < steps; c++, from += BLOCK_BYTES, to += sizeof(pv)) {

@@ -19,6 +19,9 @@
 #ifndef FV_TILES
 #define FV_TILES 0
 #endif
+#ifndef FV_BYTES
+#define FV_BYTES 0
+#endif
 
 _Static_assert(FV_ND % FV_NK == 0 && FV_ND % FV_LANES == 0, "tiles of keys hold whole steps");
 

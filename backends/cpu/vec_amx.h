@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The vocabulary of vec_avx512bf16.h, and matrix products of bf16 pairs in AMX, whose registers are
- * tiles of 16 rows of 64 bytes.
+ * The vocabulary of vec_avx512bf16.h, lookups in tables of bytes, which all processors with AMX
+ * have, and matrix products of bf16 pairs in AMX, whose registers are tiles of 16 rows of 64 bytes.
  *
  * A product of two tiles takes 16 cycles, and loading a tile takes eight. Six tiles hold sums (2 by
  * 3) and two hold operands: seven loads for six products.
@@ -12,6 +12,7 @@
 #include <stdbool.h>
 
 #include "backends/cpu/vec_avx512bf16.h"
+#include "backends/cpu/vec_vbmi.h"
 
 #define FV_TILES 1
 

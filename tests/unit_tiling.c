@@ -598,3 +598,22 @@ Test(kernel, rows_of_each_type_begin_where_it_needs_them)
     p.k = eights;
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
 }
+
+Test(kernel, types_of_keys_and_values)
+{
+    fattn_kernel k = imaginary();
+    fattn_problem p = normal(10, 10, 64);
+    char text[256];
+    const char *const e4m3_v = "takes no q, k and v in f32, f32 and e4m3";
+    const char *const e4m3_k = "takes no q, k and v in f32, e4m3 and f32";
+    p.dtype_v = FATTN_E4M3;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), e4m3_v);
+    k.dtypes_kv = FATTN_DTYPE_BIT(FATTN_F16);
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), e4m3_v);
+    p.dtype_kv = FATTN_E4M3, p.dtype_v = FATTN_F32;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), e4m3_k);
+    k.dtypes_kv = FATTN_DTYPE_BIT(FATTN_E4M3);
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    p.dtype_v = FATTN_E4M3;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+}

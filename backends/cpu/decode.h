@@ -277,6 +277,22 @@ INLINE void mix(int live, int nr, fattn_dtype dtype, decode_sums s, int64_t r)
     }
 }
 
+/* How many of nr rows are mixed at a time: a block of numbers that are looked up is loaded again
+ * for the other half of eight rows, since the sums of all eight do not fit the registers. */
+INLINE int rows_mixed(fattn_dtype dtype, int nr)
+{
+    return block_vectors(dtype) > MIX_VECTORS(nr) && nr == 8 ? nr / 2 : nr;
+}
+
+INLINE void mix_some(int live, int nr, fattn_dtype dtype, decode_sums s, int64_t r)
+{
+    const int some = rows_mixed(dtype, nr);
+    mix(some < live ? some : live, some, dtype, s, r);
+    if (some < live) {
+        mix(live - some, some, dtype, s, r + some);
+    }
+}
+
 /* A function for each type and number of rows: a call that finds no code in cache loads only its
  * own. Up to eight rows are not padded; more are padded to 12 or 16. nr is the pitch of the
  * rows. */
@@ -293,7 +309,7 @@ typedef void mix_function(const decode_sums *s);
     APART void mix_##live##_##type(const decode_sums *s)  \
     {                                                     \
         for (int64_t r = 0; r < s->pitch; r += FV_ND) {   \
-            mix(live, nr, FATTN_##type, *s, r);           \
+            mix_some(live, nr, FATTN_##type, *s, r);      \
         }                                                 \
     }
 #ifdef DECODE_E4M3_ALONE
@@ -408,7 +424,8 @@ static void order_channels(const fattn_problem *p, int64_t pitch, float *o)
 {
     const int64_t blocks = channels_of_blocks(p->dtype_v, p->dim_v);
     const int nv = block_vectors(p->dtype_v);
-    if (!splits_channels(p->dtype_v) || MIX_VECTORS(rows_at_once(pitch)) < nv) {
+    const int rows = rows_mixed(p->dtype_v, (int)rows_at_once(pitch));
+    if (!splits_channels(p->dtype_v) || MIX_VECTORS(rows) < nv) {
         return;
     }
     for (int64_t c = 0; c < blocks; c += 2 * FV_LANES) {

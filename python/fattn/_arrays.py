@@ -19,9 +19,10 @@ from fattn._errors import InvalidArgument, InvalidStride, NullPointer, Unsupport
 # An element type of attention: its number in fattn_dtype and its bytes.
 FLOATS = {"float32": (_c.F32, 4), "float16": (_c.F16, 2), "bfloat16": (_c.BF16, 2),
           "float64": (_c.F64, 8)}
-NAMES = {code: name for name, (code, _) in FLOATS.items()}
+# Those of k and v: FLOATS, and that of caches in 8 bits.
+CACHED = FLOATS | {"float8_e4m3fn": (_c.E4M3, 1)}
 _OTHERS = {"bool": 1, "uint8": 1, "int8": 1, "int32": 4, "int64": 8, "uint64": 8}
-_BYTES = {name: size for name, (_, size) in FLOATS.items()} | _OTHERS
+_BYTES = {name: size for name, (_, size) in CACHED.items()} | _OTHERS
 
 
 class View(NamedTuple):
@@ -111,6 +112,14 @@ class Kind:
         a = self.empty(made.shape, made.dtype, like)
         return a, self.transpose(a) if made.swapped else a
 
+    def full(self, shape: tuple[int, ...], value: float, dtype: str, like: Any) -> Any:
+        """An array in C order of one number, on the device of `like`."""
+        raise NotImplementedError
+
+    def spread(self, a: Any, b: Any) -> tuple[Any, Any]:
+        """Copies in C order of two arrays, broadcast to one shape."""
+        raise NotImplementedError
+
     def finish(self, a: Any, like: Any, device: int) -> Any:
         """The array from `empty` as the caller gets it, once work on it is queued."""
         return a
@@ -126,7 +135,7 @@ class Kind:
 
 def _known_dtype(dtype: str, name: str) -> str:
     if dtype not in _BYTES:
-        allowed = FLOATS if name in ("q", "k", "v") else _BYTES
+        allowed = FLOATS if name == "q" else CACHED if name in ("k", "v") else _BYTES
         raise InvalidArgument(f"{name} has dtype {dtype}, which is not one of {', '.join(allowed)}")
     return dtype
 
@@ -165,6 +174,15 @@ class _Numpy(Kind):
         if dtype not in self.dtypes:  # never bfloat16, which only an input can have brought
             self.dtypes[dtype] = numpy.dtype(dtype)
         return numpy.empty(shape, self.dtypes[dtype])
+
+    def full(self, shape: tuple[int, ...], value: float, dtype: str, like: Any) -> Any:
+        import numpy
+        return numpy.full(shape, value, dtype)
+
+    def spread(self, a: Any, b: Any) -> tuple[Any, Any]:
+        import numpy
+        a, b = numpy.broadcast_arrays(a, b)
+        return a.copy(), b.copy()
 
 
 class _Torch(Kind):
@@ -254,6 +272,13 @@ class _Torch(Kind):
         return self.torch.empty_strided(shape, (1,) if len(shape) == 1 else contiguous_strides(shape),
                                         dtype=self.dtypes[dtype], device=like.device)
 
+    def full(self, shape: tuple[int, ...], value: float, dtype: str, like: Any) -> Any:
+        return self.torch.full(shape, value, dtype=self.dtypes[dtype], device=like.device)
+
+    def spread(self, a: Any, b: Any) -> tuple[Any, Any]:
+        a, b = self.torch.broadcast_tensors(a, b)
+        return a.contiguous(), b.contiguous()
+
     def make(self, made: Made, like: Any) -> tuple[Any, Any]:
         a = (made.new or self.maker(made, f"{self.gpu}:{like.get_device()}" if like.is_cuda else "cpu"))()
         return a, a
@@ -286,6 +311,14 @@ class _Cupy(Kind):
         with like.device:
             return self.cupy.empty(shape, like.dtype if like.dtype.name == dtype else dtype)
 
+    def full(self, shape: tuple[int, ...], value: float, dtype: str, like: Any) -> Any:
+        with like.device:
+            return self.cupy.full(shape, value, dtype)
+
+    def spread(self, a: Any, b: Any) -> tuple[Any, Any]:
+        a, b = self.cupy.broadcast_arrays(a, b)
+        return a.copy(), b.copy()
+
     def stream(self, a: Any) -> int | None:
         stream: int = self.cupy.cuda.get_current_stream(a.device.id).ptr
         return stream
@@ -313,11 +346,28 @@ class _DLPack(Kind):
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         return _dlpack.Memory(shape, dtype, _dlpack.describe(like).device)
 
+    def full(self, shape: tuple[int, ...], value: float, dtype: str, like: Any) -> Any:
+        library = _namespace(like)
+        return library.full(shape, value, dtype=getattr(library, dtype), device=like.device)
+
+    def spread(self, a: Any, b: Any) -> tuple[Any, Any]:
+        library = _namespace(a)
+        a, b = library.broadcast_arrays(a, b)
+        return library.asarray(a, copy=True), library.asarray(b, copy=True)
+
     def finish(self, a: Any, like: Any, device: int) -> Any:
         if not isinstance(a, _dlpack.Memory):
             return a
         _c.check(_c.lib.fattn_stream_synchronize(device, None))
         return _dlpack.importer(like)(a)
+
+
+def _namespace(a: Any) -> Any:
+    """The functions of a's library, as the array API standard has them."""
+    if not hasattr(a, "__array_namespace__"):
+        raise Unsupported(f"the library of {type(a).__module__}.{type(a).__qualname__} has no __array_namespace__, so "
+                          "k_descale and v_descale must be two of its arrays, with equal strides")
+    return a.__array_namespace__()
 
 
 kinds: dict[type, Kind] = {}

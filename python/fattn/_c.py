@@ -19,14 +19,14 @@ from fattn._errors import BY_STATUS, Error
 VERSION = "0.1.0"
 
 FORWARD, BACKWARD = 1, 2
-F32, F16, BF16, F64 = 1, 2, 3, 4
+F32, F16, BF16, F64, E4M3 = 1, 2, 3, 4, 5
 STRIDED = 3
 BOTTOM_RIGHT, TOP_LEFT = 1, 2
 
 CAUSAL, WINDOW, SCALE, SOFTCAP, BIAS, ALIBI, MASK, BLOCK_MASK = (1 << i for i in range(8))
 (SINK, DROPOUT, CU_SEQLENS_Q, CU_SEQLENS_K, SEQUSED_Q, SEQUSED_K, PAGED, POSITIONS, DLSE, ACCUMULATE,
- DETERMINISTIC, BATCH_INVARIANT, CHECKED, SEQSTART_K, ALIBI_BIAS, CHUNK) = (
-     1 << i for i in range(8, 24))
+ DETERMINISTIC, BATCH_INVARIANT, CHECKED, SEQSTART_K, ALIBI_BIAS, CHUNK, DESCALE) = (
+     1 << i for i in range(8, 25))
 OUT_O, OUT_LSE, OUT_DQ, OUT_DK, OUT_DV, OUT_DBIAS, OUT_DSINK = (1 << i for i in range(7))
 SCORES, PROBABILITIES = 1, 2
 
@@ -56,6 +56,7 @@ class Problem(ctypes.Structure):
         ("batch_offset", c_int64), ("head_offset", c_int64),
         ("pointer_alignment", c_int64),
         ("dtype_kv", c_int), ("dtype_v", c_int), ("chunk", c_int64),
+        ("descale_stride", c_int64 * 2),
     ]
 
 
@@ -73,7 +74,7 @@ class Buffers(ctypes.Structure):
         ("q_offsets", c_void_p), ("k_offsets", c_void_p), ("wholes_q", c_void_p),
         ("wholes_k", c_void_p),
         ("seed", c_uint64), ("offset", c_uint64), ("seed_ptr", c_void_p), ("offset_ptr", c_void_p),
-        ("seqstart_k", c_void_p)]
+        ("seqstart_k", c_void_p), ("k_descale", c_void_p), ("v_descale", c_void_p)]
 
 
 class DeviceInfo(ctypes.Structure):

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Sequence
 from fattn._arrays import Kind, kind_of, kinds
 from fattn._errors import InvalidArgument
 from fattn._plans import _cache, pack_backward, pack_forward, prepare
-from fattn._problem import EXTRAS, Options, integer
+from fattn._problem import EXTRAS, Options, descale_strides, integer, real
 
 _NAMES = tuple(name for name, *_ in EXTRAS)
 # The same by the names of the public options.
-_OPTIONS = (*_NAMES[:-5], "q_offset", "k_offset", "whole_q", "whole_k", "seed")
+_OPTIONS = (*_NAMES[:11], "q_offset", "k_offset", "whole_q", "whole_k", "seed", *_NAMES[16:])
 _OF_FORWARD, _OF_BACKWARD = ("k", "v", "out", "lse", *_OPTIONS), ("k", "v", "dout", "o", "lse", "dlse", *_OPTIONS)
-NO_EXTRAS: tuple[None, ...] = (None,) * len(EXTRAS)
+NO_EXTRAS: tuple[None, ...] = (None,) * 16  # without descales
 
 
 class Positions(NamedTuple):
@@ -103,6 +103,35 @@ def split_seed(seed: Any, offset: int) -> tuple[tuple[int, int], Any]:
     if not _is_number(seed):
         return (0, 0), seed
     return (integer(seed, "seed", unsigned=True), integer(offset, "offset", unsigned=True)), None
+
+
+def descales_of(k_descale: Any, v_descale: Any, q: Any) -> tuple[Any, ...]:
+    """Both factors as arrays of q's library that have equal strides where they are broadcast, as the library wants
+    them; none if neither is given."""
+    if k_descale is None and v_descale is None:
+        return ()
+    kind = kind_of(q, "q")
+    given: list[Any] = [1.0 if a is None else a for a in (k_descale, v_descale)]
+    shape: tuple[int, ...] = ()
+    for i, name in enumerate(("k_descale", "v_descale")):
+        a = given[i]
+        if hasattr(a, "__float__") and not hasattr(a, "__dlpack__"):
+            given[i] = real(a, name)
+        elif kind_of(a, name) is not kind:
+            raise InvalidArgument(f"{name} is a {kind_of(a).name} array, q a {kind.name} array")
+        else:
+            shape = tuple(a.shape)
+    k, v = [kind.full(shape, a, _dtype_of_descales(kind, q), q) if isinstance(a, float) else a for a in given]
+    if kind.key(k) != kind.key(v):
+        one, other = kind.view(k, "k_descale"), kind.view(v, "v_descale")
+        if (descale_strides(one.shape, one.strides) != descale_strides(other.shape, other.strides) and
+                all([m == n or 1 in (m, n) for m, n in zip(one.shape[::-1], other.shape[::-1])])):
+            k, v = kind.spread(k, v)
+    return k, v
+
+
+def _dtype_of_descales(kind: Kind, q: Any) -> str:
+    return "float64" if kind.view(q, "q").dtype == "float64" else "float32"
 
 
 def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any, ...] = NO_EXTRAS,

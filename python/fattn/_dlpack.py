@@ -31,7 +31,10 @@ _CPU, _CUDA, _CUDA_HOST, _ROCM, _ROCM_HOST = 1, 2, 3, 10, 11
 _BACKENDS = {_CPU: "cpu", _CUDA_HOST: "cpu", _ROCM_HOST: "cpu", _CUDA: "cuda", _ROCM: "hip"}
 _TYPES = {(0, 32): "int32", (0, 64): "int64", (0, 8): "int8", (1, 8): "uint8", (1, 64): "uint64",
           (2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16",
-          (6, 8): "bool"}
+          (6, 8): "bool", (10, 8): "float8_e4m3fn"}
+# Those that are refused by their names.
+_TYPES |= {(7, 8): "float8_e3m4", (8, 8): "float8_e4m3", (9, 8): "float8_e4m3b11fnuz", (11, 8): "float8_e4m3fnuz",
+           (12, 8): "float8_e5m2", (13, 8): "float8_e5m2fnuz", (14, 8): "float8_e8m0fnu"}
 _CODES = {name: code for code, name in _TYPES.items()}
 
 _api = ctypes.pythonapi

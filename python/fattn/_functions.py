@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Sequence, TypeVar, over
 
 from fattn import _c
 from fattn._arrays import View, contiguous_strides, kind_of
-from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, block_of, forward, integers, number,
+from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, block_of, descales_of, forward, integers, number,
                           split_positions, split_seed, window_of)
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, naming_cache_seqlens
 from fattn._plans import device_of, prepare
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
         seqstart_k: A | None
         chunk: int | None
         positions: Sequence[Any] | None
+        k_descale: float | A | None
+        v_descale: float | A | None
         anchor: Anchor
         layout: Layout
         batch_invariant: bool
@@ -70,7 +72,8 @@ def attention(
         block_mask: Any = None, block_size: tuple[int, int] | None = None, alibi_slopes: Any = None,
         alibi_bias: bool = False, sink: Any = None, dropout_p: float = 0.0, seed: Any = 0,
         offset: int = 0, seqused_q: Any = None, seqused_k: Any = None, seqstart_k: Any = None,
-        chunk: int | None = None, positions: Sequence[Any] | None = None, anchor: Anchor = "bottom_right",
+        chunk: int | None = None, positions: Sequence[Any] | None = None, k_descale: Any = None,
+        v_descale: Any = None, anchor: Anchor = "bottom_right",
         layout: Layout = "bshd", batch_invariant: bool = False,
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
         return_lse: bool = False, batch_offset: int = 0, head_offset: int = 0,
@@ -88,7 +91,7 @@ def attention(
     Args:
         q: (B, Sq, Hq, D); float32, float16, bfloat16, or float64 on device "reference".
         k: (B, Sk, Hk, D), of q's dtype. On a CPU k and v may be of other types, such as a 16-bit cache with
-            float32 queries.
+            float32 queries, or float8_e4m3fn, a cache in 8 bits.
         v: (B, Sk, Hk, Dv), of q's dtype. The last axes of q, k and v must be contiguous; their other strides
             may be any that are not negative.
         causal: a query attends to no key after its own position.
@@ -114,6 +117,9 @@ def attention(
         chunk: keys are divided into chunks of this length, counted from position 0; a query attends only to
             the chunk of its own position, as in Llama 4.
         positions: where local rows and keys lie in a longer sequence; a Positions, or a tuple like one.
+        k_descale, v_descale: what k and v are multiplied by (CPU), for caches whose numbers were divided by it: a
+            number, or float32 that broadcasts to (B, Hk). None: 1. Two arrays are read in place if they have the same
+            strides there, such as two of one shape; otherwise both are copied.
         anchor: which corner causal, window and ALiBi are anchored to where Sq != Sk. PyTorch's is_causal
             is "top_left".
         batch_invariant: the bits of a row's result depend on its own inputs only, not on the rest of the batch.
@@ -157,10 +163,10 @@ def attention(
         seed_array, dropout_p, batch_offset, head_offset = None, 0.0, 0, 0
     if not (bias is None and mask is None and sink is None and alibi_slopes is None and
             block_mask is None and seqused_k is None and seqused_q is None and seqstart_k is None and
-            positions is None and seed_array is None):
+            positions is None and seed_array is None and k_descale is None and v_descale is None):
         numbers, arrays = split_positions(positions)
         extras = (bias, mask, block_mask, alibi_slopes, sink, None, None, seqused_q, seqused_k, None,
-                  seqstart_k, *arrays, seed_array)
+                  seqstart_k, *arrays, seed_array, *descales_of(k_descale, v_descale, q))
     o, row_sums = forward(
         q, k, v,
         (_c.FORWARD, causal, None if window is None else window_of(window), scale, softcap, dropout_p,
@@ -177,8 +183,8 @@ def attention_varlen(
         bias: Any = None, mask: Any = None, alibi_slopes: Any = None, sink: Any = None,
         dropout_p: float = 0.0, seed: Any = 0, offset: int = 0, seqused_q: Any = None,
         seqused_k: Any = None, seqstart_k: Any = None, chunk: int | None = None, block_table: Any = None,
-        positions: Sequence[Any] | None = None, anchor: Anchor = "bottom_right", layout: Layout = "bshd",
-        batch_invariant: bool = False,
+        positions: Sequence[Any] | None = None, k_descale: Any = None, v_descale: Any = None,
+        anchor: Anchor = "bottom_right", layout: Layout = "bshd", batch_invariant: bool = False,
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
         return_lse: bool = False, device: str | None = None) -> Any:
     """attention() of sequences of different lengths, packed one after another.
@@ -205,7 +211,8 @@ def attention_varlen(
     extras, numbers, seeds, features = _extras(
         bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, dropout_p, seed, offset,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, block_table=block_table,
-        seqstart_k=seqstart_k, batch_invariant=batch_invariant, checked=checked)
+        seqstart_k=seqstart_k, batch_invariant=batch_invariant, checked=checked,
+        descales=descales_of(k_descale, v_descale, q))
     if max_seqlen_q is None:
         max_seqlen_q = _longest(cu_seqlens_q, "q")
     if max_seqlen_k is None and block_table is None and cu_seqlens_k is not None:
@@ -238,7 +245,7 @@ def _extras(bias: Any, mask: Any, alibi_slopes: Any, sink: Any, seqused_q: Any, 
             positions: Sequence[Any] | None, dropout_p: float, seed: Any, offset: int, *,
             block_mask: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
             block_table: Any = None, seqstart_k: Any = None, batch_invariant: bool = False,
-            checked: bool = False, alibi_bias: bool = False,
+            checked: bool = False, alibi_bias: bool = False, descales: tuple[Any, ...] = (),
             features: int = 0) -> tuple[tuple[Any, ...], Any, Any, int]:
     """Extras in their order, positions and seed as numbers, features."""
     numbers, arrays = split_positions(positions)
@@ -248,7 +255,7 @@ def _extras(bias: Any, mask: Any, alibi_slopes: Any, sink: Any, seqused_q: Any, 
         if wanted:
             features |= bit
     return ((bias, mask, block_mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q,
-             seqused_k, block_table, seqstart_k, *arrays, seed_array), numbers, seeds, features)
+             seqused_k, block_table, seqstart_k, *arrays, seed_array, *descales), numbers, seeds, features)
 
 
 def attention_with_kvcache(
@@ -256,7 +263,8 @@ def attention_with_kvcache(
         max_seqlen_k: int | None = None, causal: bool = False, window: Window = None,
         scale: float | None = None, softcap: float | None = None, bias: Any = None, mask: Any = None,
         alibi_slopes: Any = None, sink: Any = None, seqstart_k: Any = None, chunk: int | None = None,
-        anchor: Anchor = "bottom_right", layout: Layout = "bshd", batch_invariant: bool = False,
+        k_descale: Any = None, v_descale: Any = None, anchor: Anchor = "bottom_right", layout: Layout = "bshd",
+        batch_invariant: bool = False,
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
         return_lse: bool = False, device: str | None = None) -> Any:
     """attention() of new queries to keys and values in a partly filled or paged cache, which is only read.
@@ -274,7 +282,8 @@ def attention_with_kvcache(
     """
     extras, numbers, seeds, features = _extras(
         bias, mask, alibi_slopes, sink, None, cache_seqlens, None, 0.0, 0, 0, block_table=block_table,
-        seqstart_k=seqstart_k, batch_invariant=batch_invariant, checked=checked)
+        seqstart_k=seqstart_k, batch_invariant=batch_invariant, checked=checked,
+        descales=descales_of(k_descale, v_descale, q))
     if block_table is None:
         max_seqlen_k = None
     max_seqlen_k, chunk = integers(max_seqlen_k=max_seqlen_k, chunk=chunk)
@@ -460,6 +469,7 @@ def inspect(q: A, k: A, v: A, *, what: Literal["scores", "probabilities"] = "sco
             alibi_slopes: A | None = None, alibi_bias: bool = False, sink: A | None = None,
             seqused_q: A | None = None, seqused_k: A | None = None, seqstart_k: A | None = None,
             chunk: int | None = None, positions: Sequence[Any] | None = None,
+            k_descale: float | A | None = None, v_descale: float | A | None = None,
             anchor: Anchor = "bottom_right", layout: Layout = "bshd", device: str | None = None) -> A:
     """The matrix that attention() never stores, for looking at heads and for tests.
 
@@ -476,7 +486,8 @@ def inspect(q: A, k: A, v: A, *, what: Literal["scores", "probabilities"] = "sco
     kind = kind_of(q, "q")
     extras, numbers, _, features = _extras(
         bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, 0.0, 0, 0,
-        block_mask=block_mask, seqstart_k=seqstart_k, alibi_bias=alibi_bias)
+        block_mask=block_mask, seqstart_k=seqstart_k, alibi_bias=alibi_bias,
+        descales=descales_of(k_descale, v_descale, q))
     arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
     arrays.update((name, e) for (name, *_), e in zip(EXTRAS, extras) if e is not None)
     options = Options(_c.FORWARD, causal, window_of(window), scale, softcap, 0.0, anchor, layout,
@@ -527,7 +538,7 @@ class Plan:
                  cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: int | None = None,
                  max_seqlen_k: int | None = None, seqused_q: Any = None, seqused_k: Any = None,
                  seqstart_k: Any = None, chunk: int | None = None, block_table: Any = None,
-                 positions: Sequence[Any] | None = None,
+                 positions: Sequence[Any] | None = None, k_descale: Any = None, v_descale: Any = None,
                  anchor: Anchor = "bottom_right", layout: Layout = "bshd",
                  batch_invariant: bool = False, out_dtype: DType | None = None,
                  return_lse: bool = False, backward: bool = False, deterministic: bool = False,
@@ -538,7 +549,7 @@ class Plan:
             bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, dropout_p, 0, 0,
             block_mask=block_mask, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
             block_table=block_table, seqstart_k=seqstart_k, alibi_bias=alibi_bias,
-            batch_invariant=batch_invariant, features=features)
+            batch_invariant=batch_invariant, descales=descales_of(k_descale, v_descale, q), features=features)
         if cu_seqlens_q is not None and max_seqlen_q is None:
             max_seqlen_q = _longest(cu_seqlens_q, "q")
         if cu_seqlens_k is not None and max_seqlen_k is None and block_table is None:

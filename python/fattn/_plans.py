@@ -104,7 +104,7 @@ class Prepared:
         self.makes_three = [made.name for made in self.made] == ["dq", "dk", "dv"]
         self.problem, self.memory = description.problem, description.memory
         self.extras = [_OFFSET[name] for name, *_ in EXTRAS if name in views]
-        self.seeded = "seed_ptr" in views
+        self.seed_place = self.extras.index(_OFFSET["seed_ptr"]) if "seed_ptr" in views else -1
         self.device = device_of(options.device, views["q"].device)
         info = _devices.info_of(self.device)
         self.host_memory = info.host_memory
@@ -169,8 +169,8 @@ class Prepared:
         if extras:
             for offset, pointer in zip(self.extras, extras):
                 _pack_one(memory, offset, pointer)
-            if self.seeded:
-                _pack_one(memory, _OFFSET["offset_ptr"], extras[-1] + 8)
+            if self.seed_place >= 0:
+                _pack_one(memory, _OFFSET["offset_ptr"], extras[self.seed_place] + 8)
         if positions is not None:
             _pack_positions(memory, _AT_POSITIONS, *positions)
         if seed is not None:

@@ -11,7 +11,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 from fattn import _c
-from fattn._arrays import FLOATS, Made, View, contiguous_strides
+from fattn._arrays import CACHED, FLOATS, Made, View, contiguous_strides
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride
 
 ANCHORS = {"bottom_right": _c.BOTTOM_RIGHT, "top_left": _c.TOP_LEFT}
@@ -61,9 +61,16 @@ EXTRAS: list[tuple[str, int, str | None]] = [
     ("wholes_q", _c.POSITIONS, "int64"),
     ("wholes_k", _c.POSITIONS, "int64"),
     ("seed_ptr", 0, None),
+    ("k_descale", _c.DESCALE, None),
+    ("v_descale", _c.DESCALE, None),
 ]
 EXTRA_FEATURE = {name: feature for name, feature, _ in EXTRAS}
 _EXTRA_DTYPE = {name: dtype for name, _, dtype in EXTRAS}
+
+
+def descale_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides along (batch, head) of a k_descale or v_descale that is broadcast there."""
+    return (0, 0, *[0 if n == 1 else s for n, s in zip(shape, strides)])[-2:]
 
 
 class Box(NamedTuple):
@@ -194,7 +201,7 @@ class Description:
         k = self.k = box_of("k", views["k"], o.layout, packed_k)
         v = self.v = box_of("v", views["v"], o.layout, packed_k)
         for name in ("k", "v"):
-            _check_dtype(name, views[name], *FLOATS)
+            _check_dtype(name, views[name], *CACHED)
             if (views[name].dtype == "float64") != (self.dtype == "float64"):
                 raise InvalidArgument(f"{name} has dtype {views[name].dtype}, q {self.dtype}: float64 does not mix with "
                                       "other types")
@@ -217,7 +224,7 @@ class Description:
         elif not paged:
             _same("k", "batch size", k.batch, "q", batch)
         p.op, p.dtype = o.op, FLOATS[self.dtype][0]
-        p.dtype_kv, p.dtype_v = FLOATS[views["k"].dtype][0], FLOATS[views["v"].dtype][0]
+        p.dtype_kv, p.dtype_v = CACHED[views["k"].dtype][0], CACHED[views["v"].dtype][0]
         p.layout, p.anchor = _c.STRIDED, ANCHORS[o.anchor]
         p.batch, p.heads_q, p.heads_k = batch, q.heads, k.heads
         p.dim, p.dim_v = q.dim, v.dim
@@ -322,6 +329,9 @@ class Description:
             elif name == "sink":
                 _check_dtype(name, view, self.statistics)
                 _contiguous_vector(name, view, q.heads)
+            elif name in ("k_descale", "v_descale"):
+                _check_dtype(name, view, self.statistics)
+                self.fill_descale(name, view)
             elif name == "seed_ptr":
                 _check_dtype("seed", view, "int64", "uint64")
                 _contiguous_vector("seed", view, 2)
@@ -341,6 +351,14 @@ class Description:
         else:
             raise InvalidShape(f"alibi_slopes has shape {view.shape}, neither ({heads},) nor "
                                f"({self.batch}, {heads})")
+
+    def fill_descale(self, name: str, view: View) -> None:
+        # A number was given the shape of the other factor.
+        strides = _broadcast("k_descale or v_descale", view, (self.batch, self.k.heads))
+        if name == "v_descale" and strides != tuple(self.problem.descale_stride):
+            raise InvalidStride(f"v_descale has strides {strides} along (batch, head), k_descale "
+                                f"{tuple(self.problem.descale_stride)}: they must be equal")
+        self.problem.descale_stride[:] = strides
 
     def check_result(self, what: str, dtype: str) -> None:
         allowed = dict.fromkeys((self.dtype, self.statistics))

@@ -20,11 +20,11 @@ STRUCTS = {"fattn_strides": _c.Strides, "fattn_problem": _c.Problem, "fattn_buff
            "fattn_dropout_args": _c.DropoutArgs, "fattn_inspect_args": _c.InspectArgs,
            "fattn_run": _groups.Run, "fattn_message": _groups.Message,
            "fattn_transport": _groups.Transport, "fattn_group": _groups.Group}
-NUMBERS = ["FORWARD", "BACKWARD", "F32", "F16", "BF16", "F64", "STRIDED", "BOTTOM_RIGHT", "TOP_LEFT",
+NUMBERS = ["FORWARD", "BACKWARD", "F32", "F16", "BF16", "F64", "E4M3", "STRIDED", "BOTTOM_RIGHT", "TOP_LEFT",
            "CAUSAL", "WINDOW", "SCALE", "SOFTCAP", "BIAS", "ALIBI", "MASK", "BLOCK_MASK", "SINK",
            "DROPOUT", "CU_SEQLENS_Q", "CU_SEQLENS_K", "SEQUSED_Q", "SEQUSED_K", "PAGED", "POSITIONS",
            "DLSE", "ACCUMULATE", "DETERMINISTIC", "BATCH_INVARIANT", "CHECKED", "SEQSTART_K",
-           "ALIBI_BIAS", "CHUNK", "SCORES", "PROBABILITIES", "OUT_O", "OUT_LSE",
+           "ALIBI_BIAS", "CHUNK", "DESCALE", "SCORES", "PROBABILITIES", "OUT_O", "OUT_LSE",
            "OUT_DQ", "OUT_DK", "OUT_DV", "OUT_DBIAS", "OUT_DSINK"]
 WORDS = [f"{prefix}_{word.upper()}" for prefix, words in (("SPLIT", _groups.SPLITS),
                                                           ("SCHEME", _groups.SCHEMES)) for word in words]
@@ -39,6 +39,7 @@ def compiled(tmp_path_factory):
     for name, struct in STRUCTS.items():
         lines += [f'printf("{name}.{field} %zu\\n", offsetof({name}, {field}));'
                   for field, *_ in struct._fields_]
+    lines += [f'printf("{name} %zu\\n", sizeof({name}));' for name in STRUCTS]
     lines += [f'printf("{name} %llu\\n", (unsigned long long)FATTN_{name});' for name in NUMBERS + WORDS]
     folder = tmp_path_factory.mktemp("abi")
     source = folder / "abi.c"
@@ -54,6 +55,7 @@ def test_fields(compiled):
     for name, struct in STRUCTS.items():
         for field, *_ in struct._fields_:
             assert getattr(struct, field).offset == compiled[f"{name}.{field}"], (name, field)
+        assert ctypes.sizeof(struct) == compiled[name], name
 
 
 def test_numbers(compiled):

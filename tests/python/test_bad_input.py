@@ -224,6 +224,66 @@ def test_varlen():
             fattn.attention_varlen(q, q, q, **given)
 
 
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+EIGHT_BITS = [
+    (dict(q="float8_e4m3fn"), {}, fattn.InvalidArgument, "q has dtype float8_e4m3fn, not one of float32"),
+    (dict(k="float8_e5m2"), {}, fattn.InvalidArgument, "k has dtype float8_e5m2, which is not one of .*float8_e4m3fn$"),
+    (dict(v="float8_e4m3fnuz"), {}, fattn.InvalidArgument, "v has dtype float8_e4m3fnuz, which is not"),
+    (dict(v="float8_e5m2fnuz"), {}, fattn.InvalidArgument, "v has dtype float8_e5m2fnuz, which is not"),
+    (dict(k="float8_e4m3"), {}, fattn.InvalidArgument, "k has dtype float8_e4m3, which is not"),
+    (dict(q="float64"), dict(device="reference"), fattn.InvalidArgument, "k has dtype float8_e4m3fn, q float64"),
+    ({}, dict(bias="float8_e4m3fn"), fattn.InvalidArgument, "bias has dtype float8_e4m3fn, not float32 or"),
+    ({}, dict(sink="float8_e4m3fn"), fattn.InvalidArgument, "sink has dtype float8_e4m3fn, not float32"),
+    ({}, dict(out_dtype="float8_e4m3fn"), fattn.InvalidArgument, "o would have dtype float8_e4m3fn"),
+    ({}, dict(k_descale=ones(2, dtype=np.float16)), fattn.InvalidArgument, "k_descale has dtype float16, not float32"),
+    ({}, dict(v_descale=ones(2, dtype=np.float64)), fattn.InvalidArgument, "v_descale has dtype float64, not float32"),
+    ({}, dict(k_descale=ones(4)), fattn.InvalidShape, r"k_descale or .* shape \(4,\), which .* broadcast to \(2, 2\)"),
+    ({}, dict(k_descale=ones(2, 3), v_descale=ones(2, 2)), fattn.InvalidShape, r"shape \(2, 3\), which does not"),
+    ({}, dict(k_descale=ones(2), v_descale=ones(3, 1)), fattn.InvalidShape, r"shape \(3, .\), which does not"),
+    ({}, dict(v_descale=ones(1, 2, 2)), fattn.InvalidShape, "rank 3: at most 2 axes"),
+    ({}, dict(k_descale=ones(1, 2, 1, 1), v_descale=ones(2, 2)), fattn.InvalidShape, "rank 4: at most 2 axes"),
+    ({}, dict(k_descale=[1.0, 2.0]), TypeError, "k_descale is of type list"),
+    ({}, dict(v_descale="2"), TypeError, "v_descale is of type str"),
+    ({}, dict(v_descale=1j), TypeError, "v_descale is of type complex"),
+]
+
+
+@pytest.mark.parametrize("dtypes, options, exception, words", EIGHT_BITS, ids=[c[3][:40] for c in EIGHT_BITS])
+def test_eight_bits(dtypes, options, exception, words):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    shapes = dict(bias=(7, 9), sink=(4,))
+
+    def as_type(a, name):
+        return a.astype(getattr(ml_dtypes, name, name))
+
+    q, k, v = arrays()
+    given = {name: as_type(a, dtypes.get(name, "float32" if name == "q" else "float8_e4m3fn"))
+             for name, a in zip("qkv", (q, k, v))}
+    options = {name: as_type(zeros(*shapes[name]), value) if name in shapes else value for name, value in options.items()}
+    with pytest.raises(exception, match=words):
+        fattn.attention(*given.values(), **options)
+    with pytest.raises(exception, match=words):
+        fattn.explain(*given.values(), **options)
+
+
+def test_backward_of_eight_bits():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    q, k, v = arrays()
+    k8, v8 = (a.astype(ml_dtypes.float8_e4m3fn) for a in (k, v))
+    o, lse = fattn.attention(q, k8, v8, return_lse=True)
+    for want in (("dq",), ("dq", "dk", "dv")):
+        with pytest.raises(fattn.Unsupported, match="dtype_kv is e4m3 in a backward"):
+            fattn.attention_backward(o, q, k8, v8, o, lse, want=want)
+        with pytest.raises(fattn.Unsupported, match="dtype_v is e4m3 in a backward"):
+            fattn.attention_backward(o, q, k, v8, o, lse, want=want)
+    for arrays_of_plan, words in ((k8, v8), "dtype_kv is e4m3"), ((k, v), "FATTN_DESCALE in a backward"):
+        with pytest.raises(fattn.Unsupported, match=words):
+            fattn.Plan(q, *arrays_of_plan, k_descale=2.0, backward=True)
+
+
 def test_numbers_equal_to_right_ones():
     """Are errors also where the right ones have left a plan behind."""
     q, k, v = arrays()

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import weakref
 
 import fattn
 import numpy as np
@@ -396,6 +397,158 @@ def test_narrow_cache_under_wide_queries(rng, kv):
     o = fattn.attention_with_kvcache(q[:, :1].copy(), narrow_k, narrow_v, cache_seqlens=lengths)
     close(o, oracle.attention(q[:, :1], narrow_k.astype(np.float64), narrow_v.astype(np.float64),
                               lengths_k=lengths)[0])
+
+
+def quantised(a):
+    """a (batch, key, head, channel) in e4m3, each sequence and head divided by a factor; the factors; their product."""
+    factors = np.abs(a).max((1, 3)) / np.float32(448)
+    codes = (a / factors[:, None, :, None]).astype(pytest.importorskip("ml_dtypes").float8_e4m3fn)
+    return codes, factors, codes.astype(np.float64) * factors[:, None, :, None]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("sq", [1, 37])
+def test_cache_in_eight_bits(rng, sq, dtype):
+    """k and v in e4m3 are read as they are, and multiplied by a factor for each sequence and head."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype, tolerance = (np.float32, 2e-6) if dtype == "float32" else (getattr(ml_dtypes, dtype, dtype), 2e-2)
+    q, k, v = problem(rng, sq=sq)
+    q = q.astype(dtype)
+    (k8, of_k, k_wide), (v8, of_v, v_wide) = quantised(k), quantised(v)
+    o, lse = fattn.attention(q, k8, v8, causal=True, k_descale=of_k, v_descale=of_v, return_lse=True)
+    wanted = oracle.attention(q, k_wide, v_wide, causal=True)
+    assert o.dtype == q.dtype
+    close(o.astype(np.float64), wanted[0], tolerance)
+    close(lse, wanted[1], tolerance)
+    # Other factors, by the plan that is remembered; and in layout "bhsd".
+    o = fattn.attention(q, k8, v8, causal=True, k_descale=2 * of_k, v_descale=3 * of_v)
+    close(o.astype(np.float64), oracle.attention(q, 2 * k_wide, 3 * v_wide, causal=True)[0], tolerance)
+    heads_first = [np.ascontiguousarray(a.transpose(0, 2, 1, 3)) for a in (q, k8, v8)]
+    o = fattn.attention(*heads_first, causal=True, k_descale=of_k, v_descale=of_v, layout="bhsd")
+    close(o.transpose(0, 2, 1, 3).astype(np.float64), wanted[0], tolerance)
+    # One of the two in 8 bits.
+    q = q.astype(np.float32)
+    close(fattn.attention(q, k8, v, k_descale=of_k), oracle.attention(q, k_wide, v)[0])
+    close(fattn.attention(q, k, v8, v_descale=of_v), oracle.attention(q, k, v_wide)[0])
+
+
+def shapes_of_factors():
+    """What broadcasts to (3, 2), for k and v."""
+    every = np.arange(1, 7, dtype=np.float32).reshape(3, 2) / 4
+    wide = np.repeat(np.repeat(every, 2, 0), 3, 1)[::2, ::3]
+    return {"(B, Hk)": (every, every[::-1].copy()), "(Hk)": (every[0], every[1]), "(B, 1)": (every[:, :1], every[:, 1:]),
+            "(1)": (every[0, :1], every[1, :1]), "()": (np.array(2, np.float32), np.array(3, np.float32)),
+            "numbers": (0.5, 3), "NumPy's numbers": (np.float32(0.5), np.int64(3)), "of k alone": (every, None),
+            "of v alone": (None, every[0]), "a number of k alone": (0.5, None), "number and array": (2.0, every[:, :1]),
+            "other shapes": (every[:, :1], every[0]), "strides of 0": (np.broadcast_to(every[0], (3, 2)), every[2:]),
+            "other strides": (wide, every), "strided": (wide, wide), "strided alone": (None, wide),
+            "negative strides": (every[::-1], 1.5), "Fortran's order": (np.asfortranarray(every), None)}
+
+
+@pytest.mark.parametrize("name", shapes_of_factors())
+def test_factors_of_a_cache(rng, name):
+    q, k, v = problem(rng, b=3, sq=2)
+    given = shapes_of_factors()[name]
+    k8, v8 = (quantised(a)[0] for a in (k, v))
+    k_wide, v_wide = (a.astype(np.float64) * np.broadcast_to(1 if factor is None else factor, (3, 2))[:, None, :, None]
+                      for a, factor in zip((k8, v8), given))
+    scale = 0.002
+    factors = dict(k_descale=given[0], v_descale=given[1])
+    close(fattn.attention(q, k8, v8, scale=scale, **factors), oracle.attention(q, k_wide, v_wide, scale=scale)[0])
+    assert "e4m3" in fattn.explain(q, k8, v8, **factors)
+    scores = fattn.inspect(q, k8, v8, scale=scale, **factors)
+    close(scores, fattn.inspect(q, k_wide.astype(np.float32), v_wide.astype(np.float32), scale=scale).astype(np.float64))
+
+
+def test_factors_of_a_wide_cache(rng):
+    """Also 16-bit and 32-bit caches may be quotients."""
+    q, k, v = problem(rng)
+    for dtype in (np.float32, np.float16):
+        narrow = k.astype(dtype), v.astype(dtype)
+        close(fattn.attention(q, *narrow, k_descale=2.0, v_descale=0.25),
+              oracle.attention(q, 2 * narrow[0].astype(np.float64), narrow[1].astype(np.float64) / 4)[0])
+
+
+def test_factors_and_a_seed(rng):
+    """Both are arrays behind all others."""
+    q, k, v = problem(rng)
+    (k8, of_k, k_wide), (v8, of_v, v_wide) = quantised(k), quantised(v)
+    keep = fattn.dropout_mask(2, 4, 37, 53, dropout_p=0.4, seed=11, offset=3)
+    o = fattn.attention(q, k8, v8, k_descale=of_k, v_descale=of_v, dropout_p=0.4, seed=np.array([11, 3]))
+    close(o, oracle.attention(q, k_wide, v_wide, keep=keep, dropout_p=0.4)[0])
+
+
+@pytest.mark.parametrize("sq", [1, 2, 20])
+def test_pages_in_eight_bits(rng, sq):
+    """What no sequence has filled is NaN."""
+    q = draw(rng, 3, sq, 4, 24)
+    (k8, of_k, k_wide), (v8, of_v, v_wide) = quantised(draw(rng, 3, 64, 2, 24)), quantised(draw(rng, 3, 64, 2, 16))
+    used = np.array([20, 64, 31], np.int32)
+    options = dict(cache_seqlens=used, causal=True, k_descale=of_k, v_descale=of_v)
+    expected = oracle.attention(q, k_wide, v_wide, causal=True, lengths_k=used)[0]
+    close(fattn.attention_with_kvcache(q, k8, v8, **options), expected)
+    table = rng.permutation(20)[:12].reshape(3, 4).astype(np.int32)
+    pages_k, pages_v = (np.full((20, 16, 2, d), np.nan, k8.dtype) for d in (24, 16))
+    for b, j in np.argwhere(np.arange(64) < used[:, None]):
+        pages_k[table[b, j // 16], j % 16], pages_v[table[b, j // 16], j % 16] = k8[b, j], v8[b, j]
+    close(fattn.attention_with_kvcache(q, pages_k, pages_v, block_table=table, **options), expected)
+    # A step of an engine: packed rows over the same pages.
+    options["seqused_k"] = options.pop("cache_seqlens")
+    o = fattn.attention_varlen(q.reshape(-1, 4, 24), pages_k, pages_v, cu_seqlens_q=np.arange(4, dtype=np.int32) * sq,
+                               block_table=table, **options)
+    close(o.reshape(3, sq, 4, 16), expected)
+
+
+def test_varlen_in_eight_bits(rng):
+    """The first axis of factors counts sequences, not rows."""
+    cu_q, cu_k = np.array([0, 3, 20], np.int32), np.array([0, 5, 33], np.int32)
+    q, k, v = draw(rng, 20, 4, 24), draw(rng, 33, 2, 24), draw(rng, 33, 2, 16)
+    codes = [quantised(a[None])[0][0] for a in (k, v)]
+    factors = [np.array(x, np.float32) for x in ([[1, 2], [3, 4]], [[5, 6], [7, 8]])]
+    scale = 0.001
+    o = fattn.attention_varlen(q, *codes, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, scale=scale, k_descale=factors[0],
+                               v_descale=factors[1])
+    for b in range(2):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        wide = [a[None, keys].astype(np.float64) * factor[b, :, None] for a, factor in zip(codes, factors)]
+        close(o[rows], oracle.attention(q[None, rows], *wide, scale=scale)[0][0])
+
+
+def test_nan_in_eight_bits(rng):
+    q, k, v = problem(rng, sq=3)
+    (k8, of_k, k_wide), (v8, of_v, v_wide) = quantised(k), quantised(v)
+    k8[0, 7, 1, 5] = v8[1, 9, 0, 3] = np.nan
+    o = fattn.attention(q, k8, v8, k_descale=of_k, v_descale=of_v)
+    wrong = np.zeros(o.shape, bool)
+    wrong[0, :, 2:] = wrong[1, :, :2, 3] = True
+    assert (np.isnan(o) == wrong).all()
+    close(o[~wrong], oracle.attention(q, k_wide, v_wide)[0][~wrong])
+
+
+def test_arrays_made_of_factors_live_until_the_run(rng, monkeypatch):
+    from fattn import _arrays, _plans
+    q, k, v = problem(rng)
+    kind, execute, made, alive = _arrays.kind_of(q), _plans._execute, [], []
+
+    def watched(make):
+        def run(*arguments):
+            result = make(*arguments)
+            made.extend([weakref.ref(a) for a in (result if isinstance(result, tuple) else (result,))])
+            return result
+        return run
+
+    def watch(*arguments):
+        alive.append([reference() is not None for reference in made])
+        return execute(*arguments)
+
+    for name in ("full", "spread"):
+        monkeypatch.setattr(kind, name, watched(getattr(kind, name)))
+    monkeypatch.setattr(_plans, "_execute", watch)
+    fattn.attention(q, k, v, k_descale=2.0)
+    assert alive.pop() == [True, True]
+    made.clear()
+    fattn.attention(q, k, v, k_descale=np.ones((2, 1), np.float32), v_descale=np.ones(2, np.float32))
+    assert alive.pop() == [True, True]
 
 
 def test_narrow_bias(rng):

@@ -545,6 +545,194 @@ def test_packed_queries_over_a_cache():
         torch.testing.assert_close(got, wanted)
 
 
+# --- Caches in 8 bits -----------------------------------------------------------------------------
+
+
+def cache(sq=7, sk=9, **sizes):
+    """q; k and v in e4m3; their factors (B, Hk)."""
+    q, k, v = tensors(sq=sq, sk=sk, grad=False, **sizes)
+    return (q, *(a.to(torch.float8_e4m3fn) for a in (k, v)),
+            *(torch.rand(k.shape[0], k.shape[2]) + 0.5 for _ in range(2)))
+
+
+def wide(codes, factor):
+    """What numbers of e4m3 (B, S, H, D) stand for."""
+    return codes.float() * torch.as_tensor(factor).broadcast_to(codes.shape[0], codes.shape[2])[:, None, :, None]
+
+
+FACTORS = {
+    "(B, Hk)": lambda a, b: (a, b), "(Hk)": lambda a, b: (a[0], b[0]), "(B, 1)": lambda a, b: (a[:, :1], b[:, :1]),
+    "one": lambda a, b: (a[0, 0].expand(2, 2), b[0, 0].expand(2, 2)), "()": lambda a, b: (a[0, 0], b[0, 0]),
+    "of k": lambda a, b: (a, None), "of v": lambda a, b: (None, b[0]), "numbers": lambda a, b: (0.5, 2),
+    "NumPy's number": lambda a, b: (None, np.float32(2)), "number and tensor": lambda a, b: (0.5, b[:, :1]),
+    "strided": lambda a, b: (a.t(), b.t()), "other strides": lambda a, b: (a.t(), b),
+    "other shapes": lambda a, b: (a[:, :1], b[0]), "neither": lambda a, b: (None, None)}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_cache_in_eight_bits(name):
+    """As the same call of what the cache stands for, in each of the functions and each time it is repeated."""
+    for turn in range(3):
+        q, k, v, *factors = cache()
+        of_k, of_v = FACTORS[name](*factors)
+        factors = dict(k_descale=of_k, v_descale=of_v)
+        k_wide, v_wide = (wide(a, 1.0 if factor is None else factor) for a, factor in ((k, of_k), (v, of_v)))
+        o, lse = fattn.torch.attention(q, k_wide, v_wide, causal=True, return_lse=True)
+        for ours, lse_ours in (fattn.torch.attention(q, k, v, causal=True, return_lse=True, **factors),
+                               fattn.attention(q, k, v, causal=True, return_lse=True, **factors)):
+            torch.testing.assert_close(ours, o, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(lse_ours, lse, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(fattn.torch.attention(q, k, v, causal=True, **factors), o, rtol=1e-5, atol=1e-6)
+        used = torch.tensor([5, 9], dtype=torch.int32)
+        wanted = fattn.torch.attention_with_kvcache(q, k_wide, v_wide, cache_seqlens=used)
+        # The same keys in pages of 3, in layout "bhsd", and as the cache of packed rows.
+        table = torch.tensor([[4, 0, 2], [1, 5, 3]], dtype=torch.int32)
+        pages = [a.new_empty(6, 3, *a.shape[2:]) for a in (k, v)]
+        for a, b in zip(pages, (k, v)):
+            a[table.flatten().long()] = b.reshape(6, 3, *b.shape[2:])
+        heads_first = [a.transpose(1, 2) for a in (q, k, v)]
+        packed_rows = dict(cu_seqlens_q=torch.tensor([0, 7, 14], dtype=torch.int32), max_seqlen_q=7, seqused_k=used)
+        for plain in (fattn, fattn.torch):
+            results = [plain.attention_with_kvcache(q, k, v, cache_seqlens=used, **factors),
+                       plain.attention_with_kvcache(q, *pages, cache_seqlens=used, block_table=table, **factors),
+                       plain.attention_with_kvcache(*heads_first, cache_seqlens=used, layout="bhsd",
+                                                    **factors).transpose(1, 2),
+                       plain.attention_varlen(q.flatten(0, 1), *pages, block_table=table, **packed_rows,
+                                              **factors).unflatten(0, (2, 7))]
+            for ours in results:
+                torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_short_queries_of_a_cache_in_eight_bits(dtype):
+    q, k, v, of_k, of_v = cache(sq=1, sk=200, hq=8, hk=2, d=64, dv=64)
+    o = fattn.torch.attention(q.to(dtype), k, v, k_descale=of_k, v_descale=of_v)
+    assert o.dtype == dtype
+    torch.testing.assert_close(o.float(), fattn.torch.attention(q.to(dtype).float(), wide(k, of_k), wide(v, of_v)),
+                               rtol=1e-2, atol=1e-2)
+
+
+def test_opcheck_in_eight_bits():
+    q, k, v, of_k, of_v = cache()
+    for factors in ((of_k, of_v), (of_k[0], of_v.t())):
+        options = dict(k_descale=factors[0], v_descale=factors[1], causal=True)
+        args = arguments((q, k, v), **options)
+        opcheck(FORWARD, arguments((q, k.float(), v.float()), **options), test_utils=STATIC)
+        # PyTorch's test of schemas compares arguments, which it cannot in e4m3.
+        opcheck(FORWARD, args, test_utils=(*STATIC[1:], "test_aot_dispatch_dynamic"))
+        torch.testing.assert_close(
+            FORWARD(*args)[0], fattn.torch.attention(q, wide(k, factors[0]), wide(v, factors[1]), causal=True))
+
+
+def test_compiles_in_eight_bits():
+    def step(q, k, v, of_k, of_v, used):
+        a = fattn.torch.attention_with_kvcache(q * 1.0, k, v, cache_seqlens=used, k_descale=of_k, v_descale=of_v)
+        return a + fattn.torch.attention(q, k, v, k_descale=of_k) + fattn.torch.attention(q, k, v, v_descale=0.5)
+
+    for backend in ("aot_eager", "inductor"):
+        torch._dynamo.reset()
+        compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=True)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for n in range(20, 24):
+                given = (*cache(sq=1, sk=n), torch.tensor([3, n], dtype=torch.int32))
+                torch.testing.assert_close(compiled(*given), step(*given))
+
+
+def test_vmap_in_eight_bits():
+    """Of queries alone, of queries and caches, and of everything."""
+    every = [torch.stack(a) for a in zip(*[cache() for _ in range(3)])]
+
+    def attend(q, k, v, of_k, of_v):
+        return fattn.torch.attention(q, k, v, k_descale=of_k, v_descale=of_v)
+
+    for mapped in (1, 3, 5):
+        given = [a if i < mapped else a[0] for i, a in enumerate(every)]
+        together = torch.vmap(attend, in_dims=(0,) * mapped + (None,) * (5 - mapped))(*given)
+        each = [attend(*[a[n] if i < mapped else a for i, a in enumerate(given)]) for n in range(3)]
+        assert torch.equal(together, torch.stack(each))
+    together = torch.vmap(fattn.torch.attention)(*every[:3])
+    assert torch.equal(together, torch.stack([fattn.torch.attention(*a) for a in zip(*every[:3])]))
+
+
+def test_no_gradients_in_eight_bits():
+    """The forward says so, in whichever way it is called, and without gradients it runs."""
+    q, k, v, of_k, of_v = cache()
+    learning, factors = q.clone().requires_grad_(), dict(k_descale=of_k, v_descale=of_v)
+    used = torch.tensor([5, 9], dtype=torch.int32)
+    calls = [lambda q: fattn.torch.attention(q, k, v), lambda q: fattn.torch.attention(q, k, v, **factors),
+             lambda q: fattn.torch.attention(q, k, v, return_lse=True)[0],
+             lambda q: fattn.torch.attention(q, k.float(), v), lambda q: fattn.torch.attention(q, k, v.float()),
+             lambda q: fattn.torch.attention(q, k.float(), v.float(), **factors),
+             lambda q: fattn.torch.attention_with_kvcache(q, k, v, cache_seqlens=used, **factors),
+             lambda q: FORWARD(*arguments((q, k, v)))[0],
+             torch.compile(lambda q: fattn.torch.attention(q, k, v, **factors), backend="aot_eager"),
+             torch.compile(lambda q: fattn.torch.attention(q, k.float(), v.float(), **factors), backend="aot_eager")]
+    for call in calls:
+        for _ in range(3):
+            with torch.no_grad():
+                o = call(learning)
+            assert torch.equal(call(q), o)
+            with pytest.raises((fattn.Unsupported, torch._dynamo.exc.BackendCompilerFailed),
+                               match="forward|without gradients"):
+                call(learning)
+        if call not in calls[-2:]:
+            with pytest.raises(fattn.Unsupported):
+                torch.func.grad(lambda q: call(q).sum())(q)
+    for name in factors:
+        with pytest.raises(fattn.InvalidArgument, match=f"{name} requires a gradient, but has none"):
+            fattn.torch.attention(q, k.float(), v.float(), **factors | {name: of_k.clone().requires_grad_()})
+    with pytest.raises(fattn.Unsupported):
+        fattn.torch.attention(q, k.clone().requires_grad_(), v)
+
+
+def test_autocast_leaves_a_cache_in_eight_bits():
+    q, k, v, of_k, of_v = cache()
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            o = fattn.torch.attention(q, k, v, k_descale=of_k, v_descale=of_v)
+        cast = fattn.torch._functions.autocast(q, k, v, None)
+    assert cast[0].dtype == torch.bfloat16 and cast[1] is k and cast[2] is v
+    assert torch.equal(o, fattn.torch.attention(q.bfloat16(), k, v, k_descale=of_k, v_descale=of_v))
+
+
+BAD_EIGHT_BITS = [
+    (lambda q, k, v: dict(q=k), fattn.InvalidArgument, "q has dtype float8_e4m3fn, not one of float32"),
+    (lambda q, k, v: dict(k=q.to(torch.float8_e5m2)), fattn.InvalidArgument, "k has dtype float8_e5m2, which is not"),
+    (lambda q, k, v: dict(v=q.to(torch.float8_e4m3fnuz)), fattn.InvalidArgument, "v has dtype float8_e4m3fnuz, which"),
+    (lambda q, k, v: dict(v=q.to(torch.float8_e5m2fnuz)), fattn.InvalidArgument, "v has dtype float8_e5m2fnuz, which"),
+    (lambda q, k, v: dict(bias=torch.ones(7, 9).to(k.dtype)), fattn.InvalidArgument, "bias has dtype float8_e4m3fn"),
+    (lambda q, k, v: dict(sink=torch.ones(4).to(k.dtype)), fattn.InvalidArgument, "sink has dtype float8_e4m3fn"),
+    (lambda q, k, v: dict(k_descale=torch.ones(2).half()), fattn.InvalidArgument, "k_descale has dtype float16"),
+    (lambda q, k, v: dict(v_descale=torch.ones(2).to(k.dtype)), fattn.InvalidArgument, "v_descale has dtype float8_e4m3fn"),
+    (lambda q, k, v: dict(k_descale=torch.ones(4)), fattn.InvalidShape, r"k_descale or .* \(4,\), which does not"),
+    (lambda q, k, v: dict(k_descale=torch.ones(2, 2), v_descale=torch.ones(3)), fattn.InvalidShape, "does not broadcast"),
+    (lambda q, k, v: dict(k_descale=torch.ones(2, 2, 1), v_descale=2.0), fattn.InvalidShape, "rank 3"),
+    (lambda q, k, v: dict(k_descale=[1.0]), fattn.InvalidArgument, r"k_descale is \[1.0\], not a number"),
+    (lambda q, k, v: dict(v_descale="2"), fattn.InvalidArgument, "v_descale is '2', not a number"),
+]
+
+
+@pytest.mark.parametrize("change, exception, words", BAD_EIGHT_BITS, ids=[c[2] for c in BAD_EIGHT_BITS])
+def test_bad_eight_bits(change, exception, words):
+    q, k, v = cache()[:3]
+    given = dict(q=q, k=k, v=v) | change(q, k, v)
+    for _ in range(2):
+        with pytest.raises(exception, match=words):
+            fattn.torch.attention(**given)
+    with pytest.raises(TypeError, match="q is a list"):
+        fattn.torch.attention([q], k, v, k_descale=2.0)
+
+
+def test_freed_factors():
+    for turn in range(3):
+        q, k, v, of_k, of_v = cache()
+        shrink(of_v)
+        for attend in (fattn.torch.attention, fattn.attention):
+            with pytest.raises(fattn.NullPointer, match=f"v_descale needs 16 {GONE}"):
+                attend(q, k, v, k_descale=of_k, v_descale=of_v)
+            attend(q, k, v, k_descale=of_k, v_descale=of_k)
+
+
 PADDED = {
     "past the last sequence": dict(cu_seqlens_q=[0, 5, 12], cu_seqlens_k=[0, 9, 15]),
     "past the rows in use": dict(cu_seqlens_q=[0, 5, 12], cu_seqlens_k=[0, 9, 15], seqused_q=[3, 7], seqused_k=[2, 6]),

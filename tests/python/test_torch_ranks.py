@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from processes import context  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 
 RANKS = 2
@@ -107,6 +107,26 @@ def divided(rank):
                 torch.testing.assert_close(a.full_tensor(), b, rtol=1e-4, atol=1e-5)
 
 
+def divided_in_eight_bits(rank):
+    """A cache of e4m3 is divided with its factors, and nothing is sent."""
+    mesh = dist.init_device_mesh("cpu", (RANKS,))
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, n, heads, 8) for n, heads in ((5, 4), (6, 2), (6, 2)))
+    given = {"q": q, "k": k.to(torch.float8_e4m3fn), "v": v.to(torch.float8_e4m3fn)}
+    for shape, axis_of in (((2, 2), {0: 0, 2: 1}), ((2,), {2: 0}), ((2, 1), {0: 0})):
+        factors = {name: torch.rand(shape) + 0.5 for name in ("k_descale", "v_descale")}
+        o = fattn.torch.attention(**given, **factors)
+        for axis in (0, 2):
+            placed = [Shard(axis_of[axis])] if axis in axis_of else [Replicate()]
+            # Gloo sends no e4m3.
+            parts = {n: DTensor.from_local(t.chunk(RANKS, axis)[rank], mesh, [Shard(axis)]) for n, t in given.items()}
+            of_parts = {n: distribute_tensor(t, mesh, placed) for n, t in factors.items()}
+            with CommDebugMode() as sent:
+                part = fattn.torch.attention(**parts, **of_parts)
+            assert sent.get_total_counts() == 0 and part.placements == (Shard(axis),)
+            torch.testing.assert_close(part.full_tensor(), o)
+
+
 def divided_otherwise(rank):
     """Rows, three heads of k by two processes, and dropout: tensors are gathered, and the result is right."""
     mesh = dist.init_device_mesh("cpu", (RANKS,))
@@ -145,7 +165,7 @@ def work(rank, case, folder, pipe):
     os._exit(0)
 
 
-@pytest.mark.parametrize("case", [replicated, sharded, divided, divided_otherwise])
+@pytest.mark.parametrize("case", [replicated, sharded, divided, divided_in_eight_bits, divided_otherwise])
 def test_over_ranks(case, tmp_path):
     pipes, processes = [], []
     for rank in range(RANKS):

@@ -26,9 +26,10 @@ from fattn._problem import EXTRAS, Options
 # The tensors of an operator: q, k, v, and those of EXTRAS except arrays of positions, which an operator does not
 # take.
 TENSORS = ("q", "k", "v", "bias", "mask", "block_mask", "alibi_slopes", "sink", "cu_seqlens_q",
-           "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "seqstart_k", "seed")
-_FIELDS = ("q", "k", "v", *(name for name, *_ in EXTRAS[:11]), "seed_ptr")
+           "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "seqstart_k", "seed", "k_descale", "v_descale")
+_FIELDS = ("q", "k", "v", *(name for name, *_ in (*EXTRAS[:11], *EXTRAS[15:])))
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
+E4M3 = getattr(torch, "float8_e4m3fn", None)
 _BIAS, _SINK = TENSORS.index("bias"), TENSORS.index("sink")
 
 _kind = kind_of(torch.empty(0))
@@ -250,6 +251,16 @@ def call_of(numbers: tuple[Any, ...], given: tuple[int, ...] = (), lse: bool = T
         return _calls.get(key) or Call(*key)
     except TypeError:
         raise unhashable(["an option"] * len(numbers), numbers) from None
+
+
+def even(k_descale: Tensor, v_descale: Tensor) -> tuple[Tensor, Tensor]:
+    """The two with equal strides, as the library wants them; copies of one shape where they differ."""
+    if k_descale.shape == v_descale.shape and k_descale.stride() == v_descale.stride():
+        return k_descale, v_descale
+    if not all([m == n or 1 in (m, n) for m, n in zip(k_descale.shape[::-1], v_descale.shape[::-1])]):
+        return k_descale, v_descale  # of which one does not broadcast to (batch, heads of k): an error later
+    k_descale, v_descale = _kind.spread(k_descale, v_descale)
+    return k_descale, v_descale
 
 
 # --- Calls known by their tensors -----------------------------------------------------------------
@@ -477,8 +488,15 @@ recorded_with_lse: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.F
 
 
 def check_gradients(tensors: tuple[Any, ...]) -> None:
-    """Raises InvalidArgument if a gradient is required that does not exist; tensors as in TENSORS."""
-    for name in ("alibi_slopes", "seed"):
+    """Raises InvalidArgument if a gradient is required that does not exist, and Unsupported if there are none at all;
+    tensors as in TENSORS."""
+    for name in ("alibi_slopes", "seed", "k_descale", "v_descale"):
         tensor = tensors[TENSORS.index(name)]
         if tensor is not None and tensor.requires_grad:
             raise InvalidArgument(f"{name} requires a gradient, but has none")
+    for tensor, name in zip(tensors[1:3], ("k", "v")):
+        if tensor.dtype == E4M3:
+            raise Unsupported(f"{name} has dtype {tensor.dtype}, with which there are no gradients; without gradients "
+                              "(torch.no_grad()) the forward is supported")
+    if tensors[TENSORS.index("k_descale")] is not None:
+        raise Unsupported("k_descale and v_descale are for a forward without gradients (torch.no_grad())")

@@ -17,8 +17,9 @@ from fattn._calls import number as plain_number
 from fattn._errors import InvalidArgument, naming_cache_seqlens
 from fattn._problem import check_anchor, check_layout
 from fattn._problem import integer as plain_integer
-from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, check_readable, find_known, make_known,
-                                recorded, recorded_with_lse)
+from fattn._problem import real
+from fattn.torch._calls import (E4M3, TENSORS, Recorded, RecordedWithLse, call_of, check_readable, find_known,
+                                make_known, recorded, recorded_with_lse)
 from fattn.torch._ops import eager
 from fattn.torch._ops import _forward as dispatched
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:  # all options except return_lse, on which the type of a resul
         sink: Tensor | None
         seqstart_k: Tensor | None
         chunk: int | None
+        k_descale: Tensor | float | None
+        v_descale: Tensor | float | None
         anchor: Anchor
         layout: Layout
         out_dtype: torch.dtype | None
@@ -185,7 +188,8 @@ def check_types(tensors: Sequence[Any]) -> None:
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors, which are the first of TENSORS, in autocast's dtype if autocast is on for their device."""
+    """The tensors, which are the first of TENSORS, in autocast's dtype if autocast is on for their device. A cache in 8
+    bits stays as it is."""
     if not any_autocast():
         return tensors
     check_types(tensors)
@@ -194,7 +198,7 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple([readable(t, name).to(dtype) if t is not None and t.dtype is not dtype and t.is_floating_point() and
-                  t.dtype != torch.float64 else t for t, name in zip(tensors, TENSORS)])
+                  t.dtype not in (torch.float64, E4M3) else t for t, name in zip(tensors, TENSORS)])
 
 
 def new_seed(like: Tensor) -> Tensor:
@@ -205,6 +209,21 @@ def new_seed(like: Tensor) -> Tensor:
         return seed
     from torch.distributed.tensor import distribute_tensor
     return distribute_tensor(seed, like.device_mesh)
+
+
+def descales(k_descale: Any, v_descale: Any, q: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Both factors as tensors, or neither."""
+    if k_descale is None and v_descale is None:
+        return None, None
+    check_types((q,))
+    k, v = k_descale, v_descale
+    shape = k.shape if isinstance(k, Tensor) else v.shape if isinstance(v, Tensor) else ()
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if not isinstance(k, Tensor):
+        k = torch.full(shape, 1.0 if k is None else real(k, "k_descale"), dtype=dtype, device=q.device)
+    if not isinstance(v, Tensor):
+        v = torch.full(shape, 1.0 if v is None else real(v, "v_descale"), dtype=dtype, device=q.device)
+    return k, v
 
 
 def channels_together(t: Tensor, name: str) -> Tensor:
@@ -232,7 +251,8 @@ def attention(
         alibi_bias: bool = False, sink: Tensor | None = None, dropout_p: float = 0.0,
         seed: Tensor | None = None, seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
         seqstart_k: Tensor | None = None, chunk: int | None = None,
-        positions: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None, k_descale: Tensor | float | None = None,
+        v_descale: Tensor | float | None = None,
         anchor: Anchor = "bottom_right", layout: Layout = "bshd",
         out_dtype: torch.dtype | None = None, return_lse: bool = False, batch_invariant: bool = False,
         checked: bool = False, deterministic: bool | None = None,
@@ -244,6 +264,8 @@ def attention(
         seed: int64 (2), seed and offset of dropout on q's device. If None, they are drawn from PyTorch's generator,
             so that manual_seed() determines them and activation checkpointing repeats them.
         positions: (q_offset, k_offset, whole_q, whole_k), the positions of rows and keys in a longer sequence.
+        k_descale, v_descale: float32 tensors that broadcast to (B, Hk), or numbers; for a forward without gradients.
+            If only one is given, or one is a number, a tensor is filled in each call.
         out_dtype: torch.float32, or None for q's dtype.
         return_lse: return (result, lse), lse float32 (B, Hq, Sq), differentiable too.
         deterministic: gradients with the same bits from run to run on GPUs; None:
@@ -266,7 +288,8 @@ def attention(
     extra, extras = (mask, _MASK_ALONE) if bias is None else (bias, _BIAS_ALONE)
     if not (bias is not None and mask is not None or sink is not None or block_mask is not None or
             block_size is not None or alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
-            seqused_q is not None or seqstart_k is not None or positions is not None or is_traced()):
+            seqused_q is not None or seqstart_k is not None or positions is not None or k_descale is not None or
+            v_descale is not None or is_traced()):
         numbers = (causal, left, right, scale, softcap, 0.0, check_anchor(anchor) == "top_left",
                    check_layout(layout) == "bhsd", _wide(out_dtype, q), None, None, 0, 0, None, batch_invariant,
                    checked, deterministic, device, chunk, alibi_bias)
@@ -299,9 +322,9 @@ def attention(
         raise InvalidArgument("block_size is needed with block_mask")
     result = operator(
         q, k, v, bias, mask, block_mask, alibi_slopes, sink, None, None, seqused_q, seqused_k, None,
-        seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
-        check_anchor(anchor) == "top_left", check_layout(layout) == "bhsd", _wide(out_dtype, q), None, None,
-        block_m, block_n, positions, batch_invariant, checked, deterministic, device, chunk, alibi_bias,
+        seqstart_k, seed if dropout_p != 0 else None, *descales(k_descale, v_descale, q), causal, left, right, scale,
+        softcap, dropout_p, check_anchor(anchor) == "top_left", check_layout(layout) == "bhsd", _wide(out_dtype, q),
+        None, None, block_m, block_n, positions, batch_invariant, checked, deterministic, device, chunk, alibi_bias,
         lse=return_lse)
     return result if return_lse else result[0]
 
@@ -335,7 +358,8 @@ def attention_varlen(
         mask: Tensor | None = None, alibi_slopes: Tensor | None = None, sink: Tensor | None = None,
         dropout_p: float = 0.0, seed: Tensor | None = None, seqused_q: Tensor | None = None,
         seqused_k: Tensor | None = None, seqstart_k: Tensor | None = None, chunk: int | None = None,
-        block_table: Tensor | None = None,
+        block_table: Tensor | None = None, k_descale: Tensor | float | None = None,
+        v_descale: Tensor | float | None = None,
         anchor: Anchor = "bottom_right", layout: Layout = "bshd",
         out_dtype: torch.dtype | None = None, return_lse: bool = False, batch_invariant: bool = False,
         checked: bool = False, deterministic: bool | None = None,
@@ -355,9 +379,9 @@ def attention_varlen(
     left, right = window_of(window) or (-1, -1)
     result = operator(
         q, k, v, bias, mask, None, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-        block_table, seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap,
-        dropout_p, check_anchor(anchor) == "top_left", check_layout(layout) == "bhsd", _wide(out_dtype, q),
-        max_seqlen_q, max_seqlen_k, 0, 0, None, batch_invariant, checked,
+        block_table, seqstart_k, seed if dropout_p != 0 else None, *descales(k_descale, v_descale, q), causal, left,
+        right, scale, softcap, dropout_p, check_anchor(anchor) == "top_left", check_layout(layout) == "bhsd",
+        _wide(out_dtype, q), max_seqlen_q, max_seqlen_k, 0, 0, None, batch_invariant, checked,
         _deterministic() if deterministic is None else deterministic, device, chunk, False, lse=return_lse)
     return result if return_lse else result[0]
 
@@ -380,6 +404,7 @@ def attention_with_kvcache(
         window: Window = None, scale: float | None = None, softcap: float | None = None,
         bias: Tensor | None = None, mask: Tensor | None = None, alibi_slopes: Tensor | None = None,
         sink: Tensor | None = None, seqstart_k: Tensor | None = None, chunk: int | None = None,
+        k_descale: Tensor | float | None = None, v_descale: Tensor | float | None = None,
         anchor: Anchor = "bottom_right", layout: Layout = "bshd",
         out_dtype: torch.dtype | None = None, return_lse: bool = False,
         batch_invariant: bool = False, checked: bool = False,
@@ -395,7 +420,7 @@ def attention_with_kvcache(
     with nullcontext() if torch.compiler.is_compiling() else naming_cache_seqlens:
         result = operator(
             q, k_cache, v_cache, bias, mask, None, alibi_slopes, sink, None, None, None, cache_seqlens,
-            block_table, seqstart_k, None, causal, left, right, scale, softcap, 0.0, check_anchor(anchor) == "top_left",
-            check_layout(layout) == "bhsd", _wide(out_dtype, q), None,
+            block_table, seqstart_k, None, *descales(k_descale, v_descale, q), causal, left, right, scale, softcap, 0.0,
+            check_anchor(anchor) == "top_left", check_layout(layout) == "bhsd", _wide(out_dtype, q), None,
             max_seqlen_k, 0, 0, None, batch_invariant, checked, False, device, chunk, False, lse=return_lse)
     return result if return_lse else result[0]

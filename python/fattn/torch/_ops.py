@@ -17,8 +17,8 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils.flop_counter import register_flop_formula
 
 from fattn import _c
-from fattn.torch._calls import (TENSORS, Call, RecordedWithLse, call_of, check_gradients, differentiate, make_known,
-                                refuse, refuse_tangents)
+from fattn.torch._calls import (TENSORS, Call, RecordedWithLse, call_of, check_gradients, differentiate, even,
+                                make_known, refuse, refuse_tangents)
 
 # Arguments of both operators: TENSORS, then numbers.
 _NUMBERS = ("bool causal=False, SymInt window_left=-1, SymInt window_right=-1, float? scale=None, "
@@ -55,7 +55,9 @@ def _split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
 
 
 def _call(tensors: tuple[Any, ...], numbers: Any, lse: bool = True) -> tuple[Call, list[torch.Tensor]]:
-    """The Call, and the tensors that are given."""
+    """The Call, and the tensors that are given; those of the factors of k and v with equal strides."""
+    if tensors[-2] is not None and tensors[-1] is not None:
+        tensors = *tensors[:-2], *even(*tensors[-2:])
     if numbers.positions is not None:
         numbers = numbers._replace(positions=tuple(numbers.positions))
     given = tuple([i for i in range(3, _N) if tensors[i] is not None])

@@ -194,7 +194,7 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
         else:
             bias = attn_mask
     seed = new_seed(q) if dropout_p != 0 else None
-    o = operator(q, k, v, bias, mask, None, None, None, None, None, None, None, None, None, seed,
+    o = operator(q, k, v, bias, mask, None, None, None, None, None, None, None, None, None, seed, None, None,
                  is_causal, -1, -1, scale, None, dropout_p, top_left, True, False, None, None, 0, 0, None,
                  False, False, _deterministic(), None, None, False, lse=False)[0]
     if rank < 4:
@@ -218,7 +218,7 @@ def _nested(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
     q, k, v = autocast(*(channels_together(t.values(), name) for t, name in zip(packed, TENSORS)))
     (cu_q, used_q, longest_q), (cu_k, used_k, longest_k) = (_lengths(t) for t in packed[:2])
     seed = new_seed(q) if dropout_p != 0 else None
-    o = operator(q, k, v, None, None, None, None, None, cu_q, cu_k, used_q, used_k, None, None, seed,
+    o = operator(q, k, v, None, None, None, None, None, cu_q, cu_k, used_q, used_k, None, None, seed, None, None,
                  is_causal, -1, -1, scale, None, dropout_p, True, False, False, longest_q, longest_k, 0, 0,
                  None, False, False, _deterministic(), None, None, False, lse=False)[0]
     nested: Tensor = torch.nested.nested_tensor_from_jagged(

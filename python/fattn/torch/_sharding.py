@@ -32,7 +32,7 @@ def _axis_of(name: str, shape: Sequence[int], part: str, bhsd: bool, paged: bool
         axes = {"batch": rank - 3, "heads": rank - 2}
     elif name in ("bias", "mask", "block_mask"):
         axes = {"batch": rank - 4, "heads": rank - 3}
-    elif name in ("alibi_slopes", "sink"):
+    elif name in ("alibi_slopes", "sink", "k_descale", "v_descale"):
         axes = {"batch": rank - 2, "heads": rank - 1}
     elif name in ("seqused_q", "seqused_k", "seqstart_k", "block_table"):
         axes = {"batch": 0}

@@ -73,8 +73,7 @@ def attention(
         alibi_bias: bool = False, sink: Any = None, dropout_p: float = 0.0, seed: Any = 0,
         offset: int = 0, seqused_q: Any = None, seqused_k: Any = None, seqstart_k: Any = None,
         chunk: int | None = None, positions: Sequence[Any] | None = None, k_descale: Any = None,
-        v_descale: Any = None, anchor: Anchor = "bottom_right",
-        layout: Layout = "bshd", batch_invariant: bool = False,
+        v_descale: Any = None, anchor: Anchor = "bottom_right", layout: Layout = "bshd", batch_invariant: bool = False,
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
         return_lse: bool = False, batch_offset: int = 0, head_offset: int = 0,
         device: str | None = None) -> Any:

@@ -24,6 +24,7 @@ from fattn._errors import InvalidArgument, InvalidData, InvalidShape, Unsupporte
 from fattn._plans import _cache, prepare
 from fattn._problem import Options
 from fattn.torch import attention, attention_varlen, attention_with_kvcache
+from fattn.torch._calls import E4M3
 from fattn.torch._functions import channels_together, check_types, is_watched, type_name
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
@@ -127,7 +128,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     Args:
         k_cache, v_cache: (batch_cache, seqlen_cache, Hk, D), or (pages, page_size, Hk, D) with block_table
             int32 (B, max_pages); any page_size.
-        k, v: (B, seqlen_new, Hk, D), written behind the first cache_seqlens keys.
+        k, v: (B, seqlen_new, Hk, D), written behind the first cache_seqlens keys. Into caches of float8_e4m3fn they
+            are written without a factor, saturated at 448.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2), by which q and k are rotated.
         cache_seqlens: an int or int32 (B), the number of keys in the cache before k is written.
         cache_batch_idx: int32 (B), which entries of the cache are read.
@@ -176,12 +178,18 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                 page, slot = torch.arange(q.shape[0], device=q.device)[:, None], at
             else:
                 page, slot = block_table.to(torch.int64).gather(1, at // k_cache.shape[1]), at % k_cache.shape[1]
-            k_cache[page, slot] = k.to(k_cache.dtype)
-            v_cache[page, slot] = v.to(v_cache.dtype)
+            k_cache[page, slot] = _stored(k, k_cache.dtype)
+            v_cache[page, slot] = _stored(v, v_cache.dtype)
             lengths = (lengths + k.shape[1]).to(torch.int32)
         result = attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=block_table,
                                         mask=mask, alibi_slopes=alibi_slopes, return_lse=True, **options)
         return result if return_softmax_lse else result[0]
+
+
+def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as a cache of this type holds it. In e4m3, which has no infinity, numbers past its largest one are that one;
+    older versions of PyTorch would make them NaN."""
+    return (x.clamp(-448, 448) if dtype == E4M3 != x.dtype else x).to(dtype)
 
 
 def _unpacked(packed: Tensor, name: str, count: int, rank: int) -> tuple[Tensor, ...]:
@@ -217,7 +225,8 @@ def _check_plan(options: dict[str, Any], **arrays: Tensor | None) -> None:
     kind = given["q"].device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
-        given.update((name, torch.empty_like(given[name], dtype=dtype)) for name in "qkv")
+        given.update((name, torch.empty_like(given[name], dtype=dtype)) for name in "qkv"
+                     if given[name].dtype != E4M3)
     reader = kind_of(given["q"])
     key = "flash_attn", tuple(options.items()), tuple([(name, reader.key(a)) for name, a in given.items()])
     with naming_cache_seqlens:

@@ -254,6 +254,25 @@ def test_kvcache_under_autocast():
     assert out.dtype == torch.bfloat16 and torch.equal(caches[0][:, 9], k[:, 0])
 
 
+@pytest.mark.parametrize("paged", [False, True])
+def test_kvcache_in_eight_bits(paged):
+    """New keys and values are rounded to nearest, ties to even, and saturated; those of e4m3 are written as they are."""
+    q, k, v = draw(2, 1, 2, 8), 8 * draw(2, 2, 2, 8), 8 * draw(2, 2, 2, 8)
+    k[0, 0, 0, :6] = v[1, 1, 1, :6] = torch.tensor([17, 19, 1e9, -500, 2 ** -10, 464.5])
+    rounded = torch.tensor([16, 20, 448, -448, 0, 448])
+    table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32) if paged else None
+    written = []
+    for new in ((k, v), tuple(a.clamp(-448, 448).to(torch.float8_e4m3fn) for a in (k, v))):
+        torch.manual_seed(1)
+        caches = [draw(*((4, 4) if paged else (2, 8)), 2, 8).to(torch.float8_e4m3fn) for _ in range(2)]
+        out = fa.flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=3, block_table=table, causal=True)
+        written.append((*[a.view(torch.uint8) for a in caches], out))
+        wide = [a.float() if table is None else a.float()[table].flatten(1, 2) for a in caches]
+        assert torch.equal(wide[0][0, 3, 0, :6], rounded) and torch.equal(wide[1][1, 4, 1, :6], rounded)
+        torch.testing.assert_close(out, fa.flash_attn_with_kvcache(q, *wide, cache_seqlens=5, causal=True))
+    assert all(torch.equal(a, b) for a, b in zip(*written))
+
+
 def test_kvcache_compiles():
     """In one graph, with new keys, rotation and pages, and with checks before anything is written."""
     q, k, caches = draw(2, 1, 2, 8), draw(2, 1, 2, 8), (draw(4, 4, 2, 8), draw(4, 4, 2, 8))

@@ -65,7 +65,7 @@ if _parse is None or "sharding_rule" not in inspect.signature(_custom_partitioni
 
 # Arrays of a call, in the order of _Arrays; the seed is one uint64, as two uint32.
 _INPUTS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seqused_q", "seqused_k", "seqstart_k",
-           "seed_ptr")
+           "seed_ptr", "k_descale", "v_descale")
 
 
 def _view(name: str, a: Any) -> View:
@@ -245,7 +245,7 @@ def _axes_in(name: str, shape: tuple[int, ...], options: Options, sizes: dict[st
     if name in ("bias", "dbias", "mask", "lse", "dlse"):
         full: tuple[str, ...] = ("batch", "heads", "", "")
         axes = full[:3] if name in ("lse", "dlse") else full[4 - len(shape):]
-    elif name in ("alibi_slopes", "sink", "dsink"):
+    elif name in ("alibi_slopes", "sink", "dsink", "k_descale", "v_descale"):
         axes = ("batch", "heads")[2 - len(shape):]
     elif name == "seed_ptr":
         axes = ("",)
@@ -415,6 +415,7 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
               mask: Array | None = None, alibi_slopes: Array | None = None, sink: Array | None = None,
               dropout_p: float = 0.0, key: Array | None = None, seqused_q: Array | None = None,
               seqused_k: Array | None = None, seqstart_k: Array | None = None, chunk: int | None = None,
+              k_descale: Array | float | None = None, v_descale: Array | float | None = None,
               anchor: str = "bottom_right", layout: str = "bshd",
               out_dtype: Any = None, return_lse: bool = False,
               device: str | None = None) -> Any:
@@ -422,7 +423,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
 
     Args:
         q, k, v: (B, S, H, D), or (B, H, S, D) in layout "bhsd"; float32, float16 or bfloat16, and float64
-            on device "reference".
+            on device "reference". k and v may be float8_e4m3fn, without gradients.
+        k_descale, v_descale: numbers or float32 arrays that broadcast to (B, Hk); without gradients.
         key: a key of jax.random, for dropout.
         device: "reference" for double precision; None: the device on which the program runs.
 
@@ -462,7 +464,22 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
     if alibi_slopes is not None:
         alibi_slopes = _constant(alibi_slopes)
     return _attention(options, *_alike(q, k, v, bias, mask, alibi_slopes, sink, seqused_q, seqused_k, seqstart_k,
-                                       seed))
+                                       seed, *_factors(k_descale, v_descale, q, k, layout)))
+
+
+def _factors(k_descale: Any, v_descale: Any, q: Array, k: Array, layout: str) -> list[Array | None]:
+    """Both as arrays (B, Hk), or neither."""
+    if k_descale is None and v_descale is None or q.ndim != 4 or k.ndim != 4:  # the rank is an error later
+        return [None, None]
+    shape, found = (q.shape[0], k.shape[1 if layout == "bhsd" else 2]), []
+    for a, name in ((k_descale, "k_descale"), (v_descale, "v_descale")):
+        a = 1.0 if a is None else a
+        a = a if hasattr(a, "shape") else jnp.asarray(a, jnp.float64 if q.dtype == jnp.float64 else jnp.float32)
+        try:
+            found.append(jnp.broadcast_to(a, shape))
+        except ValueError:
+            raise InvalidShape(f"{name} has shape {a.shape}, which does not broadcast to {shape}") from None
+    return found
 
 
 # --- The function of jax.nn -----------------------------------------------------------------------

@@ -92,6 +92,67 @@ def test_short_types(dtype):
     assert fj.attention(q, k, v, out_dtype="float32").dtype == jnp.float32
 
 
+def cache():
+    """q, and k and v in e4m3."""
+    q, k, v = arrays()
+    return q, k.astype(jnp.float8_e4m3fn), v.astype(jnp.float8_e4m3fn)
+
+
+def wide(codes, factor):
+    factor = np.broadcast_to(np.asarray(1 if factor is None else factor, np.float64), (2, 2))
+    return np.asarray(codes).astype(np.float64) * factor[:, None, :, None]
+
+
+FACTORS = {"(B, Hk)": ([[0.5, 2], [3, 0.75]], [[1, 2], [3, 4]]), "(Hk)": ([0.5, 2], [3, 0.75]),
+           "(B, 1)": ([[0.5], [2]], [[3], [0.75]]), "of k": ([0.5, 2], None), "of v": (None, [[0.5], [2]]),
+           "numbers": (0.5, 2), "number and array": (0.5, [3, 0.75]), "other shapes": ([0.5, 2], [[3], [0.75]])}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_cache_in_eight_bits(name):
+    """In compiled programs, and by the functions that take any array."""
+    q, k, v = cache()
+    factors = [jnp.array(f, jnp.float32) if isinstance(f, list) else f for f in FACTORS[name]]
+    wanted = oracle.attention(np.asarray(q), wide(k, factors[0]), wide(v, factors[1]), causal=True)
+    for attend in (fj.attention, fattn.attention):
+        o, lse = attend(q, k, v, causal=True, return_lse=True, k_descale=factors[0], v_descale=factors[1])
+        close(o, wanted[0])
+        close(lse, wanted[1])
+    arrays = {n: f for n, f in zip(("k_descale", "v_descale"), factors) if hasattr(f, "shape")}
+    numbers = {n: f for n, f in zip(("k_descale", "v_descale"), factors) if not hasattr(f, "shape")}
+    turned = [a.transpose(0, 2, 1, 3) for a in (q, k, v)]
+    o = jax.jit(lambda q, k, v, f: fj.attention(q, k, v, causal=True, layout="bhsd", **f, **numbers))(*turned, arrays)
+    close(o.transpose(0, 2, 1, 3), wanted[0])
+
+
+def test_vmap_in_eight_bits():
+    q, k, v = (jnp.stack([a, a[::-1]]) for a in cache())
+    of_k, of_v = jnp.array([[[0.5, 2], [3, 0.75]], [[1, 2], [3, 4]]]), jnp.array([[0.5, 2], [3, 0.75]])
+    together = jax.vmap(lambda q, k, v, f: fj.attention(q, k, v, k_descale=f, v_descale=of_v))(q, k, v, of_k)
+    for i in range(2):
+        close(together[i], oracle.attention(np.asarray(q[i]), wide(k[i], of_k[i]), wide(v[i], of_v))[0])
+
+
+def test_bad_eight_bits():
+    q, k, v = cache()
+    one = jnp.ones(2)
+    for call, exception, words in (
+            (lambda: fj.attention(k, k, v), fattn.InvalidArgument, "q has dtype float8_e4m3fn, not one of"),
+            (lambda: fj.attention(q, q.astype(jnp.float8_e5m2), v), fattn.InvalidArgument, "k has dtype float8_e5m2"),
+            (lambda: fattn.attention(q, q.astype(jnp.float8_e5m2), v), fattn.InvalidArgument, "k has dtype float8_e5m2"),
+            (lambda: fattn.attention(q, k, v.astype(jnp.float8_e4m3fnuz)), fattn.InvalidArgument, "float8_e4m3fnuz"),
+            (lambda: fj.attention(q, k, v, k_descale=jnp.ones(4)), fattn.InvalidShape,
+             r"k_descale has shape \(4,\), which does not broadcast to \(2, 2\)"),
+            (lambda: fj.attention(q, k, v, v_descale=one.astype(jnp.float16)), fattn.InvalidArgument,
+             "v_descale has dtype float16, not float32"),
+            (lambda: fj.attention(q, k[0, 0], v, v_descale=one), fattn.InvalidShape, "k has shape .* rank 2"),
+            (lambda: jax.grad(lambda q: fj.attention(q, k, v).sum())(q), fattn.Unsupported, "e4m3 in a backward"),
+            (lambda: jax.grad(lambda q: fj.attention(q, q[..., :2, :], q[..., :2, :], k_descale=one).sum())(q),
+             fattn.Unsupported, "FATTN_DESCALE in a backward")):
+        with pytest.raises(exception, match=words):
+            call()
+
+
 NN = [{}, {"is_causal": True}, {"local_window_size": 2}, {"local_window_size": (3, 1)}, {"scale": 0.4},
       {"bias": (2, 4, 7, 9)}, {"bias": (1, 1, 7, 9)}, {"mask": (2, 1, 7, 9)},
       {"key_value_seq_lengths": [4, 9], "query_seq_lengths": [7, 3]}, {"return_residual": True}]
@@ -295,6 +356,14 @@ check("flat", P(None, "x"), 4, 4, False, random | {"layout": "bhsd"}, key=jax.ra
 fattn.jax._PLACES = 3
 check("square", both, 8, 2, True, random, key=jax.random.key(1))
 check("flat", P(None, None, "x"), 8, 2, True)
+
+# A cache in 8 bits is divided with its factors.
+given = {"q": draw(0, 4, 5, 8, 8), "k_descale": draw(3, 4, 2), "v_descale": draw(4, 4, 2)}
+given |= {n: draw(i, 4, 6, 2, 8).astype("float8_e4m3fn") for i, n in enumerate("kv")}
+parts = given | {"q": jax.device_put(given["q"], NamedSharding(meshes["square"], both))}
+f = jax.jit(lambda given: fattn.jax.attention(**given))
+np.testing.assert_allclose(f(parts), f(given), rtol=2e-5, atol=2e-5)
+assert "all-gather" not in f.lower(parts).compile().as_text()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

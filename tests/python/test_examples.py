@@ -44,6 +44,10 @@ def test_generate():
     run("generate.py", needs=["torch", "transformers"])
 
 
+def test_decode_in_eight_bits():
+    run("decode_in_eight_bits.py", needs=["torch"])
+
+
 def need_xla():
     from fattn import _c
     import ctypes
@@ -73,6 +77,14 @@ def model(x):
 """, """
 assert o.shape == q.shape and len(seen) == 1
 assert torch.allclose(seen[0], original(*[x.unflatten(-1, (4, 16)).transpose(1, 2)] * 3), atol=1e-5)
+"""),
+    "float8_e4m3fn": ("torch", """
+import torch, fattn.torch
+q, k, v = torch.randn(2, 1, 8, 16), torch.randn(2, 20, 4, 16), torch.randn(2, 20, 4, 16)
+""", """
+wide = [cache.float() * factor[:, None, :, None] for cache, factor in ((k_cache, k_descale), (v_cache, v_descale))]
+assert all(torch.allclose(a, b, rtol=0.07, atol=1e-4) for a, b in zip(wide, (k, v)))
+assert torch.allclose(o, fattn.torch.attention(q, *wide), atol=1e-5)
 """),
     "context_parallel(group)": ("torch", """
 import os, tempfile, torch, fattn.torch

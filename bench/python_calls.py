@@ -75,6 +75,10 @@ def torch_rows(name, a, **options):
     packed, used = a[0], lengths[1:]
     measure(f"{name}: fattn.torch.attention_with_kvcache",
             lambda: fattn.torch.attention_with_kvcache(a, a, a, cache_seqlens=used), **options)
+    for title, factor in (("tensors", torch.ones(1, a.shape[2], device=a.device)), ("numbers", 1.0)):
+        measure(f"{name}: fattn.torch.attention_with_kvcache, {title} as descales",
+                lambda: fattn.torch.attention_with_kvcache(a, a, a, cache_seqlens=used, k_descale=factor,
+                                                           v_descale=factor), **options)
     measure(f"{name}: fattn.torch.attention_varlen", lambda: fattn.torch.attention_varlen(
         packed, packed, packed, cu_seqlens_q=lengths, cu_seqlens_k=lengths, max_seqlen_q=a.shape[1],
         max_seqlen_k=a.shape[1]), **options)

@@ -121,17 +121,16 @@ def descales_of(k_descale: Any, v_descale: Any, q: Any) -> tuple[Any, ...]:
             raise InvalidArgument(f"{name} is a {kind_of(a).name} array, q a {kind.name} array")
         else:
             shape = tuple(a.shape)
-    k, v = [kind.full(shape, a, _dtype_of_descales(kind, q), q) if isinstance(a, float) else a for a in given]
+    if float in (type(given[0]), type(given[1])):
+        dtype = "float64" if kind.view(q, "q").dtype == "float64" else "float32"
+        given = [kind.full(shape, a, dtype, q) if isinstance(a, float) else a for a in given]
+    k, v = given
     if kind.key(k) != kind.key(v):
         one, other = kind.view(k, "k_descale"), kind.view(v, "v_descale")
         if (descale_strides(one.shape, one.strides) != descale_strides(other.shape, other.strides) and
                 all([m == n or 1 in (m, n) for m, n in zip(one.shape[::-1], other.shape[::-1])])):
             k, v = kind.spread(k, v)
     return k, v
-
-
-def _dtype_of_descales(kind: Kind, q: Any) -> str:
-    return "float64" if kind.view(q, "q").dtype == "float64" else "float32"
 
 
 def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any, ...] = NO_EXTRAS,

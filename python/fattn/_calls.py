@@ -112,21 +112,20 @@ def descales_of(k_descale: Any, v_descale: Any, q: Any) -> tuple[Any, ...]:
         return ()
     kind = kind_of(q, "q")
     given: list[Any] = [1.0 if a is None else a for a in (k_descale, v_descale)]
-    shape: tuple[int, ...] = ()
-    for i, name in enumerate(("k_descale", "v_descale")):
+    names = "k_descale", "v_descale"
+    for i, name in enumerate(names):
         a = given[i]
         if hasattr(a, "__float__") and not hasattr(a, "__dlpack__"):
             given[i] = real(a, name)
         elif kind_of(a, name) is not kind:
             raise InvalidArgument(f"{name} is a {kind_of(a).name} array, q a {kind.name} array")
-        else:
-            shape = tuple(a.shape)
     if float in (type(given[0]), type(given[1])):
+        shape = next((kind.view(a, name).shape for a, name in zip(given, names) if not isinstance(a, float)), ())
         dtype = "float64" if kind.view(q, "q").dtype == "float64" else "float32"
         given = [kind.full(shape, a, dtype, q) if isinstance(a, float) else a for a in given]
     k, v = given
     if kind.key(k) != kind.key(v):
-        one, other = kind.view(k, "k_descale"), kind.view(v, "v_descale")
+        one, other = kind.view(k, names[0]), kind.view(v, names[1])
         if (descale_strides(one.shape, one.strides) != descale_strides(other.shape, other.strides) and
                 all([m == n or 1 in (m, n) for m, n in zip(one.shape[::-1], other.shape[::-1])])):
             k, v = kind.spread(k, v)

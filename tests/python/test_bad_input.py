@@ -359,3 +359,11 @@ def test_mixed_libraries():
     q, k, v = arrays()
     with pytest.raises(fattn.InvalidArgument, match="k is a dlpack array, q a numpy array"):
         fattn.attention(q, Other(k), v)
+    factors = [Other(zeros(2, 2)) for _ in range(2)]
+    with pytest.raises(fattn.Unsupported, match="has no from_dlpack"):
+        fattn.attention(Other(q), Other(k), Other(v), k_descale=factors[0], v_descale=factors[1])
+    for k_descale in (2.0, Other(zeros(2))):
+        with pytest.raises(fattn.Unsupported, match="has no __array_namespace__, so k_descale and v_descale must be"):
+            fattn.attention(Other(q), Other(k), Other(v), k_descale=k_descale, v_descale=factors[1])
+    with pytest.raises(fattn.InvalidArgument, match="v_descale is a dlpack array, q a numpy array"):
+        fattn.attention(q, k, v, v_descale=factors[0])

@@ -19,6 +19,7 @@ class Array: ...
 def calls(a: Array, flag: bool) -> None:
     assert_type(fattn.attention(a, a, a, causal=True, bias=a), Array)
     assert_type(fattn.attention(a, a, a, positions=(0, 0, -1, -1)), Array)
+    assert_type(fattn.attention(a, a, a, k_descale=a, v_descale=2.0), Array)
     assert_type(fattn.attention(a, a, a, return_lse=True), tuple[Array, Array])
     assert_type(fattn.attention(a, a, a, return_lse=flag), Array | tuple[Array, Array])
 """
@@ -32,7 +33,7 @@ def calls(t: Tensor, flag: bool) -> None:
     assert_type(attention(t, t, t, return_lse=True), tuple[Tensor, Tensor])
     assert_type(attention(t, t, t, return_lse=flag), Tensor | tuple[Tensor, Tensor])
     assert_type(attention_varlen(t, t, t, cu_seqlens_q=t, cu_seqlens_k=t, max_seqlen_q=1, max_seqlen_k=1), Tensor)
-    assert_type(attention_with_kvcache(t, t, t, cache_seqlens=t), Tensor)
+    assert_type(attention_with_kvcache(t, t, t, cache_seqlens=t, k_descale=t, v_descale=2.0), Tensor)
     assert_type(attention_with_kvcache(t, t, t, return_lse=True), tuple[Tensor, Tensor])
 """
 

@@ -691,6 +691,8 @@ def test_autocast_leaves_a_cache_in_eight_bits():
         for _ in range(3):
             o = fattn.torch.attention(q, k, v, k_descale=of_k, v_descale=of_v)
         cast = fattn.torch._functions.autocast(q, k, v, None)
+        with pytest.raises(fattn.InvalidArgument, match="k has dtype float8_e5m2, which is not one of"):
+            fattn.torch.attention(q, k.to(torch.float8_e5m2), v)
     assert cast[0].dtype == torch.bfloat16 and cast[1] is k and cast[2] is v
     assert torch.equal(o, fattn.torch.attention(q.bfloat16(), k, v, k_descale=of_k, v_descale=of_v))
 

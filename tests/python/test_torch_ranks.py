@@ -125,6 +125,8 @@ def divided_in_eight_bits(rank):
                 part = fattn.torch.attention(**parts, **of_parts)
             assert sent.get_total_counts() == 0 and part.placements == (Shard(axis),)
             torch.testing.assert_close(part.full_tensor(), o)
+    part = fattn.torch.attention(**parts, k_descale=0.5)
+    torch.testing.assert_close(part.full_tensor(), fattn.torch.attention(**given, k_descale=0.5))
 
 
 def divided_otherwise(rank):

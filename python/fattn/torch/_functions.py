@@ -18,8 +18,8 @@ from fattn._errors import InvalidArgument, naming_cache_seqlens
 from fattn._problem import check_anchor, check_layout
 from fattn._problem import integer as plain_integer
 from fattn._problem import real
-from fattn.torch._calls import (E4M3, TENSORS, Recorded, RecordedWithLse, call_of, check_readable, find_known,
-                                make_known, recorded, recorded_with_lse)
+from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, check_readable, find_known, make_known,
+                                recorded, recorded_with_lse)
 from fattn.torch._ops import eager
 from fattn.torch._ops import _forward as dispatched
 
@@ -198,7 +198,7 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple([readable(t, name).to(dtype) if t is not None and t.dtype is not dtype and t.is_floating_point() and
-                  t.dtype not in (torch.float64, E4M3) else t for t, name in zip(tensors, TENSORS)])
+                  t.dtype != torch.float64 and t.element_size() > 1 else t for t, name in zip(tensors, TENSORS)])
 
 
 def new_seed(like: Tensor) -> Tensor:
@@ -219,10 +219,10 @@ def descales(k_descale: Any, v_descale: Any, q: Tensor) -> tuple[Tensor | None, 
     k, v = k_descale, v_descale
     shape = k.shape if isinstance(k, Tensor) else v.shape if isinstance(v, Tensor) else ()
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    if not isinstance(k, Tensor):
-        k = torch.full(shape, 1.0 if k is None else real(k, "k_descale"), dtype=dtype, device=q.device)
+    if not isinstance(k, Tensor):  # of a DTensor new_full() makes another
+        k = q.new_full(shape, 1.0 if k is None else real(k, "k_descale"), dtype=dtype)
     if not isinstance(v, Tensor):
-        v = torch.full(shape, 1.0 if v is None else real(v, "v_descale"), dtype=dtype, device=q.device)
+        v = q.new_full(shape, 1.0 if v is None else real(v, "v_descale"), dtype=dtype)
     return k, v
 
 

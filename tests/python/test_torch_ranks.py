@@ -125,8 +125,9 @@ def divided_in_eight_bits(rank):
                 part = fattn.torch.attention(**parts, **of_parts)
             assert sent.get_total_counts() == 0 and part.placements == (Shard(axis),)
             torch.testing.assert_close(part.full_tensor(), o)
-    part = fattn.torch.attention(**parts, k_descale=0.5)
-    torch.testing.assert_close(part.full_tensor(), fattn.torch.attention(**given, k_descale=0.5))
+    number = dict(v_descale=0.5)
+    part = fattn.torch.attention(**parts, k_descale=of_parts["k_descale"], **number)
+    torch.testing.assert_close(part.full_tensor(), fattn.torch.attention(**given, k_descale=factors["k_descale"], **number))
 
 
 def divided_otherwise(rank):

@@ -30,7 +30,7 @@ typedef struct fattn_tile {
 
 /* The features that the last rows of every backend honour, which take what others decline: the
  * reference, the CPU's rows, and the GPU rows that use plain multiply-adds (SIMT). */
-#define FATTN_KERNEL_LAST (FATTN_KERNEL_COMMON | FATTN_CHUNK)
+#define FATTN_KERNEL_LAST (FATTN_KERNEL_COMMON | FATTN_CHUNK | FATTN_DESCALE)
 
 /* The features that a backward cannot have. */
 #define FATTN_KERNEL_NOT_BACKWARD (FATTN_PAGED | FATTN_BATCH_INVARIANT | FATTN_DESCALE)

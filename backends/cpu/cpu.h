@@ -40,7 +40,7 @@ typedef struct fattn_cpu_phase {
 #define FATTN_CPU_PHASES 3
 
 /* The features that kernels support unless their row takes some out. */
-#define FATTN_CPU_FEATURES (FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS | FATTN_DESCALE)
+#define FATTN_CPU_FEATURES (FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS)
 
 struct decode_dots;
 struct decode_sums;

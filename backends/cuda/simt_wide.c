@@ -36,7 +36,8 @@ static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem 
         .row = {.name = "simt_wide_" #channels,                      \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),                  \
                 .dtypes = FATTN_GPU_FLOATS,                          \
-                .features = FATTN_KERNEL_COMMON,                     \
+                .dtypes_kv = FATTN_GPU_CACHES,                       \
+                .features = FATTN_KERNEL_COMMON | FATTN_DESCALE,     \
                 .dim_max = channels,                                 \
                 .rows_min = MMA_DECODE_ROWS + 1,                     \
                 .must_fit = true,                                    \

@@ -127,9 +127,8 @@ GPU_DEVICE void wide_fetch_slowly(const fattn_gpu_args &g, const wide_scratch<S>
     enum { AT_ONCE = 4, COUNT = S::LINES * S::KEYS / 4 / WIDE_THREADS };
     const fattn_problem &p = g.problem;
     const gpu_forward_job &job = s.job;
-    const gpu_tensor t = is_key ? gpu_tensor_of(g, g.buffers.k, p.dtype, FATTN_GPU_QUADS_K, p.dim)
-                                : gpu_tensor_of(g, g.buffers.v, p.dtype, FATTN_GPU_QUADS_V,
-                                                p.outputs & FATTN_OUT_O ? p.dim_v : 0);
+    gpu_cache t = is_key ? gpu_cache_k(g) : gpu_cache_v(g);
+    t.tensor.dim = is_key || p.outputs & FATTN_OUT_O ? t.tensor.dim : 0;
     const unsigned quads = (is_key ? S::LINES : S::CHANNELS) / 4; /* of a row */
     const int j0 = tile * S::KEYS, row0 = is_key ? 0 : first, c0 = is_key ? first : 0;
     GPU_ROLLED
@@ -148,7 +147,7 @@ GPU_DEVICE void wide_fetch_slowly(const fattn_gpu_args &g, const wide_scratch<S>
             const unsigned n = (batch + piece) * WIDE_THREADS + gpu_thread_anew();
             const int row = (int)(n / quads), c = (int)(n % quads) * 4;
             float x[4];
-            gpu_unpack_quad(t.dtype, quad[piece], x);
+            gpu_unpack_quad(t, quad[piece], x);
             GPU_UNROLL
             for (int e = 0; e < 4; e++) {
                 lines[is_key ? (c + e) * S::LINE + row : row * S::LINE + c + e] = x[e];
@@ -310,6 +309,7 @@ template <class S>
 GPU_DEVICE void wide_scale_and_band(const fattn_gpu_args &g, const wide_scratch<S> &s,
                                     unsigned terms, int64_t j0, float x[8][8])
 {
+    const fattn_score_rule rule = gpu_forward_rule(g, s.job);
     GPU_UNROLL
     for (int m = 0; m < 8; m++) {
         const fattn_range keys = fattn_band_row(&s.job.pairs.band, s.query[wide_row<S>() + m].i);
@@ -321,7 +321,7 @@ GPU_DEVICE void wide_scale_and_band(const fattn_gpu_args &g, const wide_scratch<
             fattn_score_pair pair;
             float dscore;
             pair.keep = !(terms & FATTN_SCORE_KEEP) || (first <= j && j < past);
-            x[m][n] = fattn_score(&g.rule, (terms & FATTN_SCORE_SCALE) | FATTN_SCORE_KEEP, x[m][n],
+            x[m][n] = fattn_score(&rule, (terms & FATTN_SCORE_SCALE) | FATTN_SCORE_KEEP, x[m][n],
                                   pair, &dscore);
         }
     }
@@ -341,13 +341,14 @@ GPU_DEVICE void wide_score(const fattn_gpu_args &g, wide_scratch<S> &s, unsigned
         wide_scale_and_band<S>(g, s, terms, j0, x);
         return;
     }
+    const fattn_score_rule rule = gpu_forward_rule(g, s.job);
     wide_put<S>(s.weights, x);
     GPU_ROLLED
     for (int e = 0; e < 64; e++) {
         const int row = wide_row<S>() + e / 8, col = wide_column<S>(e % 8);
         float *const at = &s.weights[wide_place<S>(col, row)], dscore;
         const fattn_score_pair pair = gpu_pair(g, s.job.pairs, terms, s.query[row], j0 + col);
-        *at = fattn_score(&g.rule, terms, *at, pair, &dscore);
+        *at = fattn_score(&rule, terms, *at, pair, &dscore);
     }
     wide_get<S>(s.weights, x);
 }
@@ -449,13 +450,17 @@ template <class S> GPU_DEVICE void wide_keys_set(const fattn_gpu_args &g, wide_s
     keys.count = (int)job.pairs.seq.sk;
     keys.whole_k = keys.whole_v = -1;
     keys.k_at = keys.v_at = 0;
-    if (p.dtype == FATTN_F32 && !(p.features & FATTN_PAGED)) {
+    if (p.features & FATTN_PAGED) {
+        return;
+    }
+    if (p.dtype_kv == FATTN_F32) {
         keys.whole_k = keys.count / S::KEYS;
         keys.k_at = gpu_key_at(g, job.pairs.seq, p.k, job.pairs.b, job.hk, 0);
-        if (g.chunks & FATTN_GPU_QUADS_V && p.dim_v % 4 == 0 && p.outputs & FATTN_OUT_O) {
-            keys.whole_v = keys.whole_k;
-            keys.v_at = gpu_key_at(g, job.pairs.seq, p.v, job.pairs.b, job.hk, 0);
-        }
+    }
+    if (p.dtype_v == FATTN_F32 && g.chunks & FATTN_GPU_QUADS_V && p.dim_v % 4 == 0 &&
+        p.outputs & FATTN_OUT_O) {
+        keys.whole_v = keys.count / S::KEYS;
+        keys.v_at = gpu_key_at(g, job.pairs.seq, p.v, job.pairs.b, job.hk, 0);
     }
 }
 

@@ -23,8 +23,10 @@ static unsigned bit_of(int tensor)
 
 void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fattn_gpu_args *args)
 {
-    /* A sink is given in natural units, so its scores cannot fold the scale into their unit. */
-    const unsigned terms = (p->features & FATTN_SINK ? FATTN_SCORE_SCALE : 0) |
+    /* A sink is given in natural units, so its scores cannot fold the scale into their unit, and
+     * with FATTN_DESCALE the scale differs from item to item. */
+    const bool scaled = p->features & (FATTN_SINK | FATTN_DESCALE);
+    const unsigned terms = (scaled ? FATTN_SCORE_SCALE : 0) |
                            (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
                            (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
                            (p->features & FATTN_ALIBI ? FATTN_SCORE_ALIBI : 0);

@@ -104,18 +104,76 @@ GPU_DEVICE gpu_quad gpu_fetch_quad(const gpu_tensor &t, int64_t at, int c)
     return quad;
 }
 
-GPU_DEVICE void gpu_unpack_quad(fattn_dtype dtype, gpu_quad quad, float x[4])
+GPU_DEVICE void gpu_unpack_quad(const gpu_tensor &t, gpu_quad quad, float x[4])
 {
     GPU_UNROLL
     for (int e = 0; e < 4; e++) {
-        x[e] = dtype == FATTN_F32 ? fattn_f32_from_bits(quad.word[e])
-                                  : gpu_widen(dtype, (uint16_t)(quad.word[e / 2] >> e % 2 * 16));
+        x[e] = t.dtype == FATTN_F32
+                   ? fattn_f32_from_bits(quad.word[e])
+                   : gpu_widen(t.dtype, (uint16_t)(quad.word[e / 2] >> e % 2 * 16));
     }
 }
 
 GPU_DEVICE void gpu_load_quad(const gpu_tensor &t, int64_t at, int c, float x[4])
 {
-    gpu_unpack_quad(t.dtype, gpu_fetch_quad(t, at, c), x);
+    gpu_unpack_quad(t, gpu_fetch_quad(t, at, c), x);
+}
+
+/* Keys or values of a forward: a tensor that may be of e4m3 too. It has a type of its own, and loads
+ * of its own, so that kernels without such tensors have no code for them. */
+typedef struct gpu_cache {
+    gpu_tensor tensor;
+} gpu_cache;
+
+GPU_DEVICE gpu_cache gpu_cache_k(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    gpu_cache t;
+    t.tensor = gpu_tensor_of(g, g.buffers.k, p.dtype_kv, FATTN_GPU_QUADS_K, p.dim);
+    return t;
+}
+
+GPU_DEVICE gpu_cache gpu_cache_v(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    gpu_cache t;
+    t.tensor = gpu_tensor_of(g, g.buffers.v, p.dtype_v, FATTN_GPU_QUADS_V, p.dim_v);
+    return t;
+}
+
+/* The same for a cache. Four elements of e4m3 are one word. */
+GPU_DEVICE gpu_quad gpu_fetch_quad(const gpu_cache &cache, int64_t at, int c)
+{
+    const gpu_tensor &t = cache.tensor;
+    if (t.dtype != FATTN_E4M3) {
+        return gpu_fetch_quad(t, at, c);
+    }
+    gpu_quad quad = {{0, 0, 0, 0}};
+    if (at < 0 || c >= t.dim) {
+        return quad;
+    }
+    const uint8_t *const row = (const uint8_t *)t.data + at + c;
+    if (t.quads && c + 4 <= t.dim) {
+        quad.word[0] = *(const uint32_t *)row;
+        return quad;
+    }
+    GPU_UNROLL
+    for (int e = 0; e < 4; e++) {
+        quad.word[0] |= c + e < t.dim ? (uint32_t)row[e] << e * 8 : 0;
+    }
+    return quad;
+}
+
+GPU_DEVICE void gpu_unpack_quad(const gpu_cache &cache, gpu_quad quad, float x[4])
+{
+    if (cache.tensor.dtype != FATTN_E4M3) {
+        gpu_unpack_quad(cache.tensor, quad, x);
+        return;
+    }
+    GPU_UNROLL
+    for (int e = 0; e < 4; e++) {
+        x[e] = fattn_e4m3_to_f32((uint8_t)(quad.word[0] >> e * 8));
+    }
 }
 
 /* Returns sum + a . b over channels c .. c + 3 of two rows. */

@@ -20,9 +20,23 @@ typedef struct gpu_forward_job {
     int64_t first, i0, i1;
     int64_t item, split;
     fattn_parts parts;
-    int rows; /* how many exist; 0 if the part does not */
-    int c0;   /* first channel of the slab */
+    int rows;              /* how many exist; 0 if the part does not */
+    int c0;                /* first channel of the slab */
+    float scale, v_factor; /* of scores and of values: those of the run, with FATTN_DESCALE */
 } gpu_forward_job;
+
+/* Sets the scale of the item's scores, rounded once, and the factor of its values. */
+GPU_DEVICE void gpu_forward_descale(const fattn_gpu_args &g, gpu_forward_job &f)
+{
+    const fattn_problem &p = g.problem;
+    f.scale = g.rule.scale;
+    f.v_factor = 1;
+    if (p.features & FATTN_DESCALE) {
+        const int64_t at = f.pairs.b * p.descale_stride[0] + f.hk * p.descale_stride[1];
+        f.scale = (float)(p.scale * (double)((const float *)g.buffers.k_descale)[at]);
+        f.v_factor = ((const float *)g.buffers.v_descale)[at];
+    }
+}
 
 /* Sets f to an item of at most `most` rows. Returns false if it has no rows or its part does not
  * exist. */
@@ -50,9 +64,18 @@ GPU_DEVICE bool gpu_forward_open(const fattn_gpu_args &args, gpu_forward_job &f,
             f.rows = 0;
         }
         f.c0 = c0;
+        gpu_forward_descale(g, f);
     }
     gpu_sync();
     return f.rows > 0;
+}
+
+/* The run's rule with the scale of the item. */
+GPU_DEVICE fattn_score_rule gpu_forward_rule(const fattn_gpu_args &g, const gpu_forward_job &job)
+{
+    fattn_score_rule rule = g.rule;
+    rule.scale = job.scale;
+    return rule;
 }
 
 /* The query of row r of the tile; its h is -1 if the row does not exist. */
@@ -103,14 +126,16 @@ GPU_DEVICE gpu_part gpu_forward_row(const fattn_gpu_args &g, const gpu_forward_j
     return part;
 }
 
-/* Writes four channels of a row, whose sums are not yet divided by l. */
+/* Writes four channels of a row, whose sums are not yet divided by l, nor multiplied by the factor
+ * of the values. */
 GPU_DEVICE void gpu_forward_store(const gpu_forward_job &job, const gpu_part &part,
                                   fattn_softmax state, int c, const float sum[4])
 {
     float o[4];
     GPU_UNROLL
     for (int e = 0; e < 4; e++) {
-        o[e] = fattn_parts_are_one(&job.parts) ? gpu_output(state, sum[e]) : sum[e];
+        o[e] = sum[e] * job.v_factor;
+        o[e] = fattn_parts_are_one(&job.parts) ? gpu_output(state, o[e]) : o[e];
     }
     gpu_store_quad(part.o, part.at, c, o);
 }

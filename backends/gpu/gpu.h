@@ -98,9 +98,10 @@ bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa);
     ((FATTN_GPU_LEAN & ~(FATTN_KERNEL_NOT_BACKWARD | FATTN_DETERMINISTIC)) | FATTN_DLSE | \
      FATTN_ACCUMULATE)
 
-/* Dtypes of kernels on matrix units, and of SIMT kernels. */
+/* Dtypes of kernels on matrix units, of SIMT kernels, and of k and v in SIMT's forward. */
 #define FATTN_GPU_HALVES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 #define FATTN_GPU_FLOATS (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_GPU_HALVES)
+#define FATTN_GPU_CACHES (FATTN_GPU_FLOATS | FATTN_DTYPE_BIT(FATTN_E4M3))
 
 /* The largest dropout probability of kernels that round weights to 16 bits. Beyond it, the weights
  * of the few pairs that are kept may be too small beside those of the others. */

@@ -65,7 +65,7 @@ template <class S>
 GPU_DEVICE void gpu_forward_keep(const fattn_gpu_args &args, const gpu_forward_scratch<S> &s,
                                  unsigned terms, int64_t j0, float x[S::TM][GPU_TN])
 {
-    const fattn_gpu_args &g = gpu_anew(args);
+    const fattn_score_rule rule = gpu_forward_rule(gpu_anew(args), s.job);
     const int tx = gpu_tx(), ty = gpu_ty();
     GPU_UNROLL
     for (int m = 0; m < S::TM; m++) {
@@ -76,7 +76,7 @@ GPU_DEVICE void gpu_forward_keep(const fattn_gpu_args &args, const gpu_forward_s
             float dscore;
             fattn_score_pair pair;
             pair.keep = !(terms & FATTN_SCORE_KEEP) || (keys.first <= j && j < keys.past);
-            x[m][n] = fattn_score(&g.rule, (terms & FATTN_SCORE_SCALE) | FATTN_SCORE_KEEP, x[m][n],
+            x[m][n] = fattn_score(&rule, (terms & FATTN_SCORE_SCALE) | FATTN_SCORE_KEEP, x[m][n],
                                   pair, &dscore);
         }
     }
@@ -100,12 +100,13 @@ GPU_DEVICE void gpu_forward_score(const fattn_gpu_args &args, gpu_forward_scratc
     }
     gpu_sync(); /* the weights of the tile before may still be read */
     gpu_put_tile<S>(s.weights, x);
+    const fattn_score_rule rule = gpu_forward_rule(g, s.job);
     GPU_ROLLED
     for (int e = 0; e < S::TM * GPU_TN; e++) {
         const int row = gpu_ty() * S::TM + e / GPU_TN, col = gpu_tx() * GPU_TN + e % GPU_TN;
         float *const at = &s.weights[gpu_place<S::ROWS>(col, row)], dscore;
         const fattn_score_pair pair = gpu_pair(g, s.job.pairs, terms, s.query[row], j0 + col);
-        *at = fattn_score(&g.rule, terms, *at, pair, &dscore);
+        *at = fattn_score(&rule, terms, *at, pair, &dscore);
     }
     gpu_get_tile<S>(s.weights, x);
 }
@@ -187,8 +188,7 @@ GPU_DEVICE void gpu_forward_tile(const fattn_gpu_args &args, gpu_forward_scratch
         s.v_at[n] = n < live ? gpu_key_at(g, pairs.seq, p.v, pairs.b, job.hk, j0 + n) : -1;
     }
     const gpu_tensor q = gpu_tensor_of(g, g.buffers.q, p.dtype, FATTN_GPU_QUADS_Q, p.dim);
-    const gpu_tensor k = gpu_tensor_of(g, g.buffers.k, p.dtype, FATTN_GPU_QUADS_K, p.dim);
-    const gpu_tensor v = gpu_tensor_of(g, g.buffers.v, p.dtype, FATTN_GPU_QUADS_V, p.dim_v);
+    const gpu_cache k = gpu_cache_k(g), v = gpu_cache_v(g);
     float x[S::TM][GPU_TN] = {};
     gpu_dots<S>(s, q, s.q_at, k, s.k_at, x);
     gpu_forward_score<S>(g, s, terms, j0, x);

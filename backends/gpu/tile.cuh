@@ -135,8 +135,8 @@ template <int ROWS, int THREADS> struct gpu_dots_part {
     gpu_quad quad[PIECES];
 };
 
-template <int ROWS, int THREADS>
-GPU_DEVICE void gpu_dots_fetch(gpu_dots_part<ROWS, THREADS> &part, const gpu_tensor &t,
+template <int ROWS, int THREADS, class Tensor>
+GPU_DEVICE void gpu_dots_fetch(gpu_dots_part<ROWS, THREADS> &part, const Tensor &t,
                                const int64_t *at, int c0)
 {
     const int thread = gpu_thread_anew();
@@ -149,8 +149,8 @@ GPU_DEVICE void gpu_dots_fetch(gpu_dots_part<ROWS, THREADS> &part, const gpu_ten
     }
 }
 
-template <int ROWS, int THREADS>
-GPU_DEVICE void gpu_dots_put(const gpu_dots_part<ROWS, THREADS> &part, fattn_dtype dtype,
+template <int ROWS, int THREADS, class Tensor>
+GPU_DEVICE void gpu_dots_put(const gpu_dots_part<ROWS, THREADS> &part, const Tensor &t,
                              float *lines)
 {
     const int thread = gpu_thread_anew();
@@ -159,7 +159,7 @@ GPU_DEVICE void gpu_dots_put(const gpu_dots_part<ROWS, THREADS> &part, fattn_dty
         const int n = piece * THREADS + thread, row = n / (GPU_CHANNELS / 4);
         if (part.QUADS % THREADS == 0 || row < ROWS) {
             float x[4];
-            gpu_unpack_quad(dtype, part.quad[piece], x);
+            gpu_unpack_quad(t, part.quad[piece], x);
             GPU_UNROLL
             for (int e = 0; e < 4; e++) {
                 lines[gpu_place<ROWS>(n % (GPU_CHANNELS / 4) * 4 + e, row)] = x[e];
@@ -198,10 +198,10 @@ template <class S> GPU_DEVICE void gpu_dots_step(const float *lines, float x[S::
 
 /* x[row][col] += a[row] . b[col], over all channels. a_at [ROWS] and b_at [COLS]: the elements at
  * which rows begin. Each thread has finished with s.step before it comes here; the barrier at the
- * start waits for the others, and also makes a_at and b_at visible. */
-template <class S>
-GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *a_at,
-                         const gpu_tensor &b, const int64_t *b_at, float x[S::TM][GPU_TN])
+ * start waits for the others, and also makes a_at and b_at visible. B: gpu_tensor or gpu_cache. */
+template <class S, class B>
+GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *a_at, const B &b,
+                         const int64_t *b_at, float x[S::TM][GPU_TN])
 {
     gpu_dots_part<S::ROWS, S::THREADS> a_part;
     gpu_dots_part<GPU_COLS, S::THREADS> b_part;
@@ -218,8 +218,8 @@ GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *
             gpu_dots_step<S>(s.step[stage ^ 1], x);
         }
         if (more) {
-            gpu_dots_put(a_part, a.dtype, s.step[stage]);
-            gpu_dots_put(b_part, b.dtype, s.step[stage] + S::ROWS * GPU_CHANNELS);
+            gpu_dots_put(a_part, a, s.step[stage]);
+            gpu_dots_put(b_part, b, s.step[stage] + S::ROWS * GPU_CHANNELS);
             gpu_sync();
         }
     }
@@ -268,9 +268,8 @@ template <class S, int W> struct gpu_mix_part {
     gpu_quad quad[PIECES];
 };
 
-template <class S, int W>
-GPU_DEVICE void gpu_mix_fetch(gpu_mix_part<S, W> &part, const gpu_tensor &t, const int64_t *at,
-                              int c0)
+template <class S, int W, class Tensor>
+GPU_DEVICE void gpu_mix_fetch(gpu_mix_part<S, W> &part, const Tensor &t, const int64_t *at, int c0)
 {
     const int thread = gpu_thread_anew();
     GPU_UNROLL
@@ -280,15 +279,15 @@ GPU_DEVICE void gpu_mix_fetch(gpu_mix_part<S, W> &part, const gpu_tensor &t, con
     }
 }
 
-template <class S, int W>
-GPU_DEVICE void gpu_mix_put(const gpu_mix_part<S, W> &part, fattn_dtype dtype, float *rows)
+template <class S, int W, class Tensor>
+GPU_DEVICE void gpu_mix_put(const gpu_mix_part<S, W> &part, const Tensor &t, float *rows)
 {
     const int thread = gpu_thread_anew();
     GPU_UNROLL
     for (int piece = 0; piece < part.PIECES; piece++) {
         float x[4];
         gpu_f4 four;
-        gpu_unpack_quad(dtype, part.quad[piece], x);
+        gpu_unpack_quad(t, part.quad[piece], x);
         four.x = x[0], four.y = x[1], four.z = x[2], four.w = x[3];
         *(gpu_f4 *)(rows + (piece * S::THREADS + thread) * 4) = four;
     }
@@ -296,9 +295,10 @@ GPU_DEVICE void gpu_mix_put(const gpu_mix_part<S, W> &part, fattn_dtype dtype, f
 
 /* y[row][channel] += sum over the first `live` columns of weights[col][row] t[at[col]][c0 +
  * channel]. The barrier at the start makes s.weights and `at` visible. EARLY: a step is loaded
- * while the one before is used, which takes registers to hold it. */
-template <class S, int W, bool EARLY>
-GPU_DEVICE void gpu_mix(gpu_scratch<S> &s, const gpu_tensor &t, const int64_t *at, int live, int c0,
+ * while the one before is used, which takes registers to hold it. Tensor: gpu_tensor or
+ * gpu_cache. */
+template <class S, int W, bool EARLY, class Tensor>
+GPU_DEVICE void gpu_mix(gpu_scratch<S> &s, const Tensor &t, const int64_t *at, int live, int c0,
                         float y[S::TM][W / GPU_TX])
 {
     enum { STEP = gpu_mix_part<S, W>::STEP };
@@ -318,7 +318,7 @@ GPU_DEVICE void gpu_mix(gpu_scratch<S> &s, const gpu_tensor &t, const int64_t *a
             gpu_mix_fetch(part, t, at + j0 + STEP, c0);
         }
         if (more) {
-            gpu_mix_put(part, t.dtype, s.step[stage]);
+            gpu_mix_put(part, t, s.step[stage]);
             gpu_sync();
         }
     }

@@ -310,8 +310,8 @@ typedef struct fattn_problem {
     /* Mixed types, for example an 8-bit or 16-bit cache with f32 queries. f64 does not mix, and
      * FATTN_E4M3 is a type of k and v alone, forward only. If k and v are dtype or e4m3, products
      * and sums are those of dtype; otherwise they are f32, whatever the types. Each gradient has
-     * the type of its input. On a CPU forward only; backend "reference" also has backward; GPUs
-     * take e4m3 alone. */
+     * the type of its input. Only backend "reference" has a backward; all others are forward
+     * only. */
     fattn_dtype dtype_kv; /* of k and dk; FATTN_DTYPE_DEFAULT means dtype */
     fattn_dtype dtype_v;  /* of v and dv; FATTN_DTYPE_DEFAULT means dtype_kv */
 

@@ -19,7 +19,7 @@ HEADING = "| feature | option of `fattn run` | `reference` | `cpu` | GPUs: SIMT 
 
 # Where sets of features have names, and the expressions of the columns.
 SETS = ("core/kernel.h", "backends/gpu/gpu.h", "backends/cpu/cpu.h")
-COLUMNS = ("FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS | FATTN_DESCALE", "FATTN_CPU_FEATURES", "FATTN_KERNEL_LAST",
+COLUMNS = ("FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS", "FATTN_CPU_FEATURES", "FATTN_KERNEL_LAST",
            "FATTN_KERNEL_COMMON", "FATTN_GPU_LEAN | FATTN_GPU_BACKWARD_LEAN")
 
 # A question about a problem's features, in C for the host and in C++ for the device.

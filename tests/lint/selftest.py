@@ -85,8 +85,7 @@ TREES = [
       "backends/gpu/sequence.cuh": TWIN.format("gpu_sequences", "&", ".", "FATTN_B | FATTN_A | FATTN_C")}),
     ("a feature that a table of the documents does not show as it is", features.check,
      {"core/feature.c": '{NAMES(FATTN_CAUSAL, "causal"), .option = "causal"},\n{NAMES(FATTN_PAGED, "paged")},\n'
-                        '{NAMES(FATTN_SEQSTART_K, "s")}, {NAMES(FATTN_ALIBI_BIAS, "a")},\n'
-                        '{NAMES(FATTN_DESCALE, "d")},\n',
+                        '{NAMES(FATTN_SEQSTART_K, "s")}, {NAMES(FATTN_ALIBI_BIAS, "a")},\n',
       "core/kernel.h": "#define FATTN_KERNEL_COMMON (FATTN_CAUSAL | FATTN_PAGED)\n"
                        "#define FATTN_KERNEL_LAST (FATTN_KERNEL_COMMON | FATTN_SEQSTART_K)\n",
       "backends/gpu/gpu.h": "#define FATTN_GPU_LEAN (FATTN_CAUSAL)\n#define FATTN_KERNEL_NOT_BACKWARD (FATTN_PAGED)\n"
@@ -96,11 +95,9 @@ TREES = [
                         "| `FATTN_CAUSAL` | `--causal` | yes | yes | yes | yes | yes |\n"
                         "| `FATTN_PAGED` |  | forward | forward | forward | forward | - |\n"
                         "| `FATTN_SEQSTART_K` |  | yes | yes | yes | - | - |\n"
-                        "| `FATTN_ALIBI_BIAS` |  | yes | - | - | - | - |\n"
-                        "| `FATTN_DESCALE` |  | yes | - | - | - | - |\n"},
+                        "| `FATTN_ALIBI_BIAS` |  | yes | - | - | - | - |\n"},
      {"core/feature.c": '{NAMES(FATTN_CAUSAL, "causal")},\n{NAMES(FATTN_PAGED, "paged")},\n'
-                        '{NAMES(FATTN_SEQSTART_K, "s")}, {NAMES(FATTN_ALIBI_BIAS, "a")},\n'
-                        '{NAMES(FATTN_DESCALE, "d")},\n',
+                        '{NAMES(FATTN_SEQSTART_K, "s")}, {NAMES(FATTN_ALIBI_BIAS, "a")},\n',
       "core/kernel.h": "#define FATTN_KERNEL_COMMON (FATTN_CAUSAL | FATTN_PAGED)\n"
                        "#define FATTN_KERNEL_LAST (FATTN_KERNEL_COMMON | FATTN_SEQSTART_K)\n",
       "backends/gpu/gpu.h": "#define FATTN_GPU_LEAN (FATTN_CAUSAL)\n#define FATTN_KERNEL_NOT_BACKWARD (FATTN_PAGED)\n"

@@ -184,6 +184,46 @@ static void check_without_heads(void)
     tap_check(expect_held(), "no row of Hopper takes a problem without query heads");
 }
 
+/* The rows that the planner takes for caches in e4m3: those for decoding if k and v both are, else
+ * SIMT. */
+static void check_cache_rows(void)
+{
+    static const struct {
+        const char *row;
+        fattn_dtype q, k, v;
+        int64_t batch, seqlen_q, dim;
+        uint64_t features;
+    } cases[] = {
+        {"mma_decode_e4m3_wide_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 1, 1, 128, 0},
+        {"mma_decode_e4m3_128", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 64, 1, 128, 0},
+        {"mma_decode_e4m3_64", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 64, 2, 64, FATTN_DESCALE},
+        {"mma_decode_e4m3_256", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 64, 1, 192, FATTN_CAUSAL},
+        {"mma_decode_e4m3_full_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 64, 1, 96,
+         FATTN_SOFTCAP | FATTN_DESCALE},
+        {"mma_decode_lean_128", FATTN_F16, FATTN_F16, FATTN_F16, 64, 1, 128, 0},
+        {"simt_decode", FATTN_F16, FATTN_F16, FATTN_E4M3, 64, 1, 128, 0},
+        {"simt_decode", FATTN_F32, FATTN_E4M3, FATTN_E4M3, 64, 1, 128, 0},
+        {"simt_decode", FATTN_F16, FATTN_F16, FATTN_F16, 64, 1, 128, FATTN_DESCALE},
+        {"simt_wide_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 128, FATTN_DESCALE},
+        {"simt_forward", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 4, 512, 192, 0},
+    };
+    fattn_device *const device = open_h100("rows for caches");
+    EACH (n, cases) {
+        fattn_problem p = scene_problem(FORWARD);
+        p.dtype = cases[n].q, p.dtype_kv = cases[n].k, p.dtype_v = cases[n].v;
+        p.features = cases[n].features;
+        p.softcap = cases[n].features & FATTN_SOFTCAP ? 20 : 0;
+        p.batch = cases[n].batch, p.heads_q = 32, p.heads_k = 8;
+        p.seqlen_q = cases[n].seqlen_q, p.seqlen_k = 8192;
+        p.dim = p.dim_v = cases[n].dim;
+        const fattn_plan_info info = plan_info(device, &p, cases[n].row);
+        expect(strcmp(info.kernel, cases[n].row) == 0, "case %d: %s, expected %s", (int)n,
+               info.kernel, cases[n].row);
+    }
+    close_h100(device);
+    tap_check(expect_held(), "caches of 8 bits go to the rows that take them");
+}
+
 /* The rows that the planner takes for 16-bit types on an H100. */
 static void check_hopper_rows(void)
 {
@@ -534,6 +574,7 @@ int main(void)
         check_map_refusals();
         check_without_heads();
         check_hopper_rows();
+        check_cache_rows();
         check_half_a_device();
         check_cleared();
         check_packed_rows();

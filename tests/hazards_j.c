@@ -170,11 +170,56 @@ static void j4(void)
     }
 }
 
+/* All codes of e4m3, in a cache that is decoded from queries of size `size`; or, if `nan`, one NaN
+ * in the keys of a head and one in the values of the other. */
+static void check_codes(fattn_dtype dtype, int64_t rows, int64_t dim, double size, bool nan)
+{
+    enum { HEADS = 2, KEYS = 300 };
+    draw_case c = hazard_case(FATTN_FORWARD, dtype, 1, 4 * HEADS, HEADS, rows, KEYS, dim);
+    c.problem.dtype_kv = c.problem.dtype_v = FATTN_E4M3;
+    c.problem.features = FATTN_SCALE;
+    c.problem.scale = 0x1p-12 / size;
+    if (!hazard_build(&c)) {
+        return;
+    }
+    for (int64_t n = 0; n < 4 * HEADS * rows * dim; n++) {
+        draw_set(&c, DRAW_Q, n, size * draw_get(&c, DRAW_Q, n));
+    }
+    for (int64_t n = 0; n < HEADS * KEYS * dim; n++) {
+        const uint8_t code = (uint8_t)(n + n / 256 * 7), other = (uint8_t)(n * 37 + n / 256 * 11);
+        draw_set(&c, DRAW_K, n, fattn_e4m3_to_f32((code & 0x7f) == 0x7f ? 0 : code));
+        draw_set(&c, DRAW_V, n, fattn_e4m3_to_f32((other & 0x7f) == 0x7f ? 0 : other));
+    }
+    if (nan) {
+        draw_set(&c, DRAW_K, draw_at(&c, DRAW_K, 0, 77, 0, dim - 3), NAN);
+        draw_set(&c, DRAW_V, draw_at(&c, DRAW_V, 0, 201, 1, 5), NAN);
+    }
+    hazard_judge(&c, 2, "%lld rows, D %lld, q of %g%s", (long long)rows, (long long)dim, size,
+                 nan ? ", a NaN" : "");
+}
+
+/* Kernels move the bits of e4m3 to where a wider type has them. Subnormal numbers and NaN need care
+ * there; and so do queries of bf16 where products are of f16. */
+static void j5(void)
+{
+    static const int64_t dims[] = {16, 64, 128, 256};
+    EACH (d, dims) {
+        for (int n = 0; n < 2; n++) {
+            check_codes(FATTN_F32, 1, dims[d], 1, n);
+            check_codes(FATTN_F16, 1, dims[d], 1, n);
+            check_codes(FATTN_BF16, 4, dims[d], 1, n);
+        }
+        check_codes(FATTN_BF16, 1, dims[d], 0x1p-100, false);
+        check_codes(FATTN_BF16, 1, dims[d], 0x1p100, false);
+    }
+}
+
 static const hazard table[] = {
     {"hazard_J1", "probabilities saturated in a format of 8 bits", j1, NULL},
     {"hazard_J2", "an accumulator below f32 collapsed over long contexts", j2, NULL},
     {"hazard_J3", "f32 was computed with ten bits of mantissa", j3, NULL},
     {"hazard_J4", "decoding and prefill disagreed", j4, NULL},
+    {"hazard_J5", "some numbers of 8 bits were converted wrongly", j5, NULL},
     {NULL, NULL, NULL, NULL},
 };
 

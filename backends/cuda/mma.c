@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Kernel rows with mma.sync (mma_decode.cuh, mma_forward.cuh, mma_backward.cuh), for f16 and bf16
- * from Ampere on. There is a row for each padded width, since the tiles depend on it: lean rows for
- * the features that most runs have, and full rows for all.
+ * from Ampere on, and in decoding for k and v in e4m3. There is a row for each padded width, since
+ * the tiles depend on it: lean rows for the features that most runs have, and full rows for all.
  */
 #include <stdio.h>
 #include <string.h>
@@ -197,10 +197,27 @@ typedef struct decode_form {
 } decode_form;
 static const decode_form decode_forms[] = {MMA_DECODE_SHAPES(MMA_DECODE_SHAPE)};
 static const decode_form wide_forms[] = {MMA_DECODE_WIDE_SHAPES(MMA_DECODE_SHAPE)};
+static const decode_form e4m3_forms[] = {MMA_DECODE_E4M3_SHAPES(MMA_DECODE_SHAPE)};
+static const decode_form e4m3_wide_forms[] = {MMA_DECODE_E4M3_WIDE_SHAPES(MMA_DECODE_SHAPE)};
+static const decode_form e4m3_full_forms[] = {MMA_DECODE_E4M3_FULL_SHAPES(MMA_DECODE_SHAPE)};
+
+/* By the row's `run`. */
+static const struct {
+    const char *run;
+    const decode_form *forms;
+} decode_runs[] = {{"lean", decode_forms},         {"full", decode_forms},
+                   {"wide", wide_forms},           {"e4m3", e4m3_forms},
+                   {"e4m3_wide", e4m3_wide_forms}, {"e4m3_full", e4m3_full_forms}};
+
+static bool is_e4m3(const fattn_kernel *row) { return row->dtypes_kv != 0; }
 
 static const decode_form *decode_form_of(const fattn_gpu_kernel *kernel, int64_t keys)
 {
-    const decode_form *form = strcmp(kernel->run, "wide") == 0 ? wide_forms : decode_forms;
+    int n = 0;
+    while (strcmp(kernel->run, decode_runs[n].run) != 0) {
+        n++;
+    }
+    const decode_form *form = decode_runs[n].forms;
     while (form->width != kernel->width || form->keys != keys) {
         form++;
     }
@@ -211,15 +228,17 @@ static int64_t decode_bytes(const fattn_kernel *row, const fattn_problem *p, fat
 {
     const decode_form *const form = decode_form_of(fattn_gpu_kernel_of(row), tile.bc);
     (void)p;
-    return MMA_DECODE_SHARED(form->width, (int64_t)form->keys * form->warps * form->stages);
+    return MMA_DECODE_SHARED(form->width, is_e4m3(row) ? 1 : 2,
+                             (int64_t)form->keys * form->warps * form->stages);
 }
 
 static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                          const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     const decode_form *const form = decode_form_of(kernel, t->bc);
-    snprintf(shape->entry, sizeof shape->entry, "mma_decode_%s_%s_%d_%d", kernel->run,
-             fattn_dtype_name(p->dtype), form->width, form->keys);
+    const char *const dtype = is_e4m3(&kernel->row) ? "" : fattn_dtype_name(p->dtype);
+    snprintf(shape->entry, sizeof shape->entry, "mma_decode_%s%s%s_%d_%d", kernel->run,
+             *dtype ? "_" : "", dtype, form->width, form->keys);
     shape->blocks = t->items;
     shape->threads = 32 * form->warps;
     shape->shared = (int)decode_bytes(&kernel->row, p, (fattn_tile){t->br, t->bc});
@@ -263,31 +282,45 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
     return fattn_kernel_blocks(row, p) <= limits->units;
 }
 
+static const char *cannot_decode_e4m3(const fattn_kernel *row, const fattn_problem *p)
+{
+    return p->dtype_kv != FATTN_E4M3 || p->dtype_v != FATTN_E4M3 ? "takes k and v in e4m3 alone"
+                                                                 : fattn_cuda_too_large(row, p);
+}
+
 /* ...: the tiles of a warp. */
 #define TILE_OF(keys)         \
     {                         \
         MMA_DECODE_ROWS, keys \
     }
-#define MMA_DECODE_ROW(variant, channels, bits, when, ...)                                     \
-    {                                                                                          \
-        .row = {.name = "mma_decode_" #variant "_" #channels,                                  \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                            \
-                .dtypes = FATTN_GPU_HALVES,                                                    \
-                .features = MMA_DECODE(bits),                                                  \
-                .dim_max = channels,                                                           \
-                .rows_max = MMA_DECODE_ROWS,                                                   \
-                .align = 16,                                                                   \
-                .dropout_max = FATTN_GPU_DROPOUT_MAX,                                          \
-                .packs_groups = true,                                                          \
-                .split = fattn_cuda_split_evenly,                                              \
-                .must_fit = true,                                                              \
-                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                            \
-                .cannot = fattn_cuda_too_large,                                                \
-                .fast_bytes = decode_bytes,                                                    \
-                .workspace = decode_workspace,                                                 \
-                .pays = when},                                                                 \
-        .image = "mma_decode", FATTN_CUDA_AMPERE, .phases = {decode_shape, fattn_gpu_combine}, \
-        .width = channels, .run = #variant,                                                    \
+#define MMA_DECODE_ROW(variant, channels, bits, when, ...)                                        \
+    MMA_DECODE_ROW_OF("mma_decode", 0, fattn_cuda_too_large, variant, channels, MMA_DECODE(bits), \
+                      when, __VA_ARGS__)
+/* FATTN_DESCALE costs kernels for e4m3 nothing: they multiply by its factors in any case. */
+#define MMA_DECODE_E4M3_ROW(variant, channels, bits, when, ...)                                    \
+    MMA_DECODE_ROW_OF("mma_decode_e4m3", FATTN_DTYPE_BIT(FATTN_E4M3), cannot_decode_e4m3, variant, \
+                      channels, MMA_DECODE(bits) | FATTN_DESCALE, when, __VA_ARGS__)
+#define MMA_DECODE_ROW_OF(file, caches, reason, variant, channels, bits, when, ...)    \
+    {                                                                                  \
+        .row = {.name = "mma_decode_" #variant "_" #channels,                          \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                    \
+                .dtypes = FATTN_GPU_HALVES,                                            \
+                .dtypes_kv = caches,                                                   \
+                .features = bits,                                                      \
+                .dim_max = channels,                                                   \
+                .rows_max = MMA_DECODE_ROWS,                                           \
+                .align = 16,                                                           \
+                .dropout_max = FATTN_GPU_DROPOUT_MAX,                                  \
+                .packs_groups = true,                                                  \
+                .split = fattn_cuda_split_evenly,                                      \
+                .must_fit = true,                                                      \
+                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                    \
+                .cannot = reason,                                                      \
+                .fast_bytes = decode_bytes,                                            \
+                .workspace = decode_workspace,                                         \
+                .pays = when},                                                         \
+        .image = file, FATTN_CUDA_AMPERE, .phases = {decode_shape, fattn_gpu_combine}, \
+        .width = channels, .run = #variant,                                            \
     }
 
 /* --- Backward --------------------------------------------------------------------------------- */
@@ -381,6 +414,15 @@ const fattn_gpu_kernel fattn_cuda_mma[] = {
     MMA_DECODE_ROW(full, 64, FATTN_KERNEL_COMMON, NULL, TILE_OF(16)),
     MMA_DECODE_ROW(full, 128, FATTN_KERNEL_COMMON, NULL, TILE_OF(16), TILE_OF(32)),
     MMA_DECODE_ROW(full, 256, FATTN_KERNEL_COMMON, NULL, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3_wide, 64, FATTN_GPU_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3, 64, FATTN_GPU_LEAN, NULL, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3_wide, 128, FATTN_GPU_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3, 128, FATTN_GPU_LEAN, NULL, TILE_OF(32), TILE_OF(16)),
+    MMA_DECODE_E4M3_ROW(e4m3_wide, 256, FATTN_GPU_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3, 256, FATTN_GPU_LEAN, NULL, TILE_OF(32), TILE_OF(16)),
+    MMA_DECODE_E4M3_ROW(e4m3_full, 64, FATTN_KERNEL_COMMON, NULL, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3_full, 128, FATTN_KERNEL_COMMON, NULL, TILE_OF(16)),
+    MMA_DECODE_E4M3_ROW(e4m3_full, 256, FATTN_KERNEL_COMMON, NULL, TILE_OF(16)),
     MMA_ROW(lean, 64, 16, FATTN_GPU_LEAN, {128, 128}),
     MMA_ROW(lean, 128, 16, FATTN_GPU_LEAN, {128, 64}, {64, 64}),
     MMA_ROW(lean, 256, 16, FATTN_GPU_LEAN, {64, 64}),

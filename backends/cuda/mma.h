@@ -100,8 +100,10 @@ enum mma_variant {
     X(256, 16, 2, 3)         \
     X(256, 32, 1, 2)
 
-/* Shared memory of a block in bytes: queries, `keys` keys and as many values, and the item. */
-#define MMA_DECODE_SHARED(width, keys) (2 * (width) * (MMA_DECODE_ROWS + 2 * (keys)) + 1536)
+/* Shared memory of a block in bytes: queries, `keys` keys and as many values of `size` bytes an
+ * element, and the item. */
+#define MMA_DECODE_SHARED(width, size, keys) \
+    (2 * (width) * (MMA_DECODE_ROWS + (size) * (keys)) + 1536)
 
 /* The same for runs with no more blocks than multiprocessors. A block then has a multiprocessor to
  * itself, and more keys in flight. The second shape of 128 channels is for multiprocessors with
@@ -111,6 +113,25 @@ enum mma_variant {
     X(128, 16, 8, 3)              \
     X(128, 32, 2, 4)              \
     X(256, 16, 2, 4)
+
+/*
+ * The same for k and v in e4m3: tiles of as many bytes, and so of twice the keys. The kernels for
+ * every feature have the smallest shape of each width alone.
+ */
+#define MMA_DECODE_E4M3_SHAPES(X) \
+    X(64, 32, 4, 5)               \
+    X(128, 32, 4, 3)              \
+    X(128, 16, 4, 5)              \
+    X(256, 32, 2, 3)              \
+    X(256, 16, 2, 5)
+#define MMA_DECODE_E4M3_WIDE_SHAPES(X) \
+    X(64, 32, 4, 8)                    \
+    X(128, 32, 8, 3)                   \
+    X(256, 32, 2, 4)
+#define MMA_DECODE_E4M3_FULL_SHAPES(X) \
+    X(64, 32, 4, 5)                    \
+    X(128, 16, 4, 5)                   \
+    X(256, 16, 2, 5)
 
 /* Backward: X(width, queries, keys), with eight warps. */
 #define MMA_BACKWARD_THREADS 256

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward of few rows on tensor cores, for 16-bit types: decoding. Every key is read once and
+ * Forward of few rows on tensor cores, for 16-bit queries and a cache of k and v of the same type or
+ * in e4m3: decoding. Every key is read once and
  * multiplied by at most 16 rows, so the number of bytes in flight from memory decides the speed.
  *
  * A block takes an item of the schedule: the rows of one key/value head, that is, the queries of
@@ -11,10 +12,11 @@
 #ifndef FATTN_CUDA_MMA_DECODE_CUH
 #define FATTN_CUDA_MMA_DECODE_CUH
 
+#include "backends/cuda/mma_e4m3.cuh"
 #include "backends/cuda/mma_forward.cuh"
 #include "backends/gpu/combine.cuh"
 
-/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. BN: keys of a tile. N: warps. STAGES:
+/* T: mma_f16, mma_bf16 or mma_e4m3. W: channels of q, k and v, padded. BN: keys of a tile. N: warps. STAGES:
  * tiles in a warp's ring. FEATURES: 0 or MMA_ANY. BLOCKS: how many a multiprocessor holds.
  *
  * A round is a tile for each warp. Memory is read fastest if the bytes in flight are close together
@@ -42,9 +44,11 @@ struct mma_decode_shape {
         NEXT = 4,
         DEPTH = STAGES,
         RING = N * STAGES,
-        FREE_ROUNDS = BLOCKS * N * 4 * BN * W < 65536 ? INT32_MAX
-                      : BLOCKS == 1                   ? 96
-                                                      : 0
+        SIZE = sizeof(typename T::element), /* of an element of k and v */
+        SPAN = 16 / SIZE,                   /* channels of a chunk of 16 bytes */
+        FREE_ROUNDS = BLOCKS * N * 2 * SIZE * BN * W < 65536 ? INT32_MAX
+                      : BLOCKS == 1                          ? 96
+                                                             : 0
     };
 };
 
@@ -66,8 +70,9 @@ template <class S> GPU_DEVICE mma_warp_part<S> &mma_part_by(mma_scratch<S> &s, i
 /* How a lane copies: chunk `chunk` of rows `row`, `row` + STEP, ... of a tile. With pages, lanes
  * look up the addresses of rows one tile ahead, lane n that of key n % KEYS, and exchange them. */
 template <class S> struct mma_reader {
-    enum { CHUNKS = S::WIDTH / 8, STEP = GPU_WAVE / CHUNKS };
-    const uint16_t *k, *v; /* the lane's key, with pages; else the lane's chunk of row `row` */
+    typedef typename S::type::element element;
+    enum { CHUNKS = S::WIDTH / S::SPAN, STEP = GPU_WAVE / CHUNKS };
+    const element *k, *v; /* the lane's key, with pages; else the lane's chunk of row `row` */
     int chunk, row, bytes_k, bytes_v;
     uint64_t once; /* the L2 policy of keys and values */
 };
@@ -77,6 +82,7 @@ template <class S>
 GPU_DEVICE void mma_look_up(const fattn_gpu_args &g, const mma_item &w, mma_reader<S> &at,
                             int block)
 {
+    static_assert(S::KEYS <= GPU_WAVE, "each key has a lane");
     const fattn_problem &p = g.problem;
     const uint32_t j = (uint32_t)block * S::KEYS + (uint32_t)gpu_thread() % S::KEYS;
     const uint32_t size = (uint32_t)p.page_size, page = j / size, row = j - page * size;
@@ -85,8 +91,9 @@ GPU_DEVICE void mma_look_up(const fattn_gpu_args &g, const mma_item &w, mma_read
         entry = g.buffers.block_table[w.pairs.b * p.block_table_stride + page];
         entry = gpu_clamp(entry, 0, p.num_pages - 1);
     }
-    at.k = (const uint16_t *)g.buffers.k + entry * p.k.batch + row * p.k.seq + w.hk * p.k.head;
-    at.v = (const uint16_t *)g.buffers.v + entry * p.v.batch + row * p.v.seq + w.hk * p.v.head;
+    typedef typename S::type::element element;
+    at.k = (const element *)g.buffers.k + entry * p.k.batch + row * p.k.seq + w.hk * p.k.head;
+    at.v = (const element *)g.buffers.v + entry * p.v.batch + row * p.v.seq + w.hk * p.v.head;
 }
 
 /* Sets up the lane's copies; `block` is the warp's first tile. */
@@ -99,22 +106,23 @@ GPU_DEVICE mma_reader<S> mma_reader_of(const fattn_gpu_args &g, const mma_item &
     reader at;
     at.chunk = lane % reader::CHUNKS;
     at.row = lane / reader::CHUNKS;
-    at.bytes_k = mma_chunk_bytes(at.chunk, (int)p.dim);
-    at.bytes_v = mma_chunk_bytes(at.chunk, (int)p.dim_v);
+    at.bytes_k = mma_stored_bytes<S>(at.chunk, (int)p.dim);
+    at.bytes_v = mma_stored_bytes<S>(at.chunk, (int)p.dim_v);
     at.once = mma_read_once();
     if (p.features & FATTN_PAGED) {
         mma_look_up(g, w, at, block);
     } else {
-        at.k = (const uint16_t *)w.k + at.row * p.k.seq + 8 * at.chunk;
-        at.v = (const uint16_t *)w.v + at.row * p.v.seq + 8 * at.chunk;
+        typedef typename S::type::element element;
+        at.k = (const element *)w.k + at.row * p.k.seq + S::SPAN * at.chunk;
+        at.v = (const element *)w.v + at.row * p.v.seq + S::SPAN * at.chunk;
     }
     return at;
 }
 
 /* p of lane `lane` of the warp. */
-GPU_DEVICE const uint16_t *mma_pointer_of(const uint16_t *p, int lane)
+template <class E> GPU_DEVICE const E *mma_pointer_of(const E *p, int lane)
 {
-    return (const uint16_t *)__shfl_sync(0xffffffffu, (unsigned long long)p, lane);
+    return (const E *)__shfl_sync(0xffffffffu, (unsigned long long)p, lane);
 }
 
 /* Begins to copy tile `block`, if the part has it, to stage `place` of the ring. Keys that do not
@@ -124,6 +132,7 @@ GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_sc
                               mma_reader<S> &at, int place, int block)
 {
     typedef mma_reader<S> reader;
+    typedef typename reader::element element;
     const fattn_problem &p = g.problem;
     if (block >= w.past) {
         return;
@@ -134,23 +143,25 @@ GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_sc
         GPU_UNROLL
         for (int n = 0; n < S::KEYS; n += reader::STEP) {
             const int r = at.row + n;
-            const uint16_t *const from_k = mma_pointer_of(at.k, r) + 8 * at.chunk;
-            const uint16_t *const from_v = mma_pointer_of(at.v, r) + 8 * at.chunk;
-            mma_copy_by(at.once, mma_key_place<S>(k, r, at.chunk), from_k,
+            const element *const from_k = mma_pointer_of(at.k, r) + S::SPAN * at.chunk;
+            const element *const from_v = mma_pointer_of(at.v, r) + S::SPAN * at.chunk;
+            mma_copy_by(at.once, mma_stored_place<S>(k, r, at.chunk), from_k,
                         r < live ? at.bytes_k : 0);
-            mma_copy_by(at.once, mma_key_place<S>(v, r, at.chunk), from_v,
+            mma_copy_by(at.once, mma_stored_place<S>(v, r, at.chunk), from_v,
                         r < live ? at.bytes_v : 0);
         }
         mma_look_up(g, w, at, block + S::WARPS);
         return;
     }
-    const uint16_t *from_k = at.k + (int64_t)block * S::KEYS * p.k.seq;
-    const uint16_t *from_v = at.v + (int64_t)block * S::KEYS * p.v.seq;
+    const element *from_k = at.k + (int64_t)block * S::KEYS * p.k.seq;
+    const element *from_v = at.v + (int64_t)block * S::KEYS * p.v.seq;
     GPU_UNROLL
     for (int n = 0; n < S::KEYS; n += reader::STEP) {
         const int r = at.row + n;
-        mma_copy_by(at.once, mma_key_place<S>(k, r, at.chunk), from_k, r < live ? at.bytes_k : 0);
-        mma_copy_by(at.once, mma_key_place<S>(v, r, at.chunk), from_v, r < live ? at.bytes_v : 0);
+        mma_copy_by(at.once, mma_stored_place<S>(k, r, at.chunk), from_k,
+                    r < live ? at.bytes_k : 0);
+        mma_copy_by(at.once, mma_stored_place<S>(v, r, at.chunk), from_v,
+                    r < live ? at.bytes_v : 0);
         from_k += reader::STEP * p.k.seq;
         from_v += reader::STEP * p.v.seq;
     }
@@ -162,17 +173,81 @@ GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_sc
 template <class S>
 GPU_DEVICE void mma_prefetch_tiles(const fattn_gpu_args &g, const mma_item &w, int first)
 {
-    enum { LINES = 2 * S::WIDTH / 128, STEP = GPU_WAVE / LINES };
+    typedef typename S::type::element element;
+    enum { BYTES = S::SIZE * S::WIDTH, LINES = BYTES < 128 ? 1 : BYTES / 128 };
+    enum { STEP = GPU_WAVE / LINES };
     const fattn_problem &p = g.problem;
-    const int lane = gpu_thread() % GPU_WAVE, c = lane % LINES * 64;
+    const int lane = gpu_thread() % GPU_WAVE, c = lane % LINES * (128 / S::SIZE);
     GPU_ROLLED
     for (int n = 0; n < S::DEPTH - 1; n++) {
         const int block = first + n * S::WARPS;
         GPU_UNROLL
         for (int r = block * S::KEYS + lane / LINES; r < (block + 1) * S::KEYS; r += STEP) {
             if (block < w.past && r < w.keys) {
-                mma_prefetch((const uint16_t *)w.k + r * p.k.seq + c);
-                mma_prefetch((const uint16_t *)w.v + r * p.v.seq + c);
+                mma_prefetch((const element *)w.k + r * p.k.seq + c);
+                mma_prefetch((const element *)w.v + r * p.v.seq + c);
+            }
+        }
+    }
+}
+
+/* --- Products --------------------------------------------------------------------------------- */
+
+/* x += Q K^T for the tile at `place` of the ring. */
+template <class S>
+GPU_DEVICE void mma_decode_dots(mma_scratch<S> &s, int place, float x[1][S::KEYS / 8][4])
+{
+    if constexpr (S::SIZE == 1) {
+        mma_e4m3_dots<S>(s.q, s.k[place], x[0]);
+    } else {
+        mma_dots<typename S::type, S::WIDTH, 1, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
+            mma_rows_a<S::WIDTH>(s.q, 0), mma_key_rows<S>(s.k[place]), x);
+    }
+}
+
+/* o += P V for the tile at `place` of the ring. */
+template <class S>
+GPU_DEVICE void mma_decode_mix(mma_scratch<S> &s, int place, const float x[1][S::KEYS / 8][4],
+                               float o[1][S::WIDTH / 8][4])
+{
+    if constexpr (S::SIZE == 1) {
+        mma_e4m3_mix<S>(x[0], s.v[place], o[0]);
+    } else {
+        mma_mix<typename S::type, S::WIDTH, 1, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
+            x, mma_key_columns<S>(s.v[place]), o);
+    }
+}
+
+/* What a lane multiplies dot products of its two rows, and sums of values, by. Only kernels for
+ * e4m3 do: they have FATTN_DESCALE, and scale queries of bf16. */
+typedef struct mma_factors {
+    float row[2], v;
+} mma_factors;
+
+template <class S> GPU_DEVICE mma_factors mma_factors_of(const fattn_gpu_args &g, const mma_item &w)
+{
+    const fattn_problem &p = g.problem;
+    mma_factors factor = {{1, 1}, 1};
+    if (S::SIZE == 1 && p.features & FATTN_DESCALE) {
+        const int64_t at = w.pairs.b * p.descale_stride[0] + w.hk * p.descale_stride[1];
+        factor.row[0] = factor.row[1] = ((const float *)g.buffers.k_descale)[at];
+        factor.v = ((const float *)g.buffers.v_descale)[at];
+    }
+    return factor;
+}
+
+/* Turns the item's queries to f16, once they have landed. All threads of the block must call it. */
+template <class S>
+GPU_DEVICE void mma_decode_queries(const fattn_gpu_args &g, mma_scratch<S> &s, mma_factors &factor)
+{
+    if constexpr (S::SIZE == 1) {
+        if (g.problem.dtype == FATTN_BF16) {
+            float *const unscale = (float *)(&s + 1);
+            mma_e4m3_queries<S>(s.q, unscale);
+            gpu_sync();
+            GPU_UNROLL
+            for (int h = 0; h < 2; h++) {
+                factor.row[h] *= unscale[mma_lane() / 4 + 8 * h];
             }
         }
     }
@@ -265,7 +340,7 @@ GPU_DEVICE void mma_name_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
 /* Visits the warp's tiles of the item's part. */
 template <class S>
 GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
-                                mma_rows<S> &rows)
+                                mma_rows<S> &rows, mma_factors &factor)
 {
     const float unit = g.rule.unit;
     const int warp = gpu_thread() / GPU_WAVE, ring = warp * S::DEPTH, first = w.block + warp;
@@ -285,6 +360,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         mma_commit();
     }
     mma_name_queries(g, s, w);
+    factor = mma_factors_of<S>(g, w);
     if (counts) { /* while keys are in flight */
         const fattn_parts parts = mma_decode_parts<S>(g, w);
         s.item.parts = (int)fattn_parts_count(&parts);
@@ -293,6 +369,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     mma_rows_empty(rows);
     mma_wait<S::DEPTH - 2>();
     gpu_sync(); /* the queries have landed, and the item is visible */
+    mma_decode_queries<S>(g, s, factor);
     const bool in_step = (w.past - w.block) / S::WARPS > S::FREE_ROUNDS;
     const int most = in_step ? 2 : S::DEPTH; /* stages of the ring in use */
     int next = first + (S::DEPTH - 1) * S::WARPS, to = S::DEPTH - 1;
@@ -319,8 +396,12 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
             continue;
         }
         float x[1][S::KEYS / 8][4] = {}, largest[1][2];
-        mma_dots<typename S::type, S::WIDTH, 1, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
-            mma_rows_a<S::WIDTH>(s.q, 0), mma_key_rows<S>(s.k[place]), x);
+        mma_decode_dots<S>(s, place, x);
+        if constexpr (S::SIZE == 1) {
+            mma_each_row<S>([&](int m, int h) {
+                mma_each<S>(m, h, x, [&](float &score, int) { score *= factor.row[h]; });
+            });
+        }
         if constexpr (mma_is_lean(S::VARIANT)) {
             mma_score<S>(g, s, partial, j0, x);
         } else {
@@ -337,15 +418,14 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
                 mma_drop<S>(g, s, j0, x);
             }
         }
-        mma_mix<typename S::type, S::WIDTH, 1, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
-            x, mma_key_columns<S>(s.v[place]), rows.o);
+        mma_decode_mix<S>(s, place, x, rows.o);
     }
 }
 
 /* Writes the warp's sums to shared memory for the merge. */
 template <class S>
 GPU_DEVICE void mma_leave_part(const fattn_gpu_args &g, mma_scratch<S> &s, int live,
-                               mma_rows<S> &rows)
+                               mma_rows<S> &rows, const mma_factors &all)
 {
     const int lane = gpu_thread() % GPU_WAVE;
     mma_warp_part<S> &part = mma_part_by(s, gpu_thread() / GPU_WAVE);
@@ -364,12 +444,16 @@ GPU_DEVICE void mma_leave_part(const fattn_gpu_args &g, mma_scratch<S> &s, int l
         if (lane % 4 == 0) {
             part.state[r] = state;
         }
-        GPU_UNROLL
-        for (int n = 0; n < S::WIDTH / 8; n++) {
-            gpu_f2 pair;
-            pair.x = rows.o[0][n][2 * h] * factor;
-            pair.y = rows.o[0][n][2 * h + 1] * factor;
-            *(gpu_f2 *)(part.o[r] + 8 * n + lane % 4 * 2) = pair;
+        if constexpr (S::SIZE == 1) {
+            mma_e4m3_leave<S>(part.o[r], rows.o[0], h, factor * all.v);
+        } else {
+            GPU_UNROLL
+            for (int n = 0; n < S::WIDTH / 8; n++) {
+                gpu_f2 pair;
+                pair.x = rows.o[0][n][2 * h] * factor;
+                pair.y = rows.o[0][n][2 * h + 1] * factor;
+                *(gpu_f2 *)(part.o[r] + 8 * n + lane % 4 * 2) = pair;
+            }
         }
     }
 }
@@ -430,7 +514,9 @@ GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
         if (c >= g.problem.dim_v) {
             continue;
         }
-        if (to.o.dtype == FATTN_F32) {
+        if constexpr (S::SIZE == 1) { /* the type of products need not be that of o */
+            gpu_store(to.o.data, to.o.dtype, to.at + c, o);
+        } else if (to.o.dtype == FATTN_F32) {
             ((float *)to.o.data)[to.at + c] = o;
         } else {
             ((uint16_t *)to.o.data)[to.at + c] = (uint16_t)S::type::pack(o, 0);
@@ -442,11 +528,11 @@ GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
  * merges the parts. */
 template <class S>
 GPU_DEVICE void mma_decode_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows,
-                               int64_t item)
+                               const mma_factors &factor, int64_t item)
 {
     const mma_item &w = s.item;
     const int live = w.rows;
-    mma_leave_part(g, s, live, rows);
+    mma_leave_part(g, s, live, rows, factor);
     gpu_sync();
     for (int r = gpu_thread() / GPU_WAVE; r < live; r += S::WARPS) {
         mma_store_row(g, s, mma_query(w, r), item, r);
@@ -465,14 +551,17 @@ GPU_DEVICE void mma_decode_item(const fattn_gpu_args &g, mma_scratch<S> &s, int6
     gpu_sync(); /* the item before may still be read */
     if (w.rows > 0) {
         mma_rows<S> rows;
-        mma_decode_walk(g, s, w, rows);
-        mma_decode_end(g, s, rows, item);
+        mma_factors factor;
+        mma_decode_walk(g, s, w, rows, factor);
+        mma_decode_end(g, s, rows, factor, item);
     }
 }
 
 template <class S> GPU_DEVICE void mma_decode_all(const fattn_gpu_args &g)
 {
-    static_assert(sizeof(mma_scratch<S>) <= MMA_DECODE_SHARED(S::WIDTH, S::KEYS * S::RING),
+    enum { UNSCALES = S::SIZE == 1 ? 4 * S::ROWS : 0 };
+    static_assert(sizeof(mma_scratch<S>) + UNSCALES <=
+                      MMA_DECODE_SHARED(S::WIDTH, S::SIZE, S::KEYS * S::RING),
                   "too small");
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;

@@ -74,7 +74,7 @@ typedef struct mma_item {
 /* Tiles in shared memory, aligned to eight rows of 16 bytes. */
 template <class S, int PLANES = S::type::PLANES> struct mma_tiles {
     alignas(128) uint16_t q[S::ROWS * S::WIDTH]; /* at the end, o is staged here */
-    uint16_t k[S::RING][S::KEYS * S::WIDTH], v[S::RING][S::KEYS * S::WIDTH];
+    typename S::type::element k[S::RING][S::KEYS * S::WIDTH], v[S::RING][S::KEYS * S::WIDTH];
 };
 
 /* The terms of each row; a row that does not exist has those of another one. In kernels for a bias

@@ -24,14 +24,16 @@ import tap
 
 LIST = "tests/lint/cuda_code.txt"
 ARCHS = ("80", "90")
-IMAGES = ("bf16x3_backward", "bf16x3_forward", "mma_backward", "mma_decode", "mma_forward", "simt_backward",
-          "simt_forward", "simt_wide")
+IMAGES = ("bf16x3_backward", "bf16x3_forward", "mma_backward", "mma_decode", "mma_decode_e4m3", "mma_forward",
+          "simt_backward", "simt_forward", "simt_wide")
 
 # Of an image whose sources have changed: lists of shapes that are cut to these before it is compiled. Images that
 # have no such list take a minute and are left to optimised builds.
 SAMPLES = {
     "mma_forward": {"MMA_SHAPES(X)": "X(lean, 0, 128, 128, 64, 2, 2, 4, 2) X(full, MMA_ANY, 128, 128, 64, 2, 2, 4, 2)"},
     "mma_decode": {"MMA_DECODE_SHAPES(X)": "X(128, 16, 4, 3)", "MMA_DECODE_WIDE_SHAPES(X)": ""},
+    "mma_decode_e4m3": {"MMA_DECODE_E4M3_SHAPES(X)": "X(128, 32, 4, 3)", "MMA_DECODE_E4M3_WIDE_SHAPES(X)": "",
+                        "MMA_DECODE_E4M3_FULL_SHAPES(X)": ""},
     "mma_backward": {"MMA_BACKWARD_SHAPES(X)": "X(128, 64, 128)", "MMA_RUNS_OF_ONE(Y, ...)": ""},
     "bf16x3_forward": {"BF16X3_SHAPES(X)": "X(forward, 0, 128, 128, 64, 1, 8, 1) X(full, MMA_ANY, 128, 64, 32, 1, 4, 2)"},
     "bf16x3_backward": {"BF16X3_BACKWARD_SHAPES(X)": "X(64, 32, 128, 8, 2, 2, 1)"},

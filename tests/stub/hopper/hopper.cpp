@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs the Hopper kernels (wgmma_forward.cuh, wgmma_backward.cuh) on the host, from their source:
- * the words of wgmma_sm90.cuh are defined here by what the manual of the instruction set says they
- * do. The stub driver calls it for every launch.
+ * Runs the Hopper kernels (wgmma_forward.cuh, wgmma_backward.cuh), and decoding from a cache in e4m3
+ * (mma_decode.cuh), on the host, from their source: the words of wgmma_sm90.cuh and mma_sm80.cuh are
+ * defined here by what the manual of the instruction set says they do. The stub driver calls it for
+ * every launch.
  *
  * The threads of a block, or of a cluster of blocks, are fibers. The lanes of a warp stay together
  * as long as they do the same. The order in which warps run is random, and a warp may sleep for
@@ -54,6 +55,13 @@ struct product {
     uint64_t a_at, b_at;
 };
 
+/* Of a thread, by cp.async. */
+struct async_copy {
+    uint32_t to;
+    const void *from;
+    int bytes, group; /* bytes: how many exist, of 16 */
+};
+
 struct fiber {
     jmp_buf here;
     ucontext_t start;
@@ -64,6 +72,8 @@ struct fiber {
     index3 thread;
     int group; /* of products, that is open */
     std::vector<product> products;
+    int async_group; /* of copies, that is open */
+    std::vector<async_copy> async;
 };
 
 struct meeting { /* of a warp, a warpgroup, or of a numbered barrier's threads */
@@ -95,8 +105,9 @@ static struct {
     std::vector<copy> copies;
     int64_t registers[CLUSTER_MAX]; /* that no warpgroup holds */
     uint64_t dice, moves;
-    uint32_t shared_bytes;
-    int garbage; /* each byte of memory that nobody has written, in the launch */
+    uint32_t shared_bytes, shared_base;
+    bool converts; /* whether there is an instruction for e4m3 */
+    int garbage;   /* each byte of memory that nobody has written, in the launch */
     bool failed;
     unsigned block, blocks;
     void (*kernel)(void **parameters);
@@ -221,8 +232,8 @@ enum { SHARED_ROOM = (SHARED_MAX + 2048) / 1024 * 1024 };
 
 alignas(1024) char shared[CLUSTER_MAX * SHARED_ROOM];
 
-/* Where a block's memory begins: no multiple of what the swizzle wants. */
-enum { SHARED_BASE = 1040 };
+/* Where a block's memory begins: for Hopper's own kernels no multiple of what the swizzle wants. */
+enum { SHARED_UNALIGNED = 1040, SHARED_ALIGNED = 1024 };
 
 static int min(int a, int b) { return a < b ? a : b; }
 static int max(int a, int b) { return a > b ? a : b; }
@@ -268,6 +279,12 @@ static uint32_t __shfl_up_sync(uint32_t, uint32_t x, int n)
     return exchange(x, lane < n ? lane : lane - n);
 }
 static int __shfl_sync(uint32_t, int x, int lane) { return (int)exchange((uint32_t)x, lane); }
+static uint32_t __shfl_sync(uint32_t, uint32_t x, int lane) { return exchange(x, lane); }
+static uint64_t __shfl_sync(uint32_t, unsigned long long x, int lane)
+{
+    const uint64_t high = exchange((uint32_t)(x >> 32), lane);
+    return high << 32 | exchange((uint32_t)x, lane);
+}
 static bool __any_sync(uint32_t, bool x)
 {
     const int warp = m.running / 32;
@@ -343,11 +360,15 @@ static bool gpu_any(bool x)
     gpu_sync();
     return said;
 }
-/* Of kernels that are not here. */
-static void gpu_sync_memory(void) { abort(); }
-static void gpu_poke(uint64_t *, uint64_t) { abort(); }
-static void gpu_compare_and_swap(uint64_t *, uint64_t, uint64_t) { abort(); }
-static uint64_t gpu_count(uint64_t *) { abort(); }
+/* Blocks run one after the other. */
+static void gpu_sync_memory(void) { gpu_sync(); }
+static uint64_t gpu_peek(const uint64_t *from) { return *from; }
+static void gpu_poke(uint64_t *to, uint64_t x) { *to = x; }
+static void gpu_compare_and_swap(uint64_t *at, uint64_t from, uint64_t to)
+{
+    *at = *at == from ? to : *at;
+}
+static uint64_t gpu_count(uint64_t *at) { return (*at)++; }
 static float gpu_shfl_xor(float x, int n)
 {
     return __int_as_float((int)exchange((uint32_t)__float_as_int(x), m.running % 32 ^ n));
@@ -406,6 +427,30 @@ static float mma_exp2(float x)
     return y < 1.17549435e-38f ? 0 : y;
 }
 
+/* c += A B of a warp. */
+static void multiply_warp(fattn_dtype dtype, float c[4], const uint32_t a[4], const uint32_t b[2])
+{
+    static struct {
+        uint32_t a[4], b[2];
+    } all[FIBERS_MAX];
+    const int first = m.running / 32 * 32, lane = m.running % 32;
+    memcpy(all[m.running].a, a, sizeof all[0].a);
+    memcpy(all[m.running].b, b, sizeof all[0].b);
+    meet(m.warps[m.running / 32], 32, [] {});
+    for (int e = 0; e < 4; e++) {
+        const int row = lane / 4, column = lane % 4 * 2 + e % 2;
+        double sum = (double)c[e];
+        for (int k = 0; k < 16; k++) {
+            const int t = k % 8 / 2, half = k % 2 * 16;
+            const uint32_t x = all[first + 4 * row + t].a[e / 2 + k / 8 * 2] >> half;
+            const uint32_t y = all[first + 4 * column + t].b[k / 8] >> half;
+            sum += (double)gpu_widen(dtype, (uint16_t)x) * (double)gpu_widen(dtype, (uint16_t)y);
+        }
+        c[e] = (float)sum;
+    }
+    meet(m.warps[m.running / 32], 32, [] {}); /* before these are given anew */
+}
+
 #define MMA_TYPE(name, dtype, lift, from)                                                        \
     struct name {                                                                                \
         typedef uint16_t element;                                                                \
@@ -415,6 +460,10 @@ static float mma_exp2(float x)
         {                                                                                        \
             const float shift = base * unit - LIFT;                                              \
             return mma_exp2(fmaf(x, unit, -shift));                                              \
+        }                                                                                        \
+        static void multiply(float c[4], const uint32_t a[4], const uint32_t b[2])               \
+        {                                                                                        \
+            multiply_warp(dtype, c, a, b);                                                       \
         }                                                                                        \
     }
 MMA_TYPE(mma_f16, FATTN_F16, 7, gpu_f16_from_f32);
@@ -428,8 +477,9 @@ template <class S> static bool mma_has(const fattn_gpu_args &g, uint64_t feature
 }
 template <class T> static T __ldg(const T *from) { return *from; }
 static void mma_prefetch(const void *) {}
-static void mma_commit(void) {}
+static void mma_commit(void) { m.fibers[(size_t)m.running].async_group++; }
 template <int PITCH> static uint32_t mma_place(uint32_t tile, int row, int chunk);
+static constexpr bool mma_is_lean(mma_variant v) { return v <= MMA_ORDERED; }
 
 static uint16_t half_word(uint32_t words, int n) { return (uint16_t)(words >> 16 * n); }
 
@@ -476,7 +526,7 @@ static float mma_reciprocal(float x) { return 1 / x; }
 static char *wgmma_own_memory(char *) { return shared + rank_of_running() * SHARED_ROOM; }
 static uint32_t mma_shared(const void *p)
 {
-    return (uint32_t)((const char *)p - wgmma_own_memory(shared)) + SHARED_BASE;
+    return (uint32_t)((const char *)p - wgmma_own_memory(shared)) + m.shared_base;
 }
 
 /* --- wgmma_sm90.cuh --------------------------------------------------------------------------- */
@@ -492,12 +542,12 @@ static char *at_shared(uint32_t at, uint32_t bytes)
     const int named = (int)(at >> RANK_AT);
     char *const memory = named ? shared + (named - 1) * SHARED_ROOM : wgmma_own_memory(shared);
     at &= (1u << RANK_AT) - 1;
-    if (at < SHARED_BASE || at + bytes > SHARED_BASE + m.shared_bytes) {
-        fail("address %u of shared memory, of which there are %u bytes", at - SHARED_BASE,
+    if (at < m.shared_base || at + bytes > m.shared_base + m.shared_bytes) {
+        fail("address %u of shared memory, of which there are %u bytes", at - m.shared_base,
              m.shared_bytes);
         return shared;
     }
-    return memory + (at - SHARED_BASE);
+    return memory + (at - m.shared_base);
 }
 
 template <int N> static void mma_get(uint32_t from, uint32_t x[N])
@@ -836,6 +886,76 @@ static void mma_load(uint32_t x[4], uint32_t at)
     }
 }
 
+/* From here on no thread may read what was there. */
+static void mma_copy(uint32_t to, const void *from, int bytes)
+{
+    fiber &f = m.fibers[(size_t)m.running];
+    if (to % 16 || (bytes && (uintptr_t)from % 16)) {
+        fail("a copy from %p to %u", from, to);
+    }
+    memset(at_shared(to, 16), m.garbage, 16);
+    f.async.push_back({to, from, bytes, f.async_group});
+    m.moves++;
+}
+static void mma_copy_by(uint64_t, uint32_t to, const void *from, int bytes)
+{
+    mma_copy(to, from, bytes);
+}
+static uint64_t mma_read_once(void) { return 0; }
+
+/* Copies of the groups before the last N have landed, and perhaps others. */
+template <int N> static void mma_wait(void)
+{
+    fiber &f = m.fibers[(size_t)m.running];
+    const int past = draw(4) ? f.async_group - N : f.async_group;
+    if (draw(64) == 0) {
+        m.sleep[m.running / 32] = (int)draw(100);
+        yield();
+    }
+    for (const async_copy &c : f.async) {
+        if (c.group < past) {
+            memset(at_shared(c.to, 16), 0, 16);
+            memcpy(at_shared(c.to, 16), c.from, (size_t)c.bytes);
+        }
+    }
+    while (!f.async.empty() && f.async.front().group < past) {
+        f.async.erase(f.async.begin());
+    }
+    m.moves++;
+}
+
+/* Of other kernels, which are not here. */
+template <class E> static void mma_copy_misaligned(uint32_t, const E *, int) { abort(); }
+
+static uint32_t mma_f16_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t y = 0;
+    for (int n = 0; n < 2; n++) {
+        const double product =
+            (double)gpu_f16_to_f32(half_word(a, n)) * (double)gpu_f16_to_f32(half_word(b, n));
+        const double sum = product + (double)gpu_f16_to_f32(half_word(c, n));
+        y |= (uint32_t)gpu_f16_from_f32((float)sum) << 16 * n;
+    }
+    return y;
+}
+
+#define MMA_CONVERTS_E4M3 m.converts
+static uint32_t mma_f16_from_e4m3(uint16_t two)
+{
+    const uint32_t low = gpu_f16_from_f32(fattn_e4m3_to_f32((uint8_t)two));
+    return (uint32_t)gpu_f16_from_f32(fattn_e4m3_to_f32((uint8_t)(two >> 8))) << 16 | low;
+}
+
+static uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector)
+{
+    const uint64_t bytes = (uint64_t)high << 32 | low;
+    uint32_t y = 0;
+    for (int n = 0; n < 4; n++) {
+        y |= (uint32_t)(bytes >> 8 * (selector >> 4 * n & 7) & 0xff) << 8 * n;
+    }
+    return y;
+}
+
 static uint32_t wgmma_smaller_halves(uint32_t a, uint32_t b)
 {
     const uint32_t high = (uint32_t)min((int)(a >> 16), (int)(b >> 16));
@@ -904,6 +1024,9 @@ static void mma_load_transposed(uint32_t x[4], uint32_t at)
 }
 /* Of kernels that are not here. */
 template <int SIZE> static void mma_copy_small(uint32_t, const void *, int) { abort(); }
+
+#include "backends/cuda/mma_products.cuh"
+
 static void wgmma_forget(void) {}
 static float wgmma_own(float x) { return x; }
 
@@ -1085,6 +1208,11 @@ static int wgmma_larger(int a, int b, int c) { return max(max(a, b), c); }
 #include "backends/cuda/kernels/wgmma_full_256.cu"
 #include "backends/cuda/kernels/wgmma_full_64.cu"
 #undef clear
+#define combine combine_e4m3
+#define combine_rows combine_rows_e4m3
+#include "backends/cuda/kernels/mma_decode_e4m3.cu"
+#undef combine
+#undef combine_rows
 
 template <class Maps, void (*KERNEL)(const fattn_gpu_args, const Maps)>
 static void run_mapped(void **with)
@@ -1128,6 +1256,9 @@ static void run_merging(void **with)
 #define HOPPER_BACKWARD(name, ...)                                 \
     HOPPER_MAPPED(wgmma_backward_f16_##name, wgmma_backward_maps), \
         HOPPER_MAPPED(wgmma_backward_bf16_##name, wgmma_backward_maps), HOPPER_ROWS(name)
+#define HOPPER_DECODE(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_##width##_##keys),
+#define HOPPER_DECODE_WIDE(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_wide_##width##_##keys),
+#define HOPPER_DECODE_FULL(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_full_##width##_##keys),
 #define HOPPER_ROWS(name)                                             \
     HOPPER_PLAIN(wgmma_list_##name), HOPPER_PLAIN(wgmma_rows_##name), \
         HOPPER_PLAIN(wgmma_dq_##name), HOPPER_PLAIN(wgmma_sink_##name),
@@ -1164,7 +1295,8 @@ static const struct {
                HOPPER_PLAIN(wgmma_blocks_64),
                HOPPER_PLAIN(wgmma_blocks_128),
                HOPPER_PLAIN(wgmma_blocks_256),
-               HOPPER_PLAIN(clear),
+               MMA_DECODE_E4M3_SHAPES(HOPPER_DECODE) MMA_DECODE_E4M3_WIDE_SHAPES(HOPPER_DECODE_WIDE)
+                   MMA_DECODE_E4M3_FULL_SHAPES(HOPPER_DECODE_FULL) HOPPER_PLAIN(clear),
                HOPPER_PLAIN(combine),
                HOPPER_PLAIN(combine_rows)};
 
@@ -1187,8 +1319,9 @@ static void begin_cluster(void)
         f.started = f.ended = false;
         f.word = NULL;
         f.thread.x = (unsigned)(t % m.threads);
-        f.group = 0;
+        f.group = f.async_group = 0;
         f.products.clear();
+        f.async.clear();
         getcontext(&f.start);
         f.start.uc_stack.ss_sp = f.stack.data();
         f.start.uc_stack.ss_size = (size_t)(STACK + t % STACK_SHIFTS * STACK_SHIFT);
@@ -1241,7 +1374,11 @@ static void run_cluster(void)
             fail("all threads wait");
         }
     }
-    if (!m.failed && !m.copies.empty()) {
+    bool waited = m.copies.empty();
+    for (const fiber &f : m.fibers) {
+        waited = waited && f.async.empty();
+    }
+    if (!m.failed && !waited) {
         fail("copies that nobody waited for");
     }
 }
@@ -1265,6 +1402,8 @@ extern "C" int stub_cuda_run(const char *entry, unsigned blocks, unsigned thread
     m.shared_bytes = shared_bytes;
     m.parameters = parameters;
     m.garbage = draw(2) ? 0xff : 0x5f;
+    m.converts = draw(2);
+    m.shared_base = strncmp(entry, "mma_", 4) == 0 ? SHARED_ALIGNED : SHARED_UNALIGNED;
     m.failed = false;
     m.running = 0;
     if (blocks % (unsigned)m.together) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward of few rows on tensor cores, for 16-bit queries and a cache of k and v of the same type or
- * in e4m3: decoding. Every key is read once and
- * multiplied by at most 16 rows, so the number of bytes in flight from memory decides the speed.
+ * Forward of few rows on tensor cores, for 16-bit queries, and k and v of the same type or in e4m3:
+ * decoding. Every key is read once and multiplied by at most 16 rows, so the number of bytes in
+ * flight from memory decides the speed.
  *
  * A block takes an item of the schedule: the rows of one key/value head, that is, the queries of
  * all its query heads, and a part of its keys. Its warps share only the queries. Warp w takes tiles
@@ -16,8 +16,8 @@
 #include "backends/cuda/mma_forward.cuh"
 #include "backends/gpu/combine.cuh"
 
-/* T: mma_f16, mma_bf16 or mma_e4m3. W: channels of q, k and v, padded. BN: keys of a tile. N: warps. STAGES:
- * tiles in a warp's ring. FEATURES: 0 or MMA_ANY. BLOCKS: how many a multiprocessor holds.
+/* T: mma_f16, mma_bf16 or mma_e4m3. W: channels of q, k and v, padded. BN: keys of a tile. N: warps.
+ * STAGES: tiles in a warp's ring. FEATURES: 0 or MMA_ANY. BLOCKS: how many a multiprocessor holds.
  *
  * A round is a tile for each warp. Memory is read fastest if the bytes in flight are close together
  * and no more than it can serve. So in parts of more than FREE_ROUNDS rounds, a barrier keeps the

@@ -17,7 +17,8 @@
  *
  * Products are of f16 even if the queries are bf16, to which e4m3 takes twice the instructions to
  * convert: more than there is time for while memory delivers the keys. Such queries are scaled and
- * rounded to f16 once an item, see mma_e4m3_queries(). Weights in f16 are more precise than in bf16.
+ * rounded to f16 once an item, see mma_e4m3_queries(). Weights in f16 are more precise than in
+ * bf16.
  */
 #ifndef FATTN_CUDA_MMA_E4M3_CUH
 #define FATTN_CUDA_MMA_E4M3_CUH

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Products of tiles in shared memory, by the instructions of mma_sm80.cuh, which includes this file.
+ * Products of tiles in shared memory, by the instructions of mma_sm80.cuh, which includes this
+ * file.
  *
  * A tile in shared memory has rows of `pitch` elements, a multiple of 64, in chunks of 8. It is
  * swizzled: chunk c of row r is at c ^ (r % 8). Eight rows of one chunk then cover all 32 banks,

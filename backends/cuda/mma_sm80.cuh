@@ -267,8 +267,8 @@ GPU_DEVICE uint32_t mma_f16_fma(uint32_t a, uint32_t b, uint32_t c)
     return y;
 }
 
-/* Two numbers of e4m3, the first in the lower byte, as f16, on GPUs that have an instruction for it:
- * if MMA_CONVERTS_E4M3. */
+/* Two numbers of e4m3, the first in the lower byte, as f16, on GPUs that have an instruction for
+ * it: if MMA_CONVERTS_E4M3. */
 #if __CUDA_ARCH__ >= 900
 #define MMA_CONVERTS_E4M3 true
 #else

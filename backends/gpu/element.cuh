@@ -119,8 +119,8 @@ GPU_DEVICE void gpu_load_quad(const gpu_tensor &t, int64_t at, int c, float x[4]
     gpu_unpack_quad(t, gpu_fetch_quad(t, at, c), x);
 }
 
-/* Keys or values of a forward: a tensor that may be of e4m3 too. It has a type of its own, and loads
- * of its own, so that kernels without such tensors have no code for them. */
+/* Keys or values of a forward: a tensor that may be of e4m3 too. It has a type of its own, and
+ * loads of its own, so that kernels without such tensors have no code for them. */
 typedef struct gpu_cache {
     gpu_tensor tensor;
 } gpu_cache;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Image "mma_decode_e4m3": mma_decode_<variant>_<width>_<keys> for each shape of mma.h whose keys and
- * values are in e4m3. Queries are f16 or bf16. */
+/* Image "mma_decode_e4m3": mma_decode_<variant>_<width>_<keys> for each shape of mma.h whose keys
+ * and values are in e4m3. Queries are f16 or bf16. */
 #define FATTN_SMALL_QUOTIENTS /* fattn_cuda_too_large() */
 #include "backends/cuda/vendor.h"
 

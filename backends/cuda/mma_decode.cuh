@@ -16,8 +16,9 @@
 #include "backends/cuda/mma_forward.cuh"
 #include "backends/gpu/combine.cuh"
 
-/* T: mma_f16, mma_bf16 or mma_e4m3. W: channels of q, k and v, padded. BN: keys of a tile. N: warps.
- * STAGES: tiles in a warp's ring. FEATURES: 0 or MMA_ANY. BLOCKS: how many a multiprocessor holds.
+/* T: mma_f16, mma_bf16 or mma_e4m3. W: channels of q, k and v, padded. BN: keys of a tile. N:
+ * warps. STAGES: tiles in a warp's ring. FEATURES: 0 or MMA_ANY. BLOCKS: how many a multiprocessor
+ * holds.
  *
  * A round is a tile for each warp. Memory is read fastest if the bytes in flight are close together
  * and no more than it can serve. So in parts of more than FREE_ROUNDS rounds, a barrier keeps the

@@ -89,8 +89,8 @@ def attention(
 
     Args:
         q: (B, Sq, Hq, D); float32, float16, bfloat16, or float64 on device "reference".
-        k: (B, Sk, Hk, D), of q's dtype. On a CPU k and v may be of other types, such as a 16-bit cache with
-            float32 queries, or float8_e4m3fn, a cache in 8 bits.
+        k: (B, Sk, Hk, D), of q's dtype. k and v may also be of other types, such as a 16-bit cache with float32
+            queries, or float8_e4m3fn, a cache in 8 bits.
         v: (B, Sk, Hk, Dv), of q's dtype. The last axes of q, k and v must be contiguous; their other strides
             may be any that are not negative.
         causal: a query attends to no key after its own position.
@@ -116,7 +116,7 @@ def attention(
         chunk: keys are divided into chunks of this length, counted from position 0; a query attends only to
             the chunk of its own position, as in Llama 4.
         positions: where local rows and keys lie in a longer sequence; a Positions, or a tuple like one.
-        k_descale, v_descale: what k and v are multiplied by (CPU), for caches whose numbers were divided by it: a
+        k_descale, v_descale: what k and v are multiplied by, for caches whose numbers were divided by it: a
             number, or float32 that broadcasts to (B, Hk). None: 1. Two arrays are read in place if they have the same
             strides there, such as two of one shape; otherwise both are copied.
         anchor: which corner causal, window and ALiBi are anchored to where Sq != Sk. PyTorch's is_causal

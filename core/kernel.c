@@ -65,7 +65,8 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
     if (p->features & ~kernel->features) {
         return name_missing(p->features & ~kernel->features, text, size);
     }
-    const uint32_t dtypes_kv = kernel->dtypes_kv | FATTN_DTYPE_BIT(p->dtype);
+    const uint32_t own = kernel->caches_alone ? 0 : FATTN_DTYPE_BIT(p->dtype);
+    const uint32_t dtypes_kv = kernel->dtypes_kv | own;
     if (!(dtypes_kv & FATTN_DTYPE_BIT(p->dtype_kv)) || !(dtypes_kv & FATTN_DTYPE_BIT(p->dtype_v))) {
         snprintf(text, size, "takes no q, k and v in %s, %s and %s", fattn_dtype_name(p->dtype),
                  fattn_dtype_name(p->dtype_kv), fattn_dtype_name(p->dtype_v));

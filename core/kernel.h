@@ -68,6 +68,7 @@ struct fattn_kernel {
     uint32_t ops;       /* FATTN_OP_BIT(...) */
     uint32_t dtypes;    /* FATTN_DTYPE_BIT(...) of q, k, v */
     uint32_t dtypes_kv; /* those that k and v may have instead of q's; 0: none */
+    bool caches_alone;  /* k and v have these types alone, not q's */
     bool any_bias;      /* a bias may be of another type than q and f32 */
     uint64_t features;  /* FATTN_* bits that it honours */
     int64_t dim_max;    /* largest D and Dv */

@@ -92,8 +92,7 @@ static void check_row(fattn_device *device, const fattn_kernel *row)
         judge_truth_free(&truth);
         draw_free(&c);
     }
-    const bool caches_alone = !(row->dtypes_kv & FATTN_DTYPE_BIT(FATTN_F32)); /* of 8 bits */
-    const int least = caches_alone ? CASES / 8 : CASES / 2;
+    const int least = row->caches_alone ? CASES / 8 : CASES / 2;
     tap_check(failed == 0 && judged > least, "%s: %d of %d cases fail", row->name, failed, judged);
     tap_check(brief > 0 && brief < judged, "%s: %d of them run without items", row->name, brief);
 }

@@ -43,7 +43,7 @@ static fattn_status run(const fattn_plan *plan, const int32_t *used, void *o, un
     const fattn_problem *const p = &plan->problem;
     const size_t size = (size_t)fattn_dtype_size(p->dtype);
     const size_t rows = (size_t)(B * p->seqlen_q * p->heads_q * D) * size,
-                 keys = B * SK * HK * D * size;
+                 keys = B * SK * HK * D * (size_t)fattn_dtype_size(p->dtype_kv);
     const size_t bytes = (size_t)plan->tiling.workspace;
     void *list[8];
     int count = 0;
@@ -99,11 +99,12 @@ static int64_t part_bytes(const fattn_plan *plan)
     return ((const fattn_cpu_kernel *)plan->kernel)->shared(p, &many) / many.items / 64 * 64;
 }
 
-static void draw_inputs(fattn_dtype dtype)
+static void draw_inputs(const fattn_problem *p)
 {
+    const fattn_dtype cached = p->dtype_kv ? p->dtype_kv : p->dtype;
     for (int n = 0; n < 3; n++) {
         for (int64_t at = 0; at < B * SK * HQ * D; at++) {
-            fattn_dtype_store(dtype, room[n], at, sin(1.7 * (double)at + n));
+            fattn_dtype_store(n ? cached : p->dtype, room[n], at, sin(1.7 * (double)at + n));
         }
     }
 }
@@ -115,6 +116,7 @@ static fattn_problem problem_of(const fattn_kernel *row, fattn_dtype dtype)
     fattn_problem_init(&p);
     p.op = FATTN_FORWARD;
     p.dtype = dtype;
+    p.dtype_kv = row->caches_alone ? FATTN_E4M3 : FATTN_DTYPE_DEFAULT;
     p.batch = B, p.heads_q = HQ, p.heads_k = HK;
     p.seqlen_q = row->rows_min > group ? (row->rows_min + group - 1) / group : 1;
     p.seqlen_k = SK, p.dim = p.dim_v = D;
@@ -149,7 +151,7 @@ static void check_row(fattn_device *device, fattn_device *reference, const fattn
     }
     /* |o| is below 1: the rounding of o, of P, and of f32's products of 16-bit parts on a GPU. */
     const double bound = dtype == FATTN_F32 ? 0x1p-16 : dtype == FATTN_F16 ? 0x1p-9 : 0x1p-6;
-    draw_inputs(p.dtype);
+    draw_inputs(&p);
     tap_check(fattn_plan_create(reference, &p, &oracle) == FATTN_OK && plan->tiling.splits > 1,
               "%s in %s cuts %d keys into parts", row->name, type, (int)SK);
     const int64_t size = part_bytes(plan);

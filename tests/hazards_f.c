@@ -466,6 +466,7 @@ static void f7(void)
             c.problem.op =
                 at->kernel->ops & FATTN_OP_BIT(FATTN_FORWARD) ? FATTN_FORWARD : FATTN_BACKWARD;
             c.problem.outputs = 0;
+            c.problem.dtype_kv = at->kernel->caches_alone ? FATTN_E4M3 : FATTN_DTYPE_DEFAULT;
             const bool splits = at->kernel->split && c.problem.op == FATTN_FORWARD;
             const fattn_wish wish = {.tile = *tile, .splits = splits ? 4 : 0};
             fattn_plan *plan = NULL;

@@ -616,4 +616,8 @@ Test(kernel, types_of_keys_and_values)
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
     p.dtype_v = FATTN_E4M3;
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    k.caches_alone = true;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    p.dtype_kv = FATTN_F32;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), e4m3_v);
 }

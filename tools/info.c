@@ -200,7 +200,7 @@ static void text_kernel(const fattn_kernel *row, const char *missing, int number
         text_names(row->features, fattn_feature_name, 0);
     }
     if (row->dtypes_kv) {
-        printf("; k and v also in ");
+        printf("; k and v %s ", row->caches_alone ? "in" : "also in");
         text_names(row->dtypes_kv, dtype_name, 0);
     }
     if (row->rows_max) {

@@ -15,25 +15,18 @@
 #include "backends/cpu/cost.h"
 #include "backends/cpu/peak.h"
 
-static const char *caches_cannot(const fattn_kernel *row, const fattn_problem *p)
-{
-    (void)row;
-    return p->dtype_kv == FATTN_E4M3 && p->dtype_v == FATTN_E4M3 ? NULL
-                                                                 : "takes k and v in e4m3 alone";
-}
-
 static const fattn_cpu_kernel kernels[] = {
     {
         .row = {.name = KERNEL_NAME("decode"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = FATTN_CPU_DTYPES,
                 .dtypes_kv = FATTN_DTYPE_BIT(FATTN_E4M3),
+                .caches_alone = true,
                 .any_bias = true,
                 .features = FATTN_CPU_FEATURES & ~FATTN_BATCH_INVARIANT,
                 .dim_max = FATTN_PROBLEM_DIM_MAX,
                 .rows_max = DECODE_ROWS_MOST,
                 .packs_groups = true,
-                .cannot = caches_cannot,
                 .pays = decode_pays,
                 .tiles = decode_tiles,
                 .split = fattn_cpu_decode_split,

@@ -209,8 +209,6 @@ static const struct {
                    {"wide", wide_forms},           {"e4m3", e4m3_forms},
                    {"e4m3_wide", e4m3_wide_forms}, {"e4m3_full", e4m3_full_forms}};
 
-static bool is_e4m3(const fattn_kernel *row) { return row->dtypes_kv != 0; }
-
 static const decode_form *decode_form_of(const fattn_gpu_kernel *kernel, int64_t keys)
 {
     int n = 0;
@@ -228,7 +226,7 @@ static int64_t decode_bytes(const fattn_kernel *row, const fattn_problem *p, fat
 {
     const decode_form *const form = decode_form_of(fattn_gpu_kernel_of(row), tile.bc);
     (void)p;
-    return MMA_DECODE_SHARED(form->width, is_e4m3(row) ? 1 : 2,
+    return MMA_DECODE_SHARED(form->width, row->caches_alone ? 1 : 2,
                              (int64_t)form->keys * form->warps * form->stages);
 }
 
@@ -236,7 +234,7 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                          const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     const decode_form *const form = decode_form_of(kernel, t->bc);
-    const char *const dtype = is_e4m3(&kernel->row) ? "" : fattn_dtype_name(p->dtype);
+    const char *const dtype = kernel->row.caches_alone ? "" : fattn_dtype_name(p->dtype);
     snprintf(shape->entry, sizeof shape->entry, "mma_decode_%s%s%s_%d_%d", kernel->run,
              *dtype ? "_" : "", dtype, form->width, form->keys);
     shape->blocks = t->items;
@@ -282,30 +280,24 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
     return fattn_kernel_blocks(row, p) <= limits->units;
 }
 
-static const char *cannot_decode_e4m3(const fattn_kernel *row, const fattn_problem *p)
-{
-    return p->dtype_kv != FATTN_E4M3 || p->dtype_v != FATTN_E4M3 ? "takes k and v in e4m3 alone"
-                                                                 : fattn_cuda_too_large(row, p);
-}
-
 /* ...: the tiles of a warp. */
 #define TILE_OF(keys)         \
     {                         \
         MMA_DECODE_ROWS, keys \
     }
-#define MMA_DECODE_ROW(variant, channels, bits, when, ...)                                        \
-    MMA_DECODE_ROW_OF("mma_decode", 0, fattn_cuda_too_large, variant, channels, MMA_DECODE(bits), \
-                      when, __VA_ARGS__)
+#define MMA_DECODE_ROW(variant, channels, bits, when, ...) \
+    MMA_DECODE_ROW_OF("mma_decode", 0, variant, channels, MMA_DECODE(bits), when, __VA_ARGS__)
 /* FATTN_DESCALE costs kernels for e4m3 nothing: they multiply by its factors in any case. */
-#define MMA_DECODE_E4M3_ROW(variant, channels, bits, when, ...)                                    \
-    MMA_DECODE_ROW_OF("mma_decode_e4m3", FATTN_DTYPE_BIT(FATTN_E4M3), cannot_decode_e4m3, variant, \
-                      channels, MMA_DECODE(bits) | FATTN_DESCALE, when, __VA_ARGS__)
-#define MMA_DECODE_ROW_OF(file, caches, reason, variant, channels, bits, when, ...)    \
+#define MMA_DECODE_E4M3_ROW(variant, channels, bits, when, ...)                          \
+    MMA_DECODE_ROW_OF("mma_decode_e4m3", FATTN_DTYPE_BIT(FATTN_E4M3), variant, channels, \
+                      MMA_DECODE(bits) | FATTN_DESCALE, when, __VA_ARGS__)
+#define MMA_DECODE_ROW_OF(file, caches, variant, channels, bits, when, ...)            \
     {                                                                                  \
         .row = {.name = "mma_decode_" #variant "_" #channels,                          \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),                                    \
                 .dtypes = FATTN_GPU_HALVES,                                            \
                 .dtypes_kv = caches,                                                   \
+                .caches_alone = (caches) != 0,                                         \
                 .features = bits,                                                      \
                 .dim_max = channels,                                                   \
                 .rows_max = MMA_DECODE_ROWS,                                           \
@@ -315,7 +307,7 @@ static const char *cannot_decode_e4m3(const fattn_kernel *row, const fattn_probl
                 .split = fattn_cuda_split_evenly,                                      \
                 .must_fit = true,                                                      \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                    \
-                .cannot = reason,                                                      \
+                .cannot = fattn_cuda_too_large,                                        \
                 .fast_bytes = decode_bytes,                                            \
                 .workspace = decode_workspace,                                         \
                 .pays = when},                                                         \

@@ -46,21 +46,24 @@ enum {
 #define FATTN_GPU_VERB_THREADS 128
 #define FATTN_GPU_MERGE_ROWS 8
 
+/* The order is that in which a decoding step, whose blocks wait for their first reads of arguments,
+ * reads the fewest lines of 64 bytes: tensors are in one, and what counts finished blocks is beside
+ * the tiling. */
 typedef struct fattn_gpu_args {
     fattn_problem problem; /* normalised */
-    fattn_buffers buffers; /* normalised; lengths and tables in device memory are unchecked */
-    fattn_tiling tiling;
     fattn_score_rule rule;
-    fattn_dtype dtype_gradient; /* of dq, dk, dv */
-    uint32_t dropout_threshold;
     unsigned quads, chunks; /* FATTN_GPU_QUADS_* */
     char *workspace;
-    int64_t group; /* query heads of a key/value head */
+    int64_t group;         /* query heads of a key/value head */
+    fattn_buffers buffers; /* normalised; lengths and tables in device memory are unchecked */
+    fattn_tiling tiling;
     /* For kernels that merge parts themselves (combine.cuh): the offset in the workspace, in bytes,
      * of the counters of finished blocks, and the value from which these count. counters is -1
      * where a later kernel merges. */
     int64_t counters;
     uint64_t mark;
+    fattn_dtype dtype_gradient; /* of dq, dk, dv */
+    uint32_t dropout_threshold;
     int64_t key_tiles; /* backward: tiles of keys of one head of all sequences (packed.h) */
 #ifndef __CUDACC__
     /* For kernels that sum dbias over axes in the workspace instead of in the caller's memory: the

@@ -409,8 +409,8 @@ FATTN_API void fattn_buffers_init(fattn_buffers *buffers);
 typedef struct fattn_operand_info {
     size_t struct_size; /* sizeof(fattn_operand_info); set by fattn_operand_info_init */
     const char *name;   /* of its pointer in fattn_buffers, as in "cu_seqlens_q". Static */
-    const char *type;   /* of its elements: "f32", "f16", "bf16" or "f64"; "u8", "i32", "i64" or
-                         * "u64". Static */
+    const char *type;   /* of its elements: "f32", "f16", "bf16", "f64" or "e4m3"; "u8", "i32",
+                         * "i64" or "u64". Static */
     fattn_dtype dtype;  /* the same if it is a fattn_dtype, else FATTN_DTYPE_DEFAULT */
     int32_t rank;       /* number of axes, 1..4 */
     int64_t offset;     /* of its pointer in fattn_buffers, in bytes */

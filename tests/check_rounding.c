@@ -123,6 +123,9 @@ int main(void)
     }
     const fattn_kernel *row;
     for (int at = 0; (row = row_next(device, &at));) {
+        if (row->caches_alone) { /* it stores o as the row of its base does */
+            continue;
+        }
         for (int type = 0; type < (int)(sizeof types / sizeof *types); type++) {
             if (row->ops & FATTN_OP_BIT(FATTN_FORWARD) &&
                 row->dtypes & FATTN_DTYPE_BIT(types[type].dtype)) {

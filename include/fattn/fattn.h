@@ -392,9 +392,9 @@ typedef struct fattn_buffers {
                                 * biases and masks do not move. For left padding, and for a cache
                                 * that has freed the pages before a sliding window */
 
-    /* FATTN_DESCALE: f32 (B, Hk), descale_stride: what the stored k and v of a sequence and head
-     * are multiplied by, for caches whose numbers were divided to fit their type. */
-    const void *k_descale, *v_descale;
+    const void *k_descale, *v_descale; /* FATTN_DESCALE: f32 (B, Hk), descale_stride: what the
+                                        * stored k and v of a sequence and head are multiplied by,
+                                        * for caches whose numbers were divided to fit their type */
 } fattn_buffers;
 
 /* Fills *buffers with NULL pointers, offsets 0 and whole lengths -1. */

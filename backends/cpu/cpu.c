@@ -86,7 +86,7 @@ static void order_isas(cpu *device, bool asked)
     }
     for (int i = 0; i < ISA_COUNT && !asked && fattn_cpuid_pairs_are_slow(); i++) {
         bool moves = strcmp(isas[i].isa->name, "avx512bf16") == 0;
-        for (int n = i; moves; n++) {
+        for (int n = i; moves && n + 1 < ISA_COUNT; n++) {
             device->order[n] = device->order[n + 1];
             device->order[n + 1] = i;
             moves = isas[device->order[n]].isa != base_of(isas[i].isa);

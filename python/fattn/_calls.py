@@ -13,9 +13,11 @@ from fattn._problem import EXTRAS, Options, descale_strides, integer, real
 
 _NAMES = tuple(name for name, *_ in EXTRAS)
 # The same by the names of the public options.
-_OPTIONS = (*_NAMES[:11], "q_offset", "k_offset", "whole_q", "whole_k", "seed", *_NAMES[16:])
+_PUBLIC = {"q_offsets": "q_offset", "k_offsets": "k_offset", "wholes_q": "whole_q", "wholes_k": "whole_k",
+           "seed_ptr": "seed"}
+_OPTIONS = tuple(_PUBLIC.get(name, name) for name in _NAMES)
 _OF_FORWARD, _OF_BACKWARD = ("k", "v", "out", "lse", *_OPTIONS), ("k", "v", "dout", "o", "lse", "dlse", *_OPTIONS)
-NO_EXTRAS: tuple[None, ...] = (None,) * 16  # without descales
+NO_EXTRAS: tuple[None, ...] = (None,) * _NAMES.index("k_descale")  # without descales
 
 
 class Positions(NamedTuple):

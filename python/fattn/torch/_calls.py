@@ -27,7 +27,7 @@ from fattn._problem import EXTRAS, Options
 # take.
 TENSORS = ("q", "k", "v", "bias", "mask", "block_mask", "alibi_slopes", "sink", "cu_seqlens_q",
            "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "seqstart_k", "seed", "k_descale", "v_descale")
-_FIELDS = ("q", "k", "v", *(name for name, *_ in (*EXTRAS[:11], *EXTRAS[15:])))
+_FIELDS = ("q", "k", "v", *(name for name, feature, _ in EXTRAS if feature != _c.POSITIONS))
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
 E4M3 = getattr(torch, "float8_e4m3fn", None)
 _BIAS, _SINK = TENSORS.index("bias"), TENSORS.index("sink")

@@ -569,4 +569,27 @@ static int64_t decode_workspace(const fattn_kernel *row, const fattn_problem *p,
     return fattn_cpu_workspace_of_one(decode_shared(p, tiling), brief_or_decode_scratch(p, tiling));
 }
 
+/* The entry of decoding in a table of kernels. Arguments: what types k and v may have, as fields of
+ * its row. */
+#define DECODE_KERNEL(...)                                                                    \
+    {                                                                                         \
+        .row = {.name = KERNEL_NAME("decode"),                                                \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                           \
+                .dtypes = FATTN_CPU_DTYPES,                                                   \
+                __VA_ARGS__,                                                                  \
+                .any_bias = true,                                                             \
+                .features = FATTN_CPU_FEATURES & ~FATTN_BATCH_INVARIANT,                      \
+                .dim_max = FATTN_PROBLEM_DIM_MAX,                                             \
+                .rows_max = DECODE_ROWS_MOST,                                                 \
+                .packs_groups = true,                                                         \
+                .pays = decode_pays,                                                          \
+                .tiles = decode_tiles,                                                        \
+                .split = fattn_cpu_decode_split,                                              \
+                .fast_bytes = decode_fast_bytes,                                              \
+                .workspace = decode_workspace},                                               \
+        .scratch = brief_or_decode_scratch, .shared = decode_shared, .begin = begin_pieces,   \
+        .phases = {{decode_count, decode_work, FATTN_CPU_SEVERAL}}, .brief_plan = brief_plan, \
+        .brief_run = brief_run,                                                               \
+    }
+
 #endif

@@ -16,29 +16,7 @@
 #include "backends/cpu/peak.h"
 
 static const fattn_cpu_kernel kernels[] = {
-    {
-        .row = {.name = KERNEL_NAME("decode"),
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),
-                .dtypes = FATTN_CPU_DTYPES,
-                .dtypes_kv = FATTN_DTYPE_BIT(FATTN_E4M3),
-                .caches_alone = true,
-                .any_bias = true,
-                .features = FATTN_CPU_FEATURES & ~FATTN_BATCH_INVARIANT,
-                .dim_max = FATTN_PROBLEM_DIM_MAX,
-                .rows_max = DECODE_ROWS_MOST,
-                .packs_groups = true,
-                .pays = decode_pays,
-                .tiles = decode_tiles,
-                .split = fattn_cpu_decode_split,
-                .fast_bytes = decode_fast_bytes,
-                .workspace = decode_workspace},
-        .scratch = brief_or_decode_scratch,
-        .shared = decode_shared,
-        .begin = begin_pieces,
-        .phases = {{decode_count, decode_work, FATTN_CPU_SEVERAL}},
-        .brief_plan = brief_plan,
-        .brief_run = brief_run,
-    },
+    DECODE_KERNEL(.dtypes_kv = FATTN_DTYPE_BIT(FATTN_E4M3), .caches_alone = true),
 };
 
 static const fattn_cpu_peak no_peaks[] = {{.row = {.name = NULL}}};

@@ -92,16 +92,22 @@ def test_exchange(folder, rng):
                 ok(fine, f"{mark}{code}, version {version[0]}, C and Fortran order")
 
 
+def check_patterns(folder, values, kind, arrays):
+    """Numbers that NumPy has no type for, from integers and from raw bytes."""
+    raw = values.view(f"V{values.itemsize}")
+    bytes_of = raw.dtype.str  # |V1 or |V2
+    for name, array in [*arrays, (bytes_of, raw), (f"Fortran {bytes_of}", np.asfortranarray(raw))]:
+        folder.write(array)
+        status, _, read = folder.cat(f"--{kind}")
+        ok(status == 0 and read is not None and read.dtype == values.dtype and np.array_equal(read, values),
+           f"{kind} as {name}")
+    folder.write(raw)
+    ok(folder.refused(), f"raw bytes are refused unless they are {kind}")
+
+
 def test_bf16(folder, rng):
     values = draw(rng, np.dtype("<u2"), (6, 9))
-    for name, array in [("<u2", values), (">u2", values.astype(">u2")),
-                        ("|V2", values.view("V2")), ("Fortran |V2", np.asfortranarray(values.view("V2")))]:
-        folder.write(array)
-        status, _, read = folder.cat("--bf16")
-        ok(status == 0 and read is not None and read.dtype == np.dtype("<u2")
-           and np.array_equal(read, values), f"bf16 as {name}")
-    folder.write(values.view("V2"))
-    ok(folder.refused(), "raw bytes are refused unless they are bf16")
+    check_patterns(folder, values, "bf16", [("<u2", values), (">u2", values.astype(">u2"))])
     floats = draw(rng, np.dtype("<f4"), (6, 9))
     folder.write(floats)
     status, _, read = folder.cat("--bf16")
@@ -110,13 +116,7 @@ def test_bf16(folder, rng):
 
 def test_e4m3(folder, rng):
     values = draw(rng, np.dtype("u1"), (6, 9))
-    for name, array in [("|u1", values), ("|V1", values.view("V1")), ("Fortran |V1", np.asfortranarray(values.view("V1")))]:
-        folder.write(array)
-        status, _, read = folder.cat("--e4m3")
-        ok(status == 0 and read is not None and read.dtype == np.dtype("u1")
-           and np.array_equal(read, values), f"e4m3 as {name}")
-    folder.write(values.view("V1"))
-    ok(folder.refused(), "raw bytes are refused unless they are e4m3")
+    check_patterns(folder, values, "e4m3", [("|u1", values)])
 
 
 def test_refusals(folder):

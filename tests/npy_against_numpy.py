@@ -155,6 +155,7 @@ def main():
         folder = Folder(sys.argv[1], path)
         test_exchange(folder, rng)
         test_bf16(folder, rng)
+        test_e4m3(folder, rng)
         test_refusals(folder)
         test_corpus(folder, corpus)
     return checks.done()

@@ -58,13 +58,14 @@ static inline fattn_rows_args fattn_rows_joined(const fattn_rows_args *args)
     return a;
 }
 
-/* Whether all pointers are multiples of 16 bytes, and the strides and the number of channels
- * multiples of eight, so that a GPU thread can move eight channels at a time. */
-FATTN_HD bool fattn_rows_by_eights(const fattn_rows_args *a)
+/* How many channels a GPU thread moves: 16 or 8 if the number of channels is a multiple of that,
+ * all strides are multiples of eight and all pointers of 16 bytes; else 1. */
+FATTN_HD int fattn_rows_width(const fattn_rows_args *a)
 {
     const fattn_strides *const t = &a->to_stride, *const f = &a->from_stride;
     const int64_t sizes = a->channels | t->batch | t->seq | t->head | f->batch | f->seq | f->head;
-    return sizes % 8 == 0 && ((uintptr_t)a->to | (uintptr_t)a->from | (uintptr_t)a->plus) % 16 == 0;
+    const uintptr_t pointers = (uintptr_t)a->to | (uintptr_t)a->from | (uintptr_t)a->plus;
+    return sizes % 8 != 0 || pointers % 16 != 0 ? 1 : a->channels % 16 == 0 ? 16 : 8;
 }
 
 #endif

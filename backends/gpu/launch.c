@@ -366,7 +366,7 @@ fattn_status fattn_gpu_rows(void *impl, const fattn_rows_args *args, fattn_strea
     const fattn_gpu_device *const d = impl;
     fattn_rows_args a = fattn_rows_joined(args);
     const int64_t channels = a.batch * a.rows * a.heads * a.channels;
-    const int64_t pieces = fattn_rows_by_eights(&a) ? channels / 8 : channels;
+    const int64_t pieces = channels / fattn_rows_width(&a);
     return run_verb(d, d->rows, &a, fattn_ceil_div(pieces, FATTN_GPU_VERB_THREADS), stream);
 }
 

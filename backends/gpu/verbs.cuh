@@ -156,10 +156,10 @@ template <int width> GPU_DEVICE void gpu_move_rows(const fattn_rows_args &a)
 
 GPU_KERNEL(FATTN_GPU_VERB_THREADS, 1) rows(const GPU_PARAM fattn_rows_args a)
 {
-    if (fattn_rows_by_eights(&a)) {
-        gpu_move_rows<8>(a);
-    } else {
-        gpu_move_rows<1>(a);
+    switch (fattn_rows_width(&a)) {
+    case 16: gpu_move_rows<16>(a); break;
+    case 8: gpu_move_rows<8>(a); break;
+    default: gpu_move_rows<1>(a);
     }
 }
 

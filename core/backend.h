@@ -108,6 +108,7 @@ struct fattn_backend {
     fattn_status (*alloc)(void *impl, size_t bytes, void **memory);
     fattn_status (*free)(void *impl, void *memory);
     fattn_status (*copy)(void *impl, void *dst, const void *src, size_t bytes, fattn_stream stream);
+    fattn_status (*copy_rows)(void *impl, const fattn_row_copy *copy, fattn_stream stream);
     fattn_status (*stream_create)(void *impl, fattn_stream *stream);
     fattn_status (*stream_destroy)(void *impl, fattn_stream stream);
     fattn_status (*stream_synchronize)(void *impl, fattn_stream stream);

@@ -51,6 +51,19 @@ fattn_status fattn_host_copy(void *impl, void *dst, const void *src, size_t byte
     return status;
 }
 
+fattn_status fattn_host_copy_rows(void *impl, const fattn_row_copy *copy, fattn_stream stream)
+{
+    const bool joined = copy->to_step == copy->bytes && copy->from_step == copy->bytes;
+    const int64_t rows = joined ? 1 : copy->rows;
+    const size_t bytes = (size_t)(joined ? copy->rows * copy->bytes : copy->bytes);
+    fattn_status status = FATTN_OK;
+    for (int64_t n = 0; !status && n < rows; n++) {
+        status = fattn_host_copy(impl, (char *)copy->to + n * copy->to_step,
+                                 (const char *)copy->from + n * copy->from_step, bytes, stream);
+    }
+    return status;
+}
+
 fattn_status fattn_host_stream_create(void *impl, fattn_stream *stream)
 {
     (void)impl;

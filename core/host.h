@@ -16,6 +16,7 @@ fattn_status fattn_host_alloc(void *impl, size_t bytes, void **memory);
 fattn_status fattn_host_free(void *impl, void *memory);
 fattn_status fattn_host_copy(void *impl, void *dst, const void *src, size_t bytes,
                              fattn_stream stream);
+fattn_status fattn_host_copy_rows(void *impl, const fattn_row_copy *copy, fattn_stream stream);
 fattn_status fattn_host_stream_create(void *impl, fattn_stream *stream);
 fattn_status fattn_host_stream_destroy(void *impl, fattn_stream stream);
 fattn_status fattn_host_stream_synchronize(void *impl, fattn_stream stream);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Moving rows of a tensor: copying them, rounding them, adding to them or setting them to zero.
- * Every backend has this function (fattn_backend.rows); problems that are divided over ranks need
- * it.
+ * Every backend has this function (fattn_backend.rows), and one that copies rows of bytes without
+ * multiprocessors, if the device can (copy_rows). Problems that are divided over ranks need them.
  */
 #ifndef FATTN_CORE_ROWS_H
 #define FATTN_CORE_ROWS_H
@@ -24,6 +24,14 @@ typedef struct fattn_rows_args {
     fattn_dtype dtype_to;                 /* f32, f16 or bf16 */
     fattn_dtype dtype_from;               /* dtype_to, or f32, which is then rounded */
 } fattn_rows_args;
+
+/* A copy of `rows` rows of `bytes` bytes, which begin to_step and from_step bytes apart. The two
+ * sides do not overlap. */
+typedef struct fattn_row_copy {
+    void *to;
+    const void *from;
+    int64_t to_step, from_step, rows, bytes;
+} fattn_row_copy;
 
 /* The same move with as few axes as possible: axes without gaps between their rows are joined. */
 static inline fattn_rows_args fattn_rows_joined(const fattn_rows_args *args)

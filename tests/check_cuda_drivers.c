@@ -43,6 +43,7 @@ static const char *const functions[] = {
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemcpyAsync",
+    "cuMemcpy2DAsync_v2",
     "cuPointerGetAttribute",
     "cuStreamCreate",
     "cuStreamDestroy_v2",

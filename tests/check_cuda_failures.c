@@ -192,6 +192,7 @@ static const struct {
     {"cuMemAlloc_v2", "allocating memory"},
     {"cuMemFree_v2", "freeing memory"},
     {"cuMemcpyAsync", "copying"},
+    {"cuMemcpy2DAsync_v2", "copying rows"},
     {"cuStreamCreate", "creating a stream"},
     {"cuStreamDestroy_v2", "destroying a stream"},
     {"cuStreamSynchronize", "waiting for a stream"},

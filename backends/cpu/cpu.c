@@ -622,6 +622,7 @@ const fattn_backend fattn_backend_cpu = {
     .alloc = fattn_host_alloc,
     .free = fattn_host_free,
     .copy = fattn_host_copy,
+    .copy_rows = fattn_host_copy_rows,
     .stream_create = fattn_host_stream_create,
     .stream_destroy = fattn_host_stream_destroy,
     .stream_synchronize = fattn_host_stream_synchronize,

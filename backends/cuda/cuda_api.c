@@ -12,6 +12,36 @@
 
 #define LIBRARY "libcuda.so.1"
 
+/* The parameters of cuMemcpy2DAsync. */
+typedef struct copy_side {
+    size_t x, y;
+    int memory_type;
+    const void *host, *device;
+    void *array;
+    size_t step;
+} copy_side;
+
+typedef struct copy_config {
+    copy_side from, to;
+    size_t bytes, rows;
+} copy_config;
+
+enum { MEMORY_UNIFIED = 4 }; /* the addresses say where the memory is */
+
+static int (*copy_with)(const copy_config *config, gpu_stream stream);
+
+static int memory_copy_rows(void *dst, size_t dst_step, const void *src, size_t src_step,
+                            size_t bytes, size_t rows, gpu_stream stream)
+{
+    const copy_config config = {
+        .from = {.memory_type = MEMORY_UNIFIED, .device = src, .step = src_step},
+        .to = {.memory_type = MEMORY_UNIFIED, .device = dst, .step = dst_step},
+        .bytes = bytes,
+        .rows = rows,
+    };
+    return copy_with(&config, stream);
+}
+
 static fattn_gpu_api api = {
     .out_of_memory = 2,
     .no_device = 100,
@@ -28,6 +58,7 @@ static fattn_gpu_api api = {
     .compiled_for = 5, /* CU_FUNC_ATTRIBUTE_PTX_VERSION; BINARY_VERSION would be the chip's */
     .early_isa = 90,   /* griddepcontrol */
     .device_pointer = 3,
+    .memory_copy_rows = memory_copy_rows,
     .blocks_max = INT32_MAX,
     .threads_max = INT64_MAX,
 };
@@ -138,6 +169,18 @@ static int map_encode(void *encoded, const fattn_gpu_map *map, void *address)
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char absent[192]; /* why there is no driver; empty if there is one */
 
+/* Finds a function that the library cannot do without. */
+static bool find(void *library, const char *name, void *function)
+{
+    void *const symbol = dlsym(library, name);
+    if (!symbol) {
+        snprintf(absent, sizeof absent, LIBRARY " is too old: it has no %s", name);
+        return false;
+    }
+    memcpy(function, &symbol, sizeof symbol);
+    return true;
+}
+
 /* The driver is never closed, because its threads may still run. */
 static void load(void)
 {
@@ -147,12 +190,12 @@ static void load(void)
         return;
     }
     for (size_t n = 0; n < sizeof symbols / sizeof symbols[0]; n++) {
-        void *const symbol = dlsym(library, symbols[n].name);
-        if (!symbol) {
-            snprintf(absent, sizeof absent, LIBRARY " is too old: it has no %s", symbols[n].name);
+        if (!find(library, symbols[n].name, (char *)&api + symbols[n].at)) {
             return;
         }
-        memcpy((char *)&api + symbols[n].at, &symbol, sizeof symbol);
+    }
+    if (!find(library, "cuMemcpy2DAsync_v2", &copy_with)) {
+        return;
     }
     void *const launch = dlsym(library, "cuLaunchKernelEx");
     if (launch) {

@@ -190,6 +190,7 @@ fattn_status fattn_gpu_alloc(void *impl, size_t bytes, void **memory);
 fattn_status fattn_gpu_free(void *impl, void *memory);
 fattn_status fattn_gpu_copy(void *impl, void *dst, const void *src, size_t bytes,
                             fattn_stream stream);
+fattn_status fattn_gpu_copy_rows(void *impl, const fattn_row_copy *copy, fattn_stream stream);
 fattn_status fattn_gpu_stream_create(void *impl, fattn_stream *stream);
 fattn_status fattn_gpu_stream_destroy(void *impl, fattn_stream stream);
 fattn_status fattn_gpu_stream_synchronize(void *impl, fattn_stream stream);
@@ -210,8 +211,8 @@ fattn_status fattn_gpu_reach(void *impl, void *other);
     .run = fattn_gpu_run, .run_onto = fattn_gpu_run_onto, .release = fattn_gpu_release,       \
     .merge = fattn_gpu_merge, .dropout_mask = fattn_gpu_dropout_mask, .rows = fattn_gpu_rows, \
     .inspect = fattn_inspect_refuse, .reads = fattn_gpu_reads, .alloc = fattn_gpu_alloc,      \
-    .free = fattn_gpu_free, .copy = fattn_gpu_copy, .stream_create = fattn_gpu_stream_create, \
-    .stream_destroy = fattn_gpu_stream_destroy,                                               \
+    .free = fattn_gpu_free, .copy = fattn_gpu_copy, .copy_rows = fattn_gpu_copy_rows,         \
+    .stream_create = fattn_gpu_stream_create, .stream_destroy = fattn_gpu_stream_destroy,     \
     .stream_synchronize = fattn_gpu_stream_synchronize, .stream_wait = fattn_gpu_stream_wait, \
     .stream_capture = fattn_gpu_stream_capture, .capture_mode = fattn_gpu_capture_mode,       \
     .event_create = fattn_gpu_event_create, .event_destroy = fattn_gpu_event_destroy,         \

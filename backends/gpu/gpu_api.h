@@ -78,6 +78,9 @@ typedef struct fattn_gpu_api {
     int (*memory_alloc)(void **memory, size_t bytes);
     int (*memory_free)(void *memory);
     int (*memory_copy)(void *dst, const void *src, size_t bytes, gpu_stream stream);
+    /* Copies `rows` rows of `bytes` bytes, which begin dst_step and src_step bytes apart. */
+    int (*memory_copy_rows)(void *dst, size_t dst_step, const void *src, size_t src_step,
+                            size_t bytes, size_t rows, gpu_stream stream);
     int (*pointer_attribute)(void *value, int attribute, const void *pointer);
 
     int (*stream_create)(gpu_stream *stream, unsigned flags);

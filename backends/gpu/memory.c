@@ -92,6 +92,30 @@ fattn_status fattn_gpu_copy(void *impl, void *dst, const void *src, size_t bytes
     STREAM_VERB(d, stream, memory_copy(dst, src, bytes, (gpu_stream)stream), "copying");
 }
 
+fattn_status fattn_gpu_copy_rows(void *impl, const fattn_row_copy *copy, fattn_stream stream)
+{
+    const fattn_gpu_device *const d = impl;
+    const fattn_row_copy c = *copy;
+    if (c.to_step == c.bytes && c.from_step == c.bytes) {
+        return fattn_gpu_copy(impl, c.to, c.from, (size_t)(c.rows * c.bytes), stream);
+    }
+    if (c.rows == 0 || c.bytes == 0) {
+        return FATTN_OK;
+    }
+    if (c.to_step <= INT32_MAX && c.from_step <= INT32_MAX) { /* the most that drivers take */
+        STREAM_VERB(d, stream,
+                    memory_copy_rows(c.to, (size_t)c.to_step, c.from, (size_t)c.from_step,
+                                     (size_t)c.bytes, (size_t)c.rows, (gpu_stream)stream),
+                    "copying rows");
+    }
+    fattn_status status = FATTN_OK;
+    for (int64_t n = 0; !status && n < c.rows; n++) {
+        status = fattn_gpu_copy(impl, (char *)c.to + n * c.to_step,
+                                (const char *)c.from + n * c.from_step, (size_t)c.bytes, stream);
+    }
+    return status;
+}
+
 fattn_status fattn_gpu_stream_create(void *impl, fattn_stream *stream)
 {
     const fattn_gpu_device *const d = impl;

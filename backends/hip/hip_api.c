@@ -35,6 +35,8 @@ typedef struct hip_api {
     int (*last_error)(void); /* clears it */
     int (*module_variable)(void **variable, size_t *bytes, gpu_module module, const char *name);
     int (*copy)(void *dst, const void *src, size_t bytes, int kind, gpu_stream stream);
+    int (*copy_rows)(void *dst, size_t dst_step, const void *src, size_t src_step, size_t bytes,
+                     size_t rows, int kind, gpu_stream stream);
     int (*stream_device)(gpu_stream stream, int *device);
     int (*stream_device_old)(gpu_stream stream);
 } hip_api;
@@ -144,6 +146,12 @@ static int memory_copy(void *dst, const void *src, size_t bytes, gpu_stream stre
     return hip.copy(dst, src, bytes, COPY_DEFAULT, stream);
 }
 
+static int memory_copy_rows(void *dst, size_t dst_step, const void *src, size_t src_step,
+                            size_t bytes, size_t rows, gpu_stream stream)
+{
+    return hip.copy_rows(dst, dst_step, src, src_step, bytes, rows, COPY_DEFAULT, stream);
+}
+
 /* ROCm 5 has only the older of the two functions. */
 static int stream_context(gpu_stream stream, gpu_context *context)
 {
@@ -168,6 +176,7 @@ static hip_api hip = {
             .function_set = function_set,
             .pointer_attribute = pointer_attribute,
             .memory_copy = memory_copy,
+            .memory_copy_rows = memory_copy_rows,
             .stream_context = stream_context,
             .out_of_memory = 2,
             .no_device = 100,
@@ -217,6 +226,7 @@ static const struct {
     {"hipMalloc", AT(gpu.memory_alloc), false},
     {"hipFree", AT(gpu.memory_free), false},
     {"hipMemcpyAsync", AT(copy), false},
+    {"hipMemcpy2DAsync", AT(copy_rows), false},
     {"hipPointerGetAttribute", AT(pointer_attribute), false},
     {"hipStreamCreateWithFlags", AT(gpu.stream_create), false},
     {"hipStreamDestroy", AT(gpu.stream_destroy), false},

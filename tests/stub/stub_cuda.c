@@ -763,22 +763,63 @@ CALL(cuMemFree_v2, void *memory)
     return end(result ? result : drop(o));
 }
 
-CALL(cuMemcpyAsync, void *dst, const void *src, size_t bytes, object *stream)
+/* What copies have in common: checks of the stream, and the marks of a copy. */
+static int begin_copy(int result, object *stream)
 {
-    BEGIN(CONTEXT);
     if (!result && context_of(stream) != current()) {
-        result = STUB_INVALID_HANDLE;
+        return STUB_INVALID_HANDLE;
     }
     if (!result && capturing && !stream) {
         capture_broken = true;
-        result = STUB_CAPTURE_IMPLICIT;
+        return STUB_CAPTURE_IMPLICIT;
     }
+    return result;
+}
+
+static void note_copy(void *dst, const void *src, object *stream)
+{
+    clocks *const work = clocks_of(stream_of(stream)); /* which numbers the stream */
+    work->launches[stream_of(stream)->number]++;
+    mark_copy(src, stream_of(stream));
+    mark_copy(dst, stream_of(stream));
+}
+
+CALL(cuMemcpyAsync, void *dst, const void *src, size_t bytes, object *stream)
+{
+    BEGIN(CONTEXT);
+    result = begin_copy(result, stream);
     if (!result && !capturing) {
         memmove(dst, src, bytes);
-        clocks *const work = clocks_of(stream_of(stream)); /* which numbers the stream */
-        work->launches[stream_of(stream)->number]++;
-        mark_copy(src, stream_of(stream));
-        mark_copy(dst, stream_of(stream));
+        note_copy(dst, src, stream);
+    }
+    return end(result);
+}
+
+typedef struct copy_side {
+    size_t x, y;
+    int memory_type;
+    void *host, *device, *array;
+    size_t step;
+} copy_side;
+
+typedef struct copy_config {
+    copy_side from, to;
+    size_t bytes, rows;
+} copy_config;
+
+CALL(cuMemcpy2DAsync_v2, const copy_config *c, object *stream)
+{
+    BEGIN(CONTEXT);
+    result = begin_copy(result, stream);
+    const bool fits = c->bytes <= c->from.step && c->bytes <= c->to.step &&
+                      c->from.memory_type == 4 && c->to.memory_type == 4;
+    result = result ? result : fits ? 0 : STUB_INVALID_VALUE;
+    for (size_t n = 0; !result && !capturing && n < c->rows; n++) {
+        memcpy((char *)c->to.device + n * c->to.step,
+               (const char *)c->from.device + n * c->from.step, c->bytes);
+    }
+    if (!result && !capturing) {
+        note_copy(c->to.device, c->from.device, stream);
     }
     return end(result);
 }

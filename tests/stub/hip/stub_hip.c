@@ -490,6 +490,17 @@ CALL(hipMemcpyAsync, void *dst, const void *src, size_t bytes, int kind, stream 
     return may ? 0 : INVALID_VALUE;
 }
 
+CALL(hipMemcpy2DAsync, void *dst, size_t dst_step, const void *src, size_t src_step, size_t bytes,
+     size_t rows, int kind, stream *on)
+{
+    int result = bytes <= dst_step && bytes <= src_step ? 0 : INVALID_VALUE;
+    for (size_t n = 0; !result && n < rows; n++) {
+        result = hipMemcpyAsync((char *)dst + n * dst_step, (const char *)src + n * src_step, bytes,
+                                kind, on);
+    }
+    return result;
+}
+
 CALL(hipPointerGetAttribute, void *value, int attribute, const void *pointer)
 {
     pthread_mutex_lock(&mutex);

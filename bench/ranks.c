@@ -4,11 +4,14 @@
  * bf16, d 128. Run by hand:
  *
  *     ranks [--nccl] [--gpus 2] [--heads 32] [--kv-heads 32] [--backward] [--parts] [--decode]
- *           [--pair] [--cpu] [--repeat 5] [--memory GB] LENGTH ...
+ *           [--exchange] [--turns N] [--pair] [--cpu] [--repeat 5] [--memory GB] LENGTH ...
  *
- * Causal, zigzag, a ring; with --decode one query against keys that are divided, and a reduction. A
- * line for each length: median milliseconds of one GPU and of all, and their efficiency, which is
- * the time of one GPU over the time of all times their number. Each line is checked: o, and in
+ * Causal, zigzag, a ring; with --exchange contiguous parts and an exchange of heads, in N turns;
+ * with --decode one query against keys that are divided, and a reduction. A line for each length:
+ * median milliseconds of one GPU and of all, and their efficiency, which is the time of one GPU
+ * over the time of all times their number. Both are measured in turns. Every GPU computes the
+ * undivided problem by itself, all at the same time, so that all are equally warm when they compute
+ * together; the slowest one counts. Each line is checked: o, and in
  * backward dq, dk and dv, against those of one GPU. Messages are copies between the GPUs
  * (fattn_peers), or NCCL's with --nccl. --parts adds the times of what a step is made of, each
  * alone. With --pair one GPU does nothing: for what is too long for it. With --cpu ranks are
@@ -21,6 +24,8 @@
 #include <fattn/nccl.h>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,8 +42,9 @@ static const char *const names[TENSORS] = {"q", "k", "v", "o", "dout", "dq", "dk
 
 static int gpus = 2, repeat = 5;
 static long heads = 32, kv_heads = 32;
+static long turns;    /* of heads, with --exchange; 0: as many as the plan chooses */
 static double memory; /* limit of a plan in GB, or 0: none; with --backward forward gets half */
-static bool backward, parts, decode, pair, cpu, by_nccl;
+static bool backward, parts, decode, exchange, pair, cpu, by_nccl;
 
 static void fail(const char *what)
 {
@@ -162,7 +168,15 @@ static fattn_buffers buffers_of(const tensors *x)
     return b;
 }
 
-static fattn_split split(void) { return decode ? FATTN_SPLIT_CONTIGUOUS : FATTN_SPLIT_ZIGZAG; }
+static fattn_split split(void)
+{
+    return decode || exchange ? FATTN_SPLIT_CONTIGUOUS : FATTN_SPLIT_ZIGZAG;
+}
+
+static fattn_scheme scheme(void)
+{
+    return decode ? FATTN_SCHEME_REDUCE : exchange ? FATTN_SCHEME_HEADS : FATTN_SCHEME_RING;
+}
 
 /* --- One GPU ---------------------------------------------------------------------------------- */
 
@@ -314,14 +328,24 @@ typedef struct rank {
     int number;
     long length;
     ncclComm_t comm;
-    const tensors *one; /* of the first rank: the undivided problem's */
+    tensors one; /* of the undivided problem; empty with --pair */
     tensors x;
     double alone, together; /* median seconds */
     int64_t bytes;
 } rank;
 
-static pthread_barrier_t barrier;
+/* Waits until all ranks are here. It spins, because threads that sleep do not wake together. */
+static void meet(void)
+{
+    static atomic_int arrivals;
+    const int number = atomic_fetch_add(&arrivals, 1), last = number / gpus * gpus + gpus;
+    while (atomic_load(&arrivals) < last) {
+        sched_yield();
+    }
+}
+
 static double begun[GPUS_MAX], ended[GPUS_MAX]; /* when each rank's step began and ended */
+static double by_itself[GPUS_MAX];              /* seconds of each rank alone */
 static fattn_peers *peers;
 
 static fattn_transport *open_transport(const rank *r)
@@ -348,6 +372,15 @@ static double step_time(void)
     return end - begin;
 }
 
+static double slowest(void)
+{
+    double most = 0;
+    for (int r = 0; r < gpus; r++) {
+        most = by_itself[r] > most ? by_itself[r] : most;
+    }
+    return most;
+}
+
 static void *run_rank(void *context)
 {
     rank *const r = context;
@@ -360,37 +393,38 @@ static void *run_rank(void *context)
     group.transport = transport;
     group.device = r->x.device;
     group.split = split();
-    group.scheme = decode ? FATTN_SCHEME_REDUCE : FATTN_SCHEME_RING;
+    group.scheme = scheme();
+    group.turns = turns;
     for (int op = 0; op < 1 + backward; op++) {
         const fattn_problem p = problem_of(r->length, op ? FATTN_BACKWARD : FATTN_FORWARD);
         group.memory = (int64_t)(1e9 * memory / (backward && !op ? 2 : 1));
         must(fattn_group_plan_create(&group, &p, NULL, NULL, &plans[op]), "a plan of a group");
         r->bytes += fattn_group_plan_bytes(plans[op]);
     }
-    if (r->one) {
-        plan_one(r->one, r->length, single);
+    if (!pair) {
+        plan_one(&r->one, r->length, single);
     }
     const fattn_buffers b = buffers_of(&r->x);
     for (int n = -1; n < repeat; n++) { /* the first warms up */
-        const double first = r->one ? run_one(r->one, single) : 0;
-        pthread_barrier_wait(&barrier);
+        meet();
+        by_itself[r->number] = pair ? 0 : run_one(&r->one, single);
+        meet();
         begun[r->number] = times_now();
         for (int op = 0; op < 1 + backward; op++) {
             must(fattn_group_execute(plans[op], &b), "a run of a group");
         }
         must(fattn_stream_synchronize(r->x.device, r->x.stream), "a run of a group");
         ended[r->number] = times_now();
-        pthread_barrier_wait(&barrier);
+        meet();
         if (n >= 0) {
-            alone[n] = first;
+            alone[n] = slowest();
             together[n] = step_time();
         }
-        pthread_barrier_wait(&barrier);
     }
     r->alone = times_median(alone, repeat);
     r->together = times_median(together, repeat);
-    for (int op = 0; r->one && op < 1 + backward; op++) {
-        give_up(r->one, &single[op]);
+    for (int op = 0; !pair && op < 1 + backward; op++) {
+        give_up(&r->one, &single[op]);
     }
     fattn_group_plan_destroy(plans[0]);
     fattn_group_plan_destroy(plans[1]);
@@ -509,6 +543,21 @@ static void open_all(rank *ranks)
     }
 }
 
+/* The undivided problem on the rank's GPU. */
+static void make_one(rank *r, long length)
+{
+    r->one = (tensors){.device = r->x.device, .stream = r->x.stream};
+    if (pair) {
+        return;
+    }
+    make_tensors(&r->one, length);
+    for (int t = 0; t < (backward ? DQ : O); t++) {
+        if (t != O) {
+            put_rows(&r->one, t, 0, 0, rows_of(t, length));
+        }
+    }
+}
+
 /* A rank's share of the inputs. */
 static void make_share(rank *r, long length)
 {
@@ -540,24 +589,15 @@ static double gigabytes(const rank *r, long length)
 
 static void measure(rank *ranks, long length)
 {
-    tensors one = {.device = ranks[0].x.device, .stream = ranks[0].x.stream};
-    if (!pair) {
-        make_tensors(&one, length);
-        for (int t = 0; t < (backward ? DQ : O); t++) {
-            if (t != O) {
-                put_rows(&one, t, 0, 0, rows_of(t, length));
-            }
-        }
-    }
     for (int r = 0; r < gpus; r++) {
+        make_one(&ranks[r], length);
         make_share(&ranks[r], length);
     }
-    ranks[0].one = pair ? NULL : &one;
     run_ranks(ranks, length);
     const double alone = ranks[0].alone, together = ranks[0].together;
     printf("%8ld  %d %s %10.3f ms", length, gpus, cpu ? "ranks" : "GPUs", together * 1e3);
     if (!pair) {
-        const double off = difference(&one, ranks, length);
+        const double off = difference(&ranks[0].one, ranks, length);
         printf("  one %10.3f ms  efficiency %.4f  off by %.2e%s", alone * 1e3,
                alone / (gpus * together), off, off < 0.02 ? "" : "  WRONG");
     }
@@ -565,11 +605,11 @@ static void measure(rank *ranks, long length)
     printf("  a rank: tensors %.3g GB, plans %.3g GB, together %.3f of its tensors\n", held, plans,
            (held + plans) / held);
     if (parts && !pair && !decode) {
-        print_parts(&one, length);
+        print_parts(&ranks[0].one, length);
     }
     fflush(stdout);
-    free_tensors(&one);
     for (int r = 0; r < gpus; r++) {
+        free_tensors(&ranks[r].one);
         free_tensors(&ranks[r].x);
     }
     fattn_cache_clear();
@@ -583,7 +623,8 @@ int main(int argc, char **argv)
         const char *name;
         bool *is;
     } flags[] = {{"--backward", &backward}, {"--parts", &parts}, {"--decode", &decode},
-                 {"--pair", &pair},         {"--cpu", &cpu},     {"--nccl", &by_nccl}};
+                 {"--exchange", &exchange}, {"--pair", &pair},   {"--cpu", &cpu},
+                 {"--nccl", &by_nccl}};
     for (; n < argc && strncmp(argv[n], "--", 2) == 0; n++) {
         bool flag = false;
         for (size_t f = 0; f < sizeof flags / sizeof flags[0]; f++) {
@@ -598,6 +639,7 @@ int main(int argc, char **argv)
         gpus = strcmp(argv[n], "--gpus") == 0 ? (int)value : gpus;
         heads = strcmp(argv[n], "--heads") == 0 ? value : heads;
         kv_heads = strcmp(argv[n], "--kv-heads") == 0 ? value : kv_heads;
+        turns = strcmp(argv[n], "--turns") == 0 ? value : turns;
         repeat = strcmp(argv[n], "--repeat") == 0 ? (int)value : repeat;
         memory = strcmp(argv[n], "--memory") == 0 ? atof(argv[n + 1]) : memory;
         n++;
@@ -607,10 +649,10 @@ int main(int argc, char **argv)
         fprintf(
             stderr,
             "usage: ranks [--nccl] [--gpus N] [--heads N] [--kv-heads N] [--backward] [--parts] "
-            "[--decode] [--pair] [--cpu] [--repeat N] [--memory GB] LENGTH ...\n");
+            "[--decode] [--exchange] [--turns N] [--pair] [--cpu] [--repeat N] [--memory GB] "
+            "LENGTH ...\n");
         return 2;
     }
-    pthread_barrier_init(&barrier, NULL, (unsigned)gpus);
     open_all(ranks);
     printf("%s, bf16, %ld heads, %ld of keys, d %d\n",
            decode     ? "decoding"

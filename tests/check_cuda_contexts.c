@@ -313,27 +313,50 @@ static void check_empty_axes(void)
  * Devices that exchange messages
  * ---------------------------------------------------------------------------------------------- */
 
+enum { BYTES = 64, HALF = BYTES / 2, ROW = 8 };
+
 /* Messages between two devices of one process (fattn_peers). Before each message one side's stream
  * writes what is sent and the other's reads what was received last; after it both do so again.
- * first: the side that starts first, 0: the sender. */
+ * first: the side that starts first, 0: the sender. spans: two, of every other ROW bytes, which
+ * arrive without gaps, and of all bytes of the second half. */
 static void exchange(fattn_device *const devices[2], const fattn_stream streams[2],
                      fattn_transport *const transports[2], char *const memory[2], int sender,
-                     int first)
+                     int first, bool spans)
 {
-    enum { BYTES = 64 };
-    static char host[BYTES], received[BYTES];
+    static char host[BYTES], received[BYTES], expected[BYTES];
+    static int round;
     fattn_message m[2];
-    memset(host, 1 + sender + 2 * first + (host[0] & 64 ? 0 : 64), sizeof host);
+    fattn_span rows[2][2];
+    round++;
+    for (int n = 0; n < BYTES; n++) {
+        host[n] = (char)(n + 7 * round);
+    }
+    memcpy(expected, host, sizeof host);
+    for (int n = 0; n < HALF / 2 && spans; n++) {
+        expected[n] = host[n / ROW * 2 * ROW + n % ROW];
+    }
     for (int side = 0; side < 2; side++) {
         const int rank = side ? !sender : sender;
-        m[side] = (fattn_message){
-            .peer = !rank, .tag = 2, .receive = side, .data = memory[rank], .bytes = BYTES};
+        char *const data = memory[rank];
+        rows[side][0] = (fattn_span){data, HALF / ROW / 2, ROW, side ? ROW : 2 * ROW};
+        rows[side][1] = (fattn_span){data + HALF, 2, HALF / 2, HALF / 2};
+        m[side] = (fattn_message){.peer = !rank,
+                                  .tag = 2,
+                                  .receive = side,
+                                  .span_count = spans ? 2 : 0,
+                                  .data = spans ? NULL : data,
+                                  .bytes = spans ? HALF + HALF / 2 : BYTES,
+                                  .spans = spans ? rows[side] : NULL};
     }
     for (int after = 0; after < 2; after++) {
-        expect_ok(fattn_device_copy(devices[sender], m[0].data, host, BYTES, streams[sender]),
+        expect_ok(fattn_device_copy(devices[sender], memory[sender], host, BYTES, streams[sender]),
                   "writing");
-        expect_ok(fattn_device_copy(devices[!sender], received, m[1].data, BYTES, streams[!sender]),
-                  "reading");
+        expect_ok(
+            fattn_device_copy(devices[!sender], received, memory[!sender], BYTES, streams[!sender]),
+            "reading");
+        for (int n = HALF / 2; n < HALF && spans && !after; n++) {
+            expected[n] = received[n]; /* the message leaves it as it is */
+        }
         for (int n = 0; n < 2 && !after; n++) {
             const int side = n ? !first : first;
             const fattn_transport *const t = transports[side ? !sender : sender];
@@ -344,7 +367,7 @@ static void exchange(fattn_device *const devices[2], const fattn_stream streams[
             expect_ok(t->wait(t->user, &m[side], 1, 10), "waiting");
         }
     }
-    expect(memcmp(received, host, BYTES) == 0, "another message has arrived");
+    expect(memcmp(received, expected, BYTES) == 0, "another message has arrived");
 }
 
 static void check_peers(void)
@@ -360,14 +383,14 @@ static void check_peers(void)
     for (int r = 0; r < 2; r++) {
         expect_ok(fattn_device_open(r ? "cuda:1" : "cuda:0", &devices[r]), "opening");
         expect_ok(fattn_stream_create(devices[r], &streams[r]), "a stream");
-        expect_ok(fattn_device_malloc(devices[r], 64, &memory[r]), "memory");
+        expect_ok(fattn_device_malloc(devices[r], BYTES, &memory[r]), "memory");
         expect_ok(fattn_peers_open(peers, r, devices[r], streams[r], &transports[r]), "joining");
     }
     expect(stub->reaches - reaches == 2, "%d devices reach the other's memory",
            (int)(stub->reaches - reaches));
-    for (int n = 0; n < 8 && expect_held(); n++) {
+    for (int n = 0; n < 16 && expect_held(); n++) {
         exchange(devices, streams, transports, (char *const[2]){memory[0], memory[1]}, n & 1,
-                 n >> 1 & 1);
+                 n >> 1 & 1, n >= 8);
     }
     const int64_t unordered = stub->disordered - disordered;
     for (int r = 0; r < 2; r++) {

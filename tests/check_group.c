@@ -265,7 +265,7 @@ static void check_pieces(fattn_op op)
             steps++;
             pieces += pieces_of(plan, step);
         }
-        copies = copies || !plan || (plan->own != NULL) != (r == 3);
+        copies = copies || !plan || (plan->at.own != NULL) != (r == 3);
     }
     tap_check(pieces == steps && steps == PLANNERS * (op == FATTN_FORWARD ? 4 : 5),
               "%s: %lld pieces in %lld steps of a zigzag ring under a causal mask",

@@ -135,8 +135,9 @@ static void check_half_started(fattn_transport **broken)
 {
     enum { BYTES = 64 };
     static char data[BYTES]; /* of rank 1: what is sent */
-    const fattn_message halves[] = {{1, 3, 1, 0, data, BYTES}, {ranks, 3, 0, 0, data, BYTES}};
-    const fattn_message sent = {0, 3, 0, 0, data, BYTES};
+    const fattn_message halves[] = {{1, 3, 1, 0, data, BYTES, NULL},
+                                    {ranks, 3, 0, 0, data, BYTES, NULL}};
+    const fattn_message sent = {0, 3, 0, 0, data, BYTES, NULL};
     fattn_transport *t = NULL;
     bool right = fattn_mpi_open(MPI_COMM_WORLD, &t) == FATTN_OK;
     if (!all(right)) {
@@ -252,8 +253,8 @@ static void check_progress(void)
     fattn_transport *t = NULL;
     char *const data = calloc(2, BYTES);
     const fattn_message messages[] = {
-        {(rank + 1) % ranks, 3, 0, 0, data, BYTES},
-        {(rank + ranks - 1) % ranks, 3, 1, 0, data + BYTES, BYTES},
+        {(rank + 1) % ranks, 3, 0, 0, data, BYTES, NULL},
+        {(rank + ranks - 1) % ranks, 3, 1, 0, data + BYTES, BYTES, NULL},
     };
     if (!data) {
         tap_bail("out of memory");

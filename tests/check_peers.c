@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Groups over fattn_peers, whose ranks are threads of one process: drawn problems against the
- * undivided one, and what becomes of the others when a rank is silent, gives up or sends another
- * length. That copies wait for what they have to is tested by check_cuda_contexts.
+ * undivided one, those whose messages are spans among them, and what becomes of the others when a
+ * rank is silent, gives up or sends another length. That copies wait for what they have to is
+ * tested by check_cuda_contexts.
  *
  *     check_peers [PROBLEMS]
  *
@@ -10,11 +11,19 @@
  */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <time.h>
 
 #include "tests/device.h"
 #include "tests/divided.h"
 #include "tests/tap.h"
+
+static void must(fattn_status status)
+{
+    if (status) {
+        tap_bail(fattn_last_reason());
+    }
+}
 
 static fattn_status open_peer(void *peers, int rank, fattn_transport **transport)
 {
@@ -48,6 +57,126 @@ static void check_problems(int problems)
     }
 }
 
+/* --- Spans ------------------------------------------------------------------------------------ */
+
+static atomic_int spans; /* in messages so far */
+
+/* A transport that counts spans, and passes everything on. */
+typedef struct counter {
+    fattn_transport table, *of;
+} counter;
+
+static fattn_status counter_start(void *user, const fattn_message *messages, int count)
+{
+    const counter *const c = user;
+    for (int n = 0; n < count; n++) {
+        spans += messages[n].span_count;
+    }
+    return c->of->start(c->of->user, messages, count);
+}
+
+static fattn_status counter_wait(void *user, const fattn_message *messages, int count,
+                                 double seconds)
+{
+    const counter *const c = user;
+    return c->of->wait(c->of->user, messages, count, seconds);
+}
+
+static void counter_abort(void *user, const char *reason)
+{
+    const counter *const c = user;
+    c->of->abort(c->of->user, reason);
+}
+
+static fattn_status open_counter(void *peers, int rank, fattn_transport **transport)
+{
+    counter *const c = calloc(1, sizeof *c);
+    if (!c) {
+        tap_bail("out of memory");
+    }
+    const fattn_status status = open_peer(peers, rank, &c->of);
+    if (!status) {
+        c->table = *c->of;
+        c->table.user = c;
+        c->table.start = counter_start, c->table.wait = counter_wait;
+        c->table.abort = counter_abort;
+    }
+    *transport = &c->table;
+    return status;
+}
+
+static void close_counter(fattn_transport *transport)
+{
+    counter *const c = (counter *)transport;
+    fattn_peers_close(c->of);
+    free(c);
+}
+
+/* Whether a problem of scheme heads can be sent as spans. (On a GPU it has one sequence, since
+ * these are short.) */
+static bool spans_suit(const divided *d)
+{
+    return d->scheme == FATTN_SCHEME_HEADS && d->split != FATTN_SPLIT_STRIPED &&
+           d->problem.layout == FATTN_BSHD && d->problem.seqlen_q > 8 && d->problem.seqlen_k > 8 &&
+           (!device_named() || d->problem.batch == 1);
+}
+
+/* With a limit of memory, however large, turns use two sets of packed rows; without, each has its
+ * own. alike: if not, heads are not adjacent on the last rank, so no rank may send spans. */
+static void check_spans(int64_t memory, bool alike, const char *title)
+{
+    int right = 0, tried = 0, spanned = 0, turned = 0;
+    for (int64_t index = 0; index < 4000 && tried < 60; index++) {
+        const int ranks = index % 3 == 0 ? 4 : 2 + (int)(index % 2);
+        divided d, last;
+        const divided *problems[4] = {&d, &d, &d, &d};
+        divided_draw(&d, 31, index, ranks);
+        if (!spans_suit(&d)) {
+            continue;
+        }
+        fattn_peers *peers = NULL;
+        must(fattn_peers_create(ranks, &peers));
+        const divided_transport over = {open_counter, close_counter, peers};
+        const int before = spans;
+        d.memory = memory;
+        const bool solved = divided_solve(&d, 31, index) == FATTN_OK;
+        last = d;
+        last.problem.layout = FATTN_BHSD;
+        problems[ranks - 1] = alike ? &d : &last;
+        right += solved && divided_over_is_right(&over, problems, index, ranks);
+        spanned += spans > before;
+        turned += d.turns > 1 && d.problem.heads_q > ranks;
+        tried++;
+        divided_free(&d);
+        fattn_peers_destroy(peers);
+    }
+    tap_check(right == tried && tried == 60 && turned >= 20 && (alike ? spanned >= 20 : !spanned),
+              "%s: %d of %d problems are right, %d with spans, %d in turns", title, right, tried,
+              spanned, turned);
+}
+
+/* Without queries the gradients of keys are 0. */
+static void check_no_queries(void)
+{
+    int right = 0, tried = 0;
+    for (int64_t index = 0; index < 100000 && tried < 3; index++) {
+        divided d;
+        divided_draw(&d, 33, index, 2);
+        const uint32_t keys = FATTN_OUT_DK | FATTN_OUT_DV;
+        if (d.scheme != FATTN_SCHEME_HEADS || d.problem.op != FATTN_BACKWARD || d.ragged ||
+            d.problem.seqlen_q > 0 || d.problem.seqlen_k == 0 || !(d.problem.outputs & keys)) {
+            continue;
+        }
+        fattn_peers *peers = NULL;
+        must(fattn_peers_create(2, &peers));
+        const divided_transport over = {open_peer, fattn_peers_close, peers};
+        right += divided_case_is_right(&over, 33, index, 2);
+        tried++;
+        fattn_peers_destroy(peers);
+    }
+    tap_check(right == 3, "%d of %d problems without queries are right", right, tried);
+}
+
 /* --- Faults ----------------------------------------------------------------------------------- */
 
 enum { COUNT = 300 };
@@ -58,13 +187,6 @@ typedef struct two {
     fattn_transport *transport[2];
     char *memory[2];
 } two;
-
-static void must(fattn_status status)
-{
-    if (status) {
-        tap_bail(fattn_last_reason());
-    }
-}
 
 static two open_two(void)
 {
@@ -229,8 +351,23 @@ static void check_lengths(void)
     two t = open_two();
     const fattn_message a = message_of(&t, 0, false, COUNT), b = message_of(&t, 1, true, COUNT - 1);
     must(start(&t, 0, &a));
-    must(start(&t, 1, &b));
-    tap_check(wait(&t, 1, &b, 60) == FATTN_RANKS_DISAGREE, "two lengths of a message: %s",
+    const fattn_status started = start(&t, 1, &b); /* on a GPU it queues the copy */
+    tap_check((started ? started : wait(&t, 1, &b, 60)) == FATTN_RANKS_DISAGREE,
+              "two lengths of a message: %s", fattn_last_reason());
+    close_two(&t);
+}
+
+/* Spans of as many bytes, but of other rows. */
+static void check_shapes(void)
+{
+    two t = open_two();
+    const fattn_span out = {t.memory[0], 4, 10, 20}, in = {t.memory[1], 5, 8, 8};
+    fattn_message a = message_of(&t, 0, false, 40), b = message_of(&t, 1, true, 40);
+    a.spans = &out, b.spans = &in;
+    a.span_count = b.span_count = 1;
+    must(start(&t, 0, &a));
+    const fattn_status started = start(&t, 1, &b);
+    tap_check((started ? started : wait(&t, 1, &b, 60)) == FATTN_RANKS_DISAGREE, "other spans: %s",
               fattn_last_reason());
     close_two(&t);
 }
@@ -294,6 +431,10 @@ int main(int argc, char **argv)
         return 0;
     }
     check_problems(argc > 1 ? atoi(argv[1]) : 60);
+    check_spans(0, true, "spans, a set of packed rows for each turn");
+    check_spans((int64_t)1 << 40, true, "spans, two sets of packed rows");
+    check_spans(0, false, "spans on all ranks but one");
+    check_no_queries();
     check_silence();
     check_taking();
     check_giving_up(false);
@@ -302,6 +443,7 @@ int main(int argc, char **argv)
     check_tags();
     check_half_started();
     check_lengths();
+    check_shapes();
     check_turns();
     check_arguments();
     fattn_cache_clear();

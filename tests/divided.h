@@ -722,37 +722,48 @@ static inline void *divided_run_rank(void *context)
     return NULL;
 }
 
-/* Runs a drawn problem over such a transport; prints what is wrong. */
-static inline bool divided_case_is_right(const divided_transport *over, uint64_t seed,
-                                         int64_t index, int ranks)
+/* Runs a problem that has been solved over such a transport; prints what is wrong. Rank r has
+ * problems[r]: they differ at most in their layouts. */
+static inline bool divided_over_is_right(const divided_transport *over,
+                                         const divided *const *problems, int64_t index, int ranks)
 {
     static divided_rank all[DIVIDED_RANKS_MAX];
-    divided d;
     char text[256] = "";
-    divided_draw(&d, seed, index, ranks);
-    bool good = divided_solve(&d, seed, index) == FATTN_OK;
-    const int begun = good ? ranks : 0;
-    for (int r = 0; r < begun; r++) {
-        all[r] = (divided_rank){.problem = &d, .over = over, .rank = r};
+    bool good = true;
+    for (int r = 0; r < ranks; r++) {
+        all[r] = (divided_rank){.problem = problems[r], .over = over, .rank = r};
         if (pthread_create(&all[r].thread, NULL, divided_run_rank, &all[r])) {
             tap_bail("no thread");
         }
     }
-    for (int r = 0; r < begun; r++) {
+    for (int r = 0; r < ranks; r++) {
         pthread_join(all[r].thread, NULL);
     }
     for (int r = 0; good && r < ranks; r++) {
         snprintf(text, sizeof text, "%.250s", all[r].reason);
-        good = !all[r].status && divided_is_right(&d, ranks, r, &all[r].share, text, sizeof text);
+        good = !all[r].status &&
+               divided_is_right(problems[r], ranks, r, &all[r].share, text, sizeof text);
     }
     if (!good) {
         char what[256];
-        divided_describe(&d, what, sizeof what);
+        divided_describe(problems[0], what, sizeof what);
         printf("# case %lld on %d ranks: %s\n#   %s\n", (long long)index, ranks, text, what);
     }
-    for (int r = 0; r < begun; r++) {
+    for (int r = 0; r < ranks; r++) {
         divided_share_free(&all[r].share);
     }
+    return good;
+}
+
+/* The same for a drawn problem. */
+static inline bool divided_case_is_right(const divided_transport *over, uint64_t seed,
+                                         int64_t index, int ranks)
+{
+    divided d;
+    const divided *const problems[DIVIDED_RANKS_MAX] = {&d, &d, &d, &d, &d, &d, &d, &d};
+    divided_draw(&d, seed, index, ranks);
+    const bool good = divided_solve(&d, seed, index) == FATTN_OK &&
+                      divided_over_is_right(over, problems, index, ranks);
     divided_free(&d);
     return good;
 }

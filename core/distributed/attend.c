@@ -19,8 +19,8 @@ static fattn_state state_of(const fattn_group_plan *plan, int q_run)
                            : plan->ragged ? fattn_group_queries(plan, q_run).rows
                                           : fattn_group_queries(plan, q_run).longest;
     const int run = q_run == FATTN_BOTH ? 0 : q_run;
-    return (fattn_state){.o = plan->sum[run],
-                         .lse = plan->together ? plan->lse[0] + row : plan->lse[run],
+    return (fattn_state){.o = plan->at.sum[run],
+                         .lse = plan->together ? plan->at.lse[0] + row : plan->at.lse[run],
                          .strides = fattn_group_packed(rows, p->heads_q, p->dim_v),
                          .lse_batch = p->heads_q * length,
                          .lse_head = length};
@@ -151,11 +151,11 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     const fattn_block block = fattn_group_block_keys(plan, owner);
     const fattn_block gradients = fattn_group_block_sums(plan, owner);
     const int64_t row = fattn_group_row(plan, q_run);
-    b.q = plan->direct ? at_row(given->q, row, &p.q, p.dtype) : plan->q[run];
+    b.q = plan->direct ? at_row(given->q, row, &p.q, p.dtype) : plan->at.q[run];
     b.k = keys->k + block.k[k_run];
     b.v = keys->v + block.v[k_run] - block.v[0];
-    b.o = merges ? plan->part_o : plan->sum[run];
-    b.lse = merges ? plan->part_lse : plan->lse[run];
+    b.o = merges ? (void *)plan->part_o : plan->at.sum[run];
+    b.lse = merges ? plan->part_lse : plan->at.lse[run];
     const int64_t head = plan->member * plan->heads_q + plan->turn * p.heads_q; /* the first */
     b.alibi_slopes = given->alibi_slopes ? (const float *)given->alibi_slopes + head : NULL;
     b.sink = p.features & FATTN_SINK ? (const float *)given->sink + head : NULL;
@@ -168,18 +168,19 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     }
     if (plan->backward) {
         const bool both = q_run == FATTN_BOTH;
-        b.o = plan->direct ? at_row(given->o, row, &p.o, p.dtype_o) : plan->o[run];
-        b.dout = plan->direct ? at_row(given->dout, row, &p.dout, p.dtype_o) : plan->dout[run];
-        b.lse = both ? given->lse : plan->lse[run];
-        b.dlse = !(p.features & FATTN_DLSE) ? NULL : both ? given->dlse : plan->dlse[run];
-        b.dq = plan->sum[run];
+        b.o = plan->direct ? at_row(given->o, row, &p.o, p.dtype_o) : plan->at.o[run];
+        b.dout = plan->direct ? at_row(given->dout, row, &p.dout, p.dtype_o) : plan->at.dout[run];
+        b.lse = both ? given->lse : plan->at.lse[run];
+        b.dlse = !(p.features & FATTN_DLSE) ? NULL : both ? given->dlse : plan->at.dlse[run];
+        b.dq = plan->at.sum[run];
         b.dk = plan->gradients ? sums + gradients.k[k_run] : NULL;
         b.dv = plan->gradients ? sums + gradients.v[k_run] : NULL;
         b.dsink = plan->dsink + plan->transport.rank * plan->heads_q + plan->turn * p.heads_q;
     }
-    const fattn_stream stream = plan->transport.stream;
-    return job ? fattn_execute_onto(plan_of(plan, &p), &b, job, plan->workspace, stream)
-               : fattn_execute(plan_of(plan, &p), &b, plan->workspace, stream);
+    const fattn_stream stream = fattn_group_stream(plan);
+    void *const workspace = plan->workspace[plan->overlaps ? plan->turn % 2 : 0];
+    return job ? fattn_execute_onto(plan_of(plan, &p), &b, job, workspace, stream)
+               : fattn_execute(plan_of(plan, &p), &b, workspace, stream);
 }
 
 static bool has_piece(const fattn_group_plan *plan, int lane, int64_t step, int n,

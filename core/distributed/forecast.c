@@ -274,6 +274,8 @@ int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, int64_
     if (wanted == 0) {
         const double bytes = exchanged_inputs(whole) + exchanged_results(whole);
         wanted = bytes >= 8 * least ? 8 : (int64_t)(bytes / least);
+        /* Gradients of a key that several turns share would be summed in f32. */
+        wanted = fattn_split_has_sums(p) ? fattn_min64(wanted, heads_k) : wanted;
     }
     int64_t turns = fattn_max64(1, fattn_min64(wanted, heads_q));
     while (!fattn_scheme_can_turn(scheme, heads_q, heads_k, turns)) {

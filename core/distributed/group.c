@@ -154,7 +154,7 @@ void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, 
                              fattn_direction direction, void *data, int64_t bytes)
 {
     if (bytes > 0) {
-        messages[(*count)++] = (fattn_message){(int32_t)peer, tag, direction, 0, data, bytes};
+        messages[(*count)++] = (fattn_message){(int32_t)peer, tag, direction, 0, data, bytes, NULL};
     }
 }
 
@@ -222,7 +222,7 @@ static uint64_t hash_of(const fattn_group_plan *plan)
  * transport (fattn_transport.wait). Lengths are separate from the hash so that the reason can name
  * them: they are what usually differs. */
 typedef struct answer {
-    uint64_t what, status;
+    uint64_t what, status, may_span;
     int64_t seqlen_q, seqlen_k;
 } answer;
 
@@ -261,8 +261,8 @@ static fattn_status fail_disagreement(const answer *all, int32_t other, int32_t 
 }
 
 /* Fails on all ranks if one of them has failed or was given another problem. A rank that failed
- * itself keeps its own reason. */
-static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64_t what)
+ * itself keeps its own reason. Also clears may_span if it is clear on some rank. */
+static fattn_status agree(fattn_group_plan *plan, fattn_status own, uint64_t what)
 {
     const int32_t ranks = plan->transport.ranks, rank = plan->transport.rank;
     answer *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
@@ -270,7 +270,7 @@ static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64
         plan->transport.abort(plan->transport.user, "no memory to compare problems");
         return own ? own : fattn_fail_memory((int64_t)ranks * (int64_t)sizeof *all, "a group");
     }
-    all[rank] = (answer){what, own, plan->problem.seqlen_q, plan->problem.seqlen_k};
+    all[rank] = (answer){what, own, plan->may_span, plan->problem.seqlen_q, plan->problem.seqlen_k};
     fattn_reason_hold(own);
     fattn_status status = compare(plan, all, sizeof *all);
     for (int32_t r = 0; !status && !own && r < ranks; r++) {
@@ -280,6 +280,7 @@ static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64
         } else if (all[r].what != what) {
             status = fail_disagreement(all, r, rank);
         }
+        plan->may_span = plan->may_span && all[r].may_span;
     }
     fattn_reason_let();
     fattn_memory_free(all);
@@ -297,47 +298,72 @@ static void *take(fattn_group_plan *plan, int64_t bytes)
     return at;
 }
 
-static void take_queries(fattn_group_plan *plan)
+/* Rows of this rank's queries, times the heads of a turn. */
+static int64_t all_queries(const fattn_group_plan *plan)
+{
+    return fattn_group_queries(plan, plan->q_runs == 2 ? FATTN_BOTH : 0).rows *
+           plan->problem.heads_q;
+}
+
+/* Takes memory for the rows of a turn's queries. */
+static void take_queries(fattn_group_plan *plan, fattn_packed *at)
 {
     const fattn_problem *const p = &plan->problem;
     const int64_t size = fattn_dtype_size(p->dtype), size_o = fattn_dtype_size(p->dtype_o);
     const int64_t channels = plan->backward ? p->dim : p->dim_v;
-    const int64_t all =
-        fattn_group_queries(plan, plan->q_runs == 2 ? FATTN_BOTH : 0).rows * p->heads_q;
+    const int64_t sum = channels * (!plan->single ? 4 : plan->backward ? size : size_o);
+    const int64_t first = fattn_group_queries(plan, 0).longest * p->heads_q;
     if (!plan->ragged) {
-        plan->sum[0] = take(plan, all * channels * 4);
-        plan->sum[1] = plan->sum[0] ? plan->sum[0] + fattn_group_queries(plan, 0).longest *
-                                                         p->heads_q * channels
-                                    : NULL;
+        at->sum[0] = take(plan, all_queries(plan) * sum);
+        at->sum[1] = at->sum[0] ? at->sum[0] + first * sum : NULL;
     }
     for (int n = 0; n < plan->q_runs; n++) {
         const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
-        plan->q[n] = plan->direct ? NULL : take(plan, rows * p->dim * size);
-        plan->lse[n] = take(plan, rows * 4);
-        plan->sum[n] = plan->ragged ? take(plan, rows * channels * 4) : plan->sum[n];
+        at->q[n] = plan->direct ? NULL : take(plan, rows * p->dim * size);
+        at->lse[n] = take(plan, rows * 4);
+        at->sum[n] = plan->ragged ? take(plan, rows * sum) : at->sum[n];
         if (plan->backward) {
-            plan->o[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
-            plan->dout[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
-            plan->dlse[n] = take(plan, rows * 4);
+            at->o[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
+            at->dout[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
+            at->dlse[n] = take(plan, rows * 4);
         }
-    }
-    if (!plan->backward) {
-        plan->part_o = plan->merges ? take(plan, all * p->dim_v * 4) : NULL;
-        plan->part_lse = plan->merges ? take(plan, all * 4) : NULL;
     }
 }
 
-static void take_blocks(fattn_group_plan *plan)
+/* Takes memory for the result of a piece that is merged with others. */
+static void take_part(fattn_group_plan *plan)
 {
-    int64_t keys = 0, sums = 0;
+    const bool merges = plan->merges && !plan->backward;
+    const int64_t rows = merges ? all_queries(plan) : 0;
+    plan->part_o = merges ? take(plan, rows * plan->problem.dim_v * 4) : NULL;
+    plan->part_lse = merges ? take(plan, rows * 4) : NULL;
+}
+
+/* The most bytes that a block of keys takes, or of the sums of their gradients. */
+static int64_t most_of_blocks(const fattn_group_plan *plan,
+                              fattn_block (*block)(const fattn_group_plan *, int64_t))
+{
+    int64_t most = 0;
     for (int64_t r = 0; r < plan->whole.ranks; r++) {
-        keys = fattn_max64(keys, fattn_group_block_keys(plan, r).bytes);
-        sums = fattn_max64(sums, fattn_group_block_sums(plan, r).bytes);
+        most = fattn_max64(most, block(plan, r).bytes);
     }
-    plan->own = plan->keys_direct ? NULL : take(plan, keys);
+    return most;
+}
+
+/* Takes memory for the rank's own block of a turn. */
+static void take_own(fattn_group_plan *plan, fattn_packed *at)
+{
+    const int64_t sums = most_of_blocks(plan, fattn_group_block_sums);
     plan->own_step = plan->sharing > 1 ? sums : 0;
-    plan->own_sum =
-        plan->gradients ? take(plan, plan->own_step ? sums * plan->slices : sums) : NULL;
+    at->own = plan->keys_direct ? NULL : take(plan, most_of_blocks(plan, fattn_group_block_keys));
+    at->own_sum = plan->gradients ? take(plan, plan->own_step ? sums * plan->slices : sums) : NULL;
+}
+
+/* Takes memory for the blocks that travel. */
+static void take_lanes(fattn_group_plan *plan)
+{
+    const int64_t keys = most_of_blocks(plan, fattn_group_block_keys);
+    const int64_t sums = most_of_blocks(plan, fattn_group_block_sums);
     for (int lane = 0; lane < FATTN_LANES; lane++) {
         const int64_t longest = plan->ring.longest[lane];
         plan->lane[lane][0] = longest > 1 ? take(plan, keys) : NULL; /* of step 2 */
@@ -354,15 +380,22 @@ static void take_blocks(fattn_group_plan *plan)
 static void lay_out(fattn_group_plan *plan, int64_t workspace)
 {
     plan->bytes = 0;
-    take_queries(plan);
-    take_blocks(plan);
+    for (int64_t n = 0; n < plan->sets; n++) {
+        take_queries(plan, &plan->packed[n]);
+        take_own(plan, &plan->packed[n]);
+    }
+    plan->set_bytes = plan->bytes / plan->sets;
+    take_part(plan);
+    take_lanes(plan);
+    plan->at = fattn_group_packed_at(plan, 0);
     plan->dsink = take(plan, plan->shares.ranks * plan->heads_q * 4);
     for (int n = 0; n < 2; n++) { /* exchange 1 has neither inputs nor results of a single turn */
         const bool used = plan->members > 1 && (n == 0 || plan->turns > 1);
         plan->outward[n] = used ? take(plan, plan->members * plan->slots.outward) : NULL;
         plan->inward[n] = used ? take(plan, plan->members * plan->slots.inward) : NULL;
     }
-    plan->workspace = take(plan, workspace);
+    plan->workspace[0] = take(plan, workspace);
+    plan->workspace[1] = plan->overlaps ? take(plan, workspace) : NULL;
 }
 
 /* Computes where this rank's shares begin in packed tensors. */
@@ -607,7 +640,9 @@ fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *p
     form_groups(plan);
     plan->wanted = fattn_scheme_turns(&plan->shares, plan->scheme, plan->wanted);
     status = check_scheme(plan);
-    return status ? status : make_local(plan, problem);
+    status = status ? status : make_local(plan, problem);
+    plan->may_span = !status && fattn_group_can_span(plan);
+    return status;
 }
 
 /* --- Turns ------------------------------------------------------------------------------------ */
@@ -636,6 +671,10 @@ static fattn_status size_up(fattn_group_plan *plan, int64_t all)
     plan->sharing = fattn_max64(1, turns / fattn_max64(plan->heads_k, 1));
     p->heads_q = plan->heads_q / turns;
     p->heads_k = plan->heads_k * plan->sharing / turns;
+    const fattn_status made = fattn_group_make_sets(plan);
+    if (made) {
+        return made;
+    }
     plan->keys_direct = lies_as_block(plan);
     plan->slots = fattn_group_slots(plan);
     plan->merges = plan->whole.all_queries; /* FATTN_SCHEME_REDUCE merges with other ranks */
@@ -712,8 +751,10 @@ static fattn_status join_turns(fattn_group_plan *plan)
  * travel. */
 static void clear_gaps(const fattn_group_plan *plan)
 {
-    if (plan->own) {
-        memset(plan->own, 0, (size_t)fattn_group_block_keys(plan, plan->rank).bytes);
+    for (int64_t n = 0; n < plan->sets; n++) {
+        if (plan->packed[n].own) {
+            memset(plan->packed[n].own, 0, (size_t)fattn_group_block_keys(plan, plan->rank).bytes);
+        }
     }
     for (int n = 0; n < 2; n++) {
         if (plan->outward[n]) {
@@ -730,12 +771,17 @@ static fattn_status reserve(fattn_group_plan *plan)
         return status;
     }
     lay_out(plan, plan->workspace_bytes);
+    const int64_t span_bytes = fattn_group_span_bytes(plan);
+    plan->span_memory = span_bytes ? fattn_memory_alloc((size_t)span_bytes) : NULL;
+    if (span_bytes && !plan->span_memory) {
+        return fattn_fail_memory(span_bytes, "the spans of messages");
+    }
     if (plan->transport.device_memory) {
-        return fattn_event_create(plan->device, &plan->finished);
+        return fattn_group_make_streams(plan);
     }
     /* Kernels branch on scores past the last key before they mask them. Without this valgrind would
      * report branches on memory that was never written. */
-    memset(plan->workspace, 0, (size_t)plan->workspace_bytes);
+    memset(plan->workspace[0], 0, (size_t)plan->workspace_bytes);
     clear_gaps(plan);
     return FATTN_OK;
 }
@@ -838,7 +884,10 @@ void fattn_group_plan_destroy(fattn_group_plan *plan)
         (void)fattn_event_synchronize(plan->finished);
         fattn_event_destroy(plan->finished);
     }
+    fattn_group_drop_streams(plan);
     destroy_pieces(plan);
+    fattn_memory_free(plan->packed);
+    fattn_memory_free(plan->span_memory);
     fattn_memory_free(plan->q_offsets);
     fattn_ring_free(&plan->ring);
     fattn_device_free(plan->device, plan->memory_at);

@@ -34,6 +34,18 @@ typedef struct fattn_extent {
     int64_t rows, longest;
 } fattn_extent;
 
+/* Where the rows with which a turn computes are packed, run by run, whatever the caller's strides
+ * are. NULL: not packed, or not needed. */
+typedef struct fattn_packed {
+    char *q[FATTN_RUNS], *o[FATTN_RUNS], *dout[FATTN_RUNS];
+    float *lse[FATTN_RUNS], *dlse[FATTN_RUNS];
+    char *sum[FATTN_RUNS]; /* f32 o so far, in backward dq; both runs of a sequence adjacent. Of a
+                            * single piece: its o or dq */
+    char *own;             /* the rank's own block of keys and values */
+    char *own_sum;         /* gradients of the own block, f32 unless `single`; if turns share keys,
+                            * of all slices, `own_step` bytes apart */
+} fattn_packed;
+
 /* Bytes of an exchange between two members: the most that the results of a turn take, and the size
  * of a member's slot in plan->outward and plan->inward (exchange.c). */
 typedef struct fattn_slots {
@@ -71,6 +83,12 @@ struct fattn_group_plan {
     bool direct;                      /* q, o and dout are used in the caller's tensors */
     bool keys_direct; /* so are the rank's own k and v, which are laid out like a block */
     bool merges;      /* some piece has to be merged with an earlier one */
+    bool single;      /* a turn is one piece, which writes results in their final types; else pieces
+                       * write and add to f32 sums */
+    bool may_span;    /* the transport takes spans, and all ranks' tensors can be sent as spans */
+    bool overlaps;    /* turns overlap, which takes spans and a set of packed rows for each turn */
+    bool spans;       /* members send rows of tensors as they are, without copying them to messages
+                       * first: exchange.c */
     bool together;    /* forward begins with both runs of queries as one piece, so their rows are
                     * adjacent in lse */
 
@@ -81,17 +99,14 @@ struct fattn_group_plan {
     int32_t *cu_q, *cu_k, *local_q, *local_k;
     int64_t *q_offsets, *k_offsets, *wholes_q, *wholes_k;
 
-    /* The plan's memory, and its parts. Tensors are packed run by run, whatever the caller's
-     * strides are. */
+    /* The plan's memory, and its parts. */
     void *memory_at;
     int64_t bytes, workspace_bytes;
-    char *q[FATTN_RUNS], *o[FATTN_RUNS], *dout[FATTN_RUNS];
-    float *lse[FATTN_RUNS], *dlse[FATTN_RUNS];
-    float *sum[FATTN_RUNS];   /* f32 o so far, in backward dq; both runs of a sequence adjacent */
-    float *part_o, *part_lse; /* the result of the last piece, before it is merged */
-    char *own, *lane[FATTN_LANES][2]; /* blocks: the rank's own; this step's and the next one's */
-    char *own_sum;                    /* f32 gradients of the own block; if turns share keys, of all
-                                       * slices, `own_step` bytes apart */
+    fattn_packed *packed;       /* [sets]: turn t uses set t % sets */
+    int64_t sets, set_bytes;    /* set_bytes: from a set to the next */
+    fattn_packed at;            /* the current turn's */
+    float *part_o, *part_lse;   /* the result of the last piece, before it is merged */
+    char *lane[FATTN_LANES][2]; /* blocks: this step's and the next one's */
     int64_t own_step;
     /* f32 gradients of travelling blocks: this step's, those being sent and received, and the own
      * block's from the other ranks. */
@@ -99,9 +114,16 @@ struct fattn_group_plan {
     float *dsink; /* [all ranks][Hq of a member] */
     fattn_slots slots;
     char *outward[2], *inward[2]; /* [members][slot]: rows to and from the members */
-    void *workspace;
-    void *answers;         /* device memory for comparing what ranks were given */
-    fattn_event *finished; /* after the last execution, on a device with memory of its own */
+    fattn_span *span_memory;      /* for the messages of an exchange: fattn_group_span_bytes() */
+    void *workspace[2];           /* the second for turns that overlap */
+    void *answers;                /* device memory for comparing what ranks were given */
+    fattn_event *finished;        /* after the last execution, on a device with memory of its own */
+
+    /* Turns that overlap: even and odd turns compute on streams of their own, so that the kernels
+     * of a turn fill the multiprocessors that those of the turn before leave idle at its end.
+     * ready: the inputs of a turn are there; done: its results are. */
+    fattn_stream stream[2];
+    fattn_event *ready, *done_event[2];
 
     /* The state of an execution: bit n of `done` is set once run n's o and lse are in the caller's
      * tensors; `late` is the lane whose `home` has not been added to own_sum yet, or -1. */
@@ -120,6 +142,44 @@ fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *p
                                   const int32_t *cu_q, const int32_t *cu_k);
 fattn_status fattn_group_size(fattn_group_plan *plan);
 
+/*
+ * What turns have of their own (turns.c). fattn_group_can_span(): whether the rank's tensors can be
+ * sent and received as spans: a row's heads are adjacent in all of them, and rows of lse, which are
+ * single numbers, are adjacent in the group's share.
+ *
+ * fattn_group_make_sets() decides about `single`, `spans` and `overlaps` once the number of turns
+ * is known, and how many sets of packed rows there are. One suffices if inputs and results travel
+ * as copies. With spans there are two, one of which is used while the other travels; or, if memory
+ * is not limited, a set for each turn, so that nothing has to be moved out of one.
+ */
+bool fattn_group_can_span(const fattn_group_plan *plan);
+fattn_status fattn_group_make_sets(fattn_group_plan *plan);
+
+/* Where the rows of a turn are packed. */
+fattn_packed fattn_group_packed_at(const fattn_group_plan *plan, int64_t turn);
+
+/* The caller's buffers from the current turn's heads on, if ranks do not share heads. (Sinks and
+ * slopes are those of all heads.) */
+fattn_buffers fattn_group_turn_of(const fattn_group_plan *plan, const fattn_buffers *given);
+
+/* Create and destroy the events and streams of a plan, on a device with memory of its own. (The
+ * event `finished` is destroyed by whoever has waited for it.) */
+fattn_status fattn_group_make_streams(fattn_group_plan *plan);
+void fattn_group_drop_streams(const fattn_group_plan *plan);
+
+/* The stream on which the current turn computes. */
+fattn_stream fattn_group_stream(const fattn_group_plan *plan);
+
+/*
+ * For turns that overlap, else nothing. Begin is called before the messages of a turn are started:
+ * the turn follows its inputs, but not the turn before it, whose results are among the messages.
+ * End is called when its pieces are queued. Follow, after the last turn or an error, makes what
+ * comes next on the transport's stream follow all turns.
+ */
+fattn_status fattn_group_begin_turn(const fattn_group_plan *plan);
+fattn_status fattn_group_end_turn(const fattn_group_plan *plan);
+fattn_status fattn_group_follow_turns(const fattn_group_plan *plan);
+
 /* The rows of a run of this rank's queries, or of both runs; and of a run of an owner's keys. */
 fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run);
 fattn_extent fattn_group_keys(const fattn_group_plan *plan, int64_t owner, int run);
@@ -136,7 +196,8 @@ fattn_strides fattn_group_packed(int64_t rows, int64_t heads, int64_t channels);
 /* The layout of an owner's block, for k_size and v_size bytes per element. */
 fattn_block fattn_group_block(const fattn_group_plan *plan, int64_t owner, int64_t k_size,
                               int64_t v_size);
-/* The same for keys and values, and for those gradients that are wanted. */
+/* The same for keys and values, and for those gradients that are wanted: f32, or of a single piece
+ * in their own types. */
 fattn_block fattn_group_block_keys(const fattn_group_plan *plan, int64_t owner);
 fattn_block fattn_group_block_sums(const fattn_group_plan *plan, int64_t owner);
 
@@ -207,22 +268,28 @@ fattn_status fattn_group_unpack(const fattn_group_plan *plan, const fattn_buffer
  * Exchanges between the members of a group, if it has several (exchange.c). Exchange x carries the
  * inputs of turn x and the results of turn x - 2, if there are such turns. Inputs are loaded into
  * slots from the caller's tensors, results from the packed rows of the last turn. At the end all
- * results are stored into the caller's tensors.
+ * results are stored into the caller's tensors. With spans these functions copy the rank's own rows
+ * alone, between the caller's tensors and the packed rows.
  */
 fattn_slots fattn_group_slots(const fattn_group_plan *plan);
+/* Bytes of plan->span_memory: spans of the messages of one start(). 0 without plan->spans. */
+int64_t fattn_group_span_bytes(const fattn_group_plan *plan);
 fattn_status fattn_group_load_inputs(const fattn_group_plan *plan, const fattn_buffers *buffers,
                                      int64_t turn);
-fattn_status fattn_group_load_results(const fattn_group_plan *plan, int64_t turn);
+fattn_status fattn_group_load_results(const fattn_group_plan *plan, const fattn_buffers *buffers,
+                                      int64_t turn);
 fattn_status fattn_group_store_results(const fattn_group_plan *plan, const fattn_buffers *buffers);
 
 /* Appends the messages of an exchange that travel while the pieces of a step are computed: as many
  * as that step's group has room for. fattn_group_end_exchange() carries the others. */
-void fattn_group_begin_exchange(const fattn_group_plan *plan, int64_t exchange,
-                                fattn_message *messages, int *count);
-fattn_status fattn_group_end_exchange(const fattn_group_plan *plan, int64_t exchange);
+void fattn_group_begin_exchange(const fattn_group_plan *plan, const fattn_buffers *buffers,
+                                int64_t exchange, fattn_message *messages, int *count);
+fattn_status fattn_group_end_exchange(const fattn_group_plan *plan, const fattn_buffers *buffers,
+                                      int64_t exchange);
 
 /* Carries a whole exchange, while nothing is computed. */
-fattn_status fattn_group_exchange(const fattn_group_plan *plan, int64_t exchange);
+fattn_status fattn_group_exchange(const fattn_group_plan *plan, const fattn_buffers *buffers,
+                                  int64_t exchange);
 
 /* An all-gather: sends `bytes` bytes at `all` + rank * bytes to all ranks, and receives theirs. */
 fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t bytes);

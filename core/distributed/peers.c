@@ -4,12 +4,13 @@
  * sender's memory to the receiver's, which a GPU's copy engine makes while its multiprocessors
  * compute.
  *
- * Both sides of a message enter it into a slot, [from][to][tag], in start(). That is short, because
- * the caller queues kernels next. Once both sides have entered it, the first of them that calls
- * wait() queues the copy on the sender's stream of messages, after the work that was on either
- * side's stream in start(). For the threads a message is done as soon as its copy is queued: the
- * streams of both sides wait for the copy, the threads only for each other. The receiver empties
- * the slot. The sender waits for that, because only then may its event be used for another message.
+ * Both sides of a message enter it into a slot, [from][to][tag], in start(). Once both sides have
+ * entered it, the copy is queued on the sender's stream of messages, after the work that was on
+ * either side's stream in start(): on a GPU by the side that enters it last, on a host, where that
+ * makes the copy, by the first that calls wait(), because kernels come between the two. For the
+ * threads a message is done as soon as its copy is queued: the streams of both sides wait for the
+ * copy, the threads only for each other. The receiver empties the slot. The sender waits for that,
+ * because only then may its event be used for another message.
  */
 #define _POSIX_C_SOURCE 200809L /* CLOCK_MONOTONIC */
 #include <pthread.h>
@@ -79,14 +80,41 @@ static fattn_status stream_wait(const peer *p, fattn_stream stream, const fattn_
     return event ? d->backend->stream_wait(d->impl, stream, event->impl) : FATTN_OK;
 }
 
+static fattn_status queue_spans(const peer *from, const slot *s)
+{
+    const fattn_device *const d = from->device;
+    fattn_status status = FATTN_OK;
+    for (int32_t n = 0; !status && n < s->send->span_count; n++) {
+        const fattn_span *const source = &s->send->spans[n], *const target = &s->receive->spans[n];
+        const fattn_row_copy copy = {target->data, source->data, target->step,
+                                     source->step, source->rows, source->row_bytes};
+        status = d->backend->copy_rows(d->impl, &copy, from->messages);
+    }
+    return status;
+}
+
 static fattn_status queue_copy(const peer *from, const peer *to, const slot *s)
 {
     fattn_status status = stream_wait(from, from->messages, from->computed);
     status = status ? status : stream_wait(from, from->messages, to->computed);
-    status = status ? status
-                    : fattn_device_copy(from->device, s->receive->data, s->send->data,
-                                        (size_t)s->send->bytes, from->messages);
+    if (!status) {
+        status = s->send->span_count
+                     ? queue_spans(from, s)
+                     : fattn_device_copy(from->device, s->receive->data, s->send->data,
+                                         (size_t)s->send->bytes, from->messages);
+    }
     return status || !s->copied ? status : fattn_event_record(s->copied, from->messages);
+}
+
+/* Whether both sides have the same spans, if any. */
+static bool spans_agree(const fattn_message *a, const fattn_message *b)
+{
+    bool agree = a->span_count == b->span_count;
+    for (int32_t n = 0; agree && n < a->span_count; n++) {
+        agree =
+            a->spans[n].rows == b->spans[n].rows && a->spans[n].row_bytes == b->spans[n].row_bytes;
+    }
+    return agree;
 }
 
 /* Queues the copy of a message if both sides have entered it, and sets *queued. Called with the
@@ -102,12 +130,13 @@ static fattn_status queue_if_ready(const peer *p, const fattn_message *m, bool *
         return FATTN_OK;
     }
     *queued = true;
-    if (s->send->bytes != s->receive->bytes) {
+    if (s->send->bytes != s->receive->bytes || !spans_agree(s->send, s->receive)) {
         s->state = SLOT_FAILED;
         pthread_cond_broadcast(&all->changed);
+        const char *const as = s->send->bytes == s->receive->bytes ? ", in other spans" : "";
         return fattn_fail(FATTN_RANKS_DISAGREE,
-                          "rank %d sends %lld bytes, and rank %d receives %lld", from,
-                          (long long)s->send->bytes, to, (long long)s->receive->bytes);
+                          "rank %d sends %lld bytes, and rank %d receives %lld%s", from,
+                          (long long)s->send->bytes, to, (long long)s->receive->bytes, as);
     }
     s->state = SLOT_BUSY;
     pthread_mutex_unlock(&all->mutex);
@@ -137,6 +166,44 @@ static void take_back(const peer *p, const fattn_message *messages, const bool *
     }
 }
 
+/* Waits for the copies that a rank has queued. Called with the mutex, which it releases while it
+ * waits; `holds` keeps the rank's stream from being destroyed. */
+static void settle(fattn_peers *all, int32_t rank)
+{
+    peer *const p = all->peers[rank];
+    if (!p || !p->messages) {
+        return;
+    }
+    p->holds++;
+    pthread_mutex_unlock(&all->mutex);
+    (void)fattn_stream_synchronize(p->device, p->messages);
+    pthread_mutex_lock(&all->mutex);
+    p->holds--;
+    pthread_cond_broadcast(&all->changed);
+}
+
+/* After an error: waits for copies of small messages, which must be over when wait() returns. */
+static void settle_small(const peer *p, const fattn_message *messages, int count)
+{
+    for (int n = 0; n < count; n++) {
+        if (messages[n].bytes <= SMALL) {
+            settle(p->all, messages[n].receive ? messages[n].peer : p->table.rank);
+        }
+    }
+}
+
+/* After an error of start() or wait(): withdraws the messages of the group that are not done.
+ * Called with the mutex. */
+static void give_back(peer *p, const fattn_message *messages, const bool *done, int count,
+                      fattn_status status)
+{
+    p->broken = true;
+    take_back(p, messages, done, count);
+    fattn_reason_hold(status);
+    settle_small(p, messages, count);
+    fattn_reason_let();
+}
+
 static fattn_status start(void *user, const fattn_message *messages, int count)
 {
     peer *const p = user;
@@ -160,13 +227,16 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
             p->number[n] = ++s->begun;
         }
     }
-    if (status) { /* no other rank has seen the messages: the mutex was held throughout */
+    for (int n = 0; n < count && !status && p->messages; n++) {
+        bool queued;
+        status = queue_if_ready(p, &messages[n], &queued);
+    }
+    if (status) {
         const bool done[FATTN_MESSAGES_MAX] = {false};
-        take_back(p, messages, done, count);
+        give_back(p, messages, done, count, status);
     }
     pthread_cond_broadcast(&all->changed);
     pthread_mutex_unlock(&all->mutex);
-    p->broken = p->broken || status;
     return status;
 }
 
@@ -194,32 +264,6 @@ static bool take(const peer *p, const fattn_message *m, int n, fattn_status *sta
     s->taken++;
     pthread_cond_broadcast(&p->all->changed);
     return true;
-}
-
-/* Waits for the copies that a rank has queued. Called with the mutex, which it releases while it
- * waits; `holds` keeps the rank's stream from being destroyed. */
-static void settle(fattn_peers *all, int32_t rank)
-{
-    peer *const p = all->peers[rank];
-    if (!p || !p->messages) {
-        return;
-    }
-    p->holds++;
-    pthread_mutex_unlock(&all->mutex);
-    (void)fattn_stream_synchronize(p->device, p->messages);
-    pthread_mutex_lock(&all->mutex);
-    p->holds--;
-    pthread_cond_broadcast(&all->changed);
-}
-
-/* After an error: waits for copies of small messages, which must be over when wait() returns. */
-static void settle_small(const peer *p, const fattn_message *messages, int count)
-{
-    for (int n = 0; n < count; n++) {
-        if (messages[n].bytes <= SMALL) {
-            settle(p->all, messages[n].receive ? messages[n].peer : p->table.rank);
-        }
-    }
 }
 
 /* The time `seconds` from now. It is limited to 10^9 s (30 years), since more would overflow a
@@ -277,11 +321,7 @@ static fattn_status wait(void *user, const fattn_message *messages, int count, d
         status = done[n] ? FATTN_OK : fail_waiting(all, &messages[n], seconds);
     }
     if (status) {
-        p->broken = true;
-        take_back(p, messages, done, count);
-        fattn_reason_hold(status);
-        settle_small(p, messages, count);
-        fattn_reason_let();
+        give_back(p, messages, done, count, status);
     }
     pthread_mutex_unlock(&all->mutex);
     return status;
@@ -411,6 +451,7 @@ fattn_status fattn_peers_open(fattn_peers *peers, int32_t rank, fattn_device *de
         p->table.user = p;
         p->table.start = start, p->table.wait = wait, p->table.abort = give_up;
         p->table.device_memory = own;
+        p->table.spans = true;
         p->table.stream = own ? stream : NULL;
         status = own ? make_queue(p) : FATTN_OK;
         status = status ? status : join(p, rank);

@@ -93,14 +93,16 @@ fattn_block fattn_group_block_keys(const fattn_group_plan *plan, int64_t owner)
 
 fattn_block fattn_group_block_sums(const fattn_group_plan *plan, int64_t owner)
 {
-    const uint32_t outputs = plan->problem.outputs;
-    return fattn_group_block(plan, owner, outputs & FATTN_OUT_DK ? 4 : 0,
-                             outputs & FATTN_OUT_DV ? 4 : 0);
+    const fattn_problem *const p = &plan->problem;
+    const int64_t k_size = plan->single ? fattn_dtype_size(p->dtype_kv) : 4;
+    const int64_t v_size = plan->single ? fattn_dtype_size(p->dtype_v) : 4;
+    return fattn_group_block(plan, owner, p->outputs & FATTN_OUT_DK ? k_size : 0,
+                             p->outputs & FATTN_OUT_DV ? v_size : 0);
 }
 
 char *fattn_group_own_sum(const fattn_group_plan *plan)
 {
-    return plan->own_sum ? plan->own_sum + plan->whole.slice * plan->own_step : NULL;
+    return plan->at.own_sum ? plan->at.own_sum + plan->whole.slice * plan->own_step : NULL;
 }
 
 bool fattn_group_ends_turn(const fattn_group_plan *plan)
@@ -169,7 +171,7 @@ static void lay(const fattn_group_plan *plan, int64_t owner, int q_run, int k_ru
 }
 
 /* The problem of a piece as far as it does not depend on the piece's rows and keys. Results and
- * gradients are f32. */
+ * gradients are f32 sums, unless the piece is the only one. */
 static fattn_problem common(const fattn_group_plan *plan, bool first)
 {
     fattn_problem p = plan->problem;
@@ -184,10 +186,10 @@ static fattn_problem common(const fattn_group_plan *plan, bool first)
     p.features &= ~(FATTN_CAUSAL | FATTN_WINDOW | (sinks ? 0 : FATTN_SINK));
     p.features |= FATTN_SCALE | FATTN_POSITIONS;
     if (plan->backward) {
-        p.features |= FATTN_ACCUMULATE;
+        p.features |= plan->single ? 0 : FATTN_ACCUMULATE;
         p.outputs &= first ? ~0u : ~FATTN_OUT_DSINK;
     } else {
-        p.dtype_o = FATTN_F32;
+        p.dtype_o = plan->single ? p.dtype_o : FATTN_F32;
         p.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
     }
     return p;

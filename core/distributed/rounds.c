@@ -165,7 +165,7 @@ static fattn_held keys_of(const fattn_group_plan *plan, const fattn_buffers *giv
         return (fattn_held){(char *)given->k, (char *)given->v};
     }
     const int64_t owner = own ? plan->rank : fattn_ring_owner(&plan->ring, lane, plan->rank, step);
-    char *const block = own ? plan->own : plan->lane[lane][step % 2];
+    char *const block = own ? plan->at.own : plan->lane[lane][step % 2];
     return block && owner >= 0
                ? (fattn_held){block, block + fattn_group_block_keys(plan, owner).v[0]}
                : (fattn_held){NULL, NULL};
@@ -278,15 +278,17 @@ static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *giv
 {
     const fattn_problem *const p = &plan->problem;
     const bool begins = plan->whole.slice == 0;
-    fattn_status status = plan->turn == 0 && begins && p->outputs & FATTN_OUT_DSINK
+    const bool dsink = p->outputs & FATTN_OUT_DSINK && !plan->single;
+    fattn_status status = plan->turn == 0 && begins && dsink
                               ? clear(plan, plan->dsink, plan->transport.ranks * plan->heads_q)
                               : FATTN_OK;
     const int both = plan->q_runs == 2 && !plan->ragged ? FATTN_BOTH : 0;
-    for (int n = 0; !status && begins && plan->backward && n < (both ? 1 : plan->q_runs); n++) {
+    const bool sums = plan->backward && !plan->single;
+    for (int n = 0; !status && begins && sums && n < (both ? 1 : plan->q_runs); n++) {
         const int64_t rows = fattn_group_queries(plan, both ? both : n).rows * p->heads_q;
-        status = clear(plan, plan->sum[n], rows * p->dim);
+        status = clear(plan, plan->at.sum[n], rows * p->dim);
     }
-    if (!status && plan->gradients && plan->turn % plan->sharing == 0) {
+    if (!status && sums && plan->gradients && plan->turn % plan->sharing == 0) {
         status = clear(plan, fattn_group_own_sum(plan), sums_of(plan, plan->rank));
     }
     return status || !(p->outputs & FATTN_OUT_DBIAS) ? status : clear_dbias(plan, given->dbias);
@@ -298,9 +300,36 @@ static bool sends_packed(const fattn_group_plan *plan)
     return plan->ring.last_step > 0 && !plan->keys_direct;
 }
 
-static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
+/* Tells all ranks of an error that only this rank has. */
+static fattn_status tell(const fattn_group_plan *plan, fattn_status status)
+{
+    if (status) {
+        plan->transport.abort(plan->transport.user, fattn_last_reason());
+    }
+    return status;
+}
+
+static fattn_status start(const fattn_group_plan *plan, const fattn_message *messages, int count)
 {
     const fattn_transport *const t = &plan->transport;
+    return count ? t->start(t->user, messages, count) : FATTN_OK;
+}
+
+/* Waits for messages that were started. status: of the work since then; all ranks are told of an
+ * error, before or while waiting. */
+static fattn_status await(const fattn_group_plan *plan, const fattn_message *messages, int count,
+                          fattn_status status)
+{
+    const fattn_transport *const t = &plan->transport;
+    (void)tell(plan, status);
+    fattn_reason_hold(status);
+    const fattn_status waited = count ? t->wait(t->user, messages, count, plan->timeout) : FATTN_OK;
+    fattn_reason_let();
+    return status ? status : tell(plan, waited);
+}
+
+static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
+{
     const bool exchanges = plan->members > 1 && step == plan->ring.last_step;
     /* At most seven in each lane: keys and values sent and received, and three sums; or ten in one
      * lane if runs of sums travel separately too (fattn_ring.trims). */
@@ -310,30 +339,21 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
         add_messages(plan, given, lane, step, messages, &count);
     }
     if (exchanges) {
-        fattn_group_begin_exchange(plan, plan->turn + 1, messages, &count);
+        fattn_group_begin_exchange(plan, given, plan->turn + 1, messages, &count);
     }
-    fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
-    const bool started = !status && count;
+    fattn_status status = step == 0 ? fattn_group_begin_turn(plan) : FATTN_OK;
+    status = status ? status : start(plan, messages, count);
+    const bool started = !status;
     if (step == 0) { /* while the first messages travel */
         status = status || sends_packed(plan) ? status : fattn_group_pack(plan, given);
         status = status ? status : begin(plan, given);
     }
     status = status ? status : compute(plan, given, step);
-    if (exchanges && !status) {
+    status = status ? status : fattn_group_end_turn(plan);
+    if (exchanges && !status && plan->sets < plan->turns) {
         status = fattn_group_load_inputs(plan, given, plan->turn + 2);
     }
-    if (status) {
-        t->abort(t->user, fattn_last_reason());
-    }
-    if (started) {
-        fattn_reason_hold(status);
-        const fattn_status waited = t->wait(t->user, messages, count, plan->timeout);
-        fattn_reason_let();
-        if (waited && !status) {
-            t->abort(t->user, fattn_last_reason());
-        }
-        status = status ? status : waited;
-    }
+    status = started ? await(plan, messages, count, status) : tell(plan, status);
     return status ? status : collect(plan, step);
 }
 
@@ -344,16 +364,15 @@ enum { SENDS = 1, RECEIVES = 2 };
 
 /* Sends (o, lse) to a rank, receives its (o, lse) into o and lse, or both. The tags only have to
  * tell o from lse: nothing else travels during a reduction. */
-static fattn_status trade(const fattn_group_plan *plan, int64_t peer, int what, float *o,
-                          float *lse)
+static fattn_status trade(const fattn_group_plan *plan, int64_t peer, int what, void *o, float *lse)
 {
     const int64_t rows = fattn_group_queries(plan, 0).rows * plan->problem.heads_q;
     const int64_t bytes = rows * plan->problem.dim_v * (int64_t)sizeof(float);
     fattn_message messages[4];
     int count = 0;
     if (what & SENDS) {
-        fattn_group_add_message(messages, &count, peer, BLOCK, FATTN_SEND, plan->sum[0], bytes);
-        fattn_group_add_message(messages, &count, peer, GRADIENT, FATTN_SEND, plan->lse[0],
+        fattn_group_add_message(messages, &count, peer, BLOCK, FATTN_SEND, plan->at.sum[0], bytes);
+        fattn_group_add_message(messages, &count, peer, GRADIENT, FATTN_SEND, plan->at.lse[0],
                                 rows * 4);
     }
     if (what & RECEIVES) {
@@ -389,7 +408,7 @@ static fattn_status reduce(fattn_group_plan *plan, const fattn_buffers *given)
         status = status ? status : fattn_group_merge(plan, last ? given : NULL, 0);
     }
     if (!status && partner < ranks) {
-        status = trade(plan, partner, outer ? RECEIVES : SENDS, plan->sum[0], plan->lse[0]);
+        status = trade(plan, partner, outer ? RECEIVES : SENDS, plan->at.sum[0], plan->at.lse[0]);
     }
     return status;
 }
@@ -430,47 +449,6 @@ static fattn_status sum_dsink(const fattn_group_plan *plan, float *dsink)
     return status;
 }
 
-static void shift(void *pointer, int64_t elements, fattn_dtype dtype)
-{
-    char *at;
-    memcpy(&at, pointer, sizeof at);
-    if (at) {
-        at += elements * fattn_dtype_size(dtype);
-        memcpy(pointer, &at, sizeof at);
-    }
-}
-
-/* The buffers of the current turn's heads. (Sinks and slopes are those of all heads.) */
-static fattn_buffers turn_of(const fattn_group_plan *plan, const fattn_buffers *given)
-{
-    const fattn_problem *const l = &plan->local;
-    const int64_t q = plan->turn * plan->problem.heads_q;
-    const int64_t k = plan->turn / plan->sharing * plan->problem.heads_k;
-    fattn_buffers b = *given;
-    shift(&b.q, q * l->q.head, l->dtype);
-    shift(&b.k, k * l->k.head, l->dtype_kv);
-    shift(&b.v, k * l->v.head, l->dtype_v);
-    shift(&b.o, q * l->o.head, l->dtype_o);
-    shift(&b.dout, q * l->dout.head, l->dtype_o);
-    shift(&b.dq, q * l->dq.head, l->dtype);
-    shift(&b.dk, k * l->dk.head, l->dtype_kv);
-    shift(&b.dv, k * l->dv.head, l->dtype_v);
-    shift(&b.lse, q * l->seqlen_q, FATTN_F32);
-    shift(&b.dlse, q * l->seqlen_q, FATTN_F32);
-    shift(&b.bias, q * l->bias_stride[1], l->dtype_bias);
-    b.mask += b.mask ? q * l->mask_stride[1] : 0;
-    return b;
-}
-
-/* Tells all ranks of an error that only this rank has. */
-static fattn_status tell(const fattn_group_plan *plan, fattn_status status)
-{
-    if (status) {
-        plan->transport.abort(plan->transport.user, fattn_last_reason());
-    }
-    return status;
-}
-
 static fattn_status go_rounds(fattn_group_plan *plan, const fattn_buffers *b)
 {
     fattn_status status = sends_packed(plan) ? tell(plan, fattn_group_pack(plan, b)) : FATTN_OK;
@@ -493,7 +471,7 @@ static fattn_status gather_dsink(const fattn_group_plan *plan)
 /* Computes a turn if ranks do not share heads, against a slice of keys or all keys. */
 static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *given)
 {
-    const fattn_buffers b = turn_of(plan, given);
+    const fattn_buffers b = fattn_group_turn_of(plan, given);
     fattn_status status = go_rounds(plan, &b);
     if (!status && plan->whole.all_queries) {
         status = reduce(plan, &b);
@@ -508,24 +486,51 @@ static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *gi
  * inputs of the next one travel. */
 static fattn_status execute_exchanged_turn(fattn_group_plan *plan, const fattn_buffers *b)
 {
-    fattn_status status = tell(plan, fattn_group_load_results(plan, plan->turn - 1));
+    fattn_status status = tell(plan, fattn_group_load_results(plan, b, plan->turn - 1));
     status = status ? status : go_rounds(plan, b);
-    return status ? status : fattn_group_end_exchange(plan, plan->turn + 1);
+    return status ? status : fattn_group_end_exchange(plan, b, plan->turn + 1);
+}
+
+/* The first exchange with spans, of inputs, or the last one, of results. Meanwhile the rank copies
+ * its own rows of these. */
+static fattn_status exchange_spans(const fattn_group_plan *plan, const fattn_buffers *b,
+                                   int64_t exchange)
+{
+    fattn_message messages[FATTN_MESSAGES_MAX];
+    int count = 0;
+    fattn_group_begin_exchange(plan, b, exchange, messages, &count);
+    fattn_status status = start(plan, messages, count);
+    if (status) {
+        return tell(plan, status);
+    }
+    for (int64_t turn = 0; !status && exchange == 0 && turn < plan->sets; turn++) {
+        status = fattn_group_load_inputs(plan, b, turn);
+    }
+    status = status || exchange == 0 ? status : fattn_group_store_results(plan, b);
+    status = await(plan, messages, count, status);
+    return status ? status : fattn_group_end_exchange(plan, b, exchange);
 }
 
 static fattn_status begin_exchanges(const fattn_group_plan *plan, const fattn_buffers *b)
 {
+    if (plan->spans) {
+        return exchange_spans(plan, b, 0);
+    }
     fattn_status status = tell(plan, fattn_group_load_inputs(plan, b, 0));
-    status = status ? status : fattn_group_exchange(plan, 0);
+    status = status ? status : fattn_group_exchange(plan, b, 0);
     return status ? status : tell(plan, fattn_group_load_inputs(plan, b, 1));
 }
 
 static fattn_status end_exchanges(const fattn_group_plan *plan, const fattn_buffers *b)
 {
-    fattn_status status = tell(plan, fattn_group_load_results(plan, plan->turns - 1));
-    status = status ? status : fattn_group_exchange(plan, plan->turns + 1);
+    fattn_status status = fattn_group_follow_turns(plan);
+    status = status ? status : fattn_group_load_results(plan, b, plan->turns - 1);
+    status = tell(plan, status);
+    status = status        ? status
+             : plan->spans ? exchange_spans(plan, b, plan->turns + 1)
+                           : fattn_group_exchange(plan, b, plan->turns + 1);
     status = status ? status : gather_dsink(plan);
-    return status ? status : fattn_group_store_results(plan, b);
+    return status || plan->spans ? status : fattn_group_store_results(plan, b);
 }
 
 /* Records the event after the execution's work, even if it failed: the plan's memory is in use
@@ -537,7 +542,8 @@ static fattn_status finish(const fattn_group_plan *plan, fattn_status status)
         return status;
     }
     fattn_reason_hold(status);
-    const bool noted = fattn_event_record(plan->finished, stream) == FATTN_OK;
+    const bool noted = fattn_group_follow_turns(plan) == FATTN_OK &&
+                       fattn_event_record(plan->finished, stream) == FATTN_OK;
     const fattn_status ended = noted ? FATTN_OK : fattn_stream_synchronize(plan->device, stream);
     fattn_reason_let();
     return status ? status : ended;
@@ -556,6 +562,7 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
     const bool exchanged = plan->members > 1, dsink = plan->problem.outputs & FATTN_OUT_DSINK;
     status = status || !exchanged ? status : begin_exchanges(plan, &b);
     for (plan->turn = 0; !status && plan->turn < plan->turns; plan->turn++) {
+        plan->at = fattn_group_packed_at(plan, plan->turn);
         for (int64_t slice = 0; !status && slice < plan->slices; slice++) {
             plan->shares.slice = plan->whole.slice = slice;
             status = (exchanged ? execute_exchanged_turn : execute_turn)(plan, &b);

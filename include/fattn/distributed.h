@@ -72,14 +72,25 @@ typedef enum fattn_scheme {
  * --- Transports
  * ---------------------------------------------------------------------------------------------- */
 
+/* Rows of bytes, in memory as fattn_message.data. */
+typedef struct fattn_span {
+    void *data;        /* the first row */
+    int64_t rows;      /* above 0 */
+    int64_t row_bytes; /* above 0 */
+    int64_t step;      /* bytes from one row to the next */
+} fattn_span;
+
 /* A message to another rank, or from it. */
 typedef struct fattn_message {
-    int32_t peer;     /* the rank that receives or sends it; never this rank */
-    int32_t tag;      /* 0..15; the same on both sides */
-    int32_t receive;  /* 1: this rank receives the message into data; 0: it sends data */
-    int32_t reserved; /* 0 */
-    void *data;       /* host or device memory: fattn_transport.device_memory */
-    int64_t bytes;    /* above 0; the same on both sides */
+    int32_t peer;            /* the rank that receives or sends it; never this rank */
+    int32_t tag;             /* 0..15; the same on both sides */
+    int32_t receive;         /* 1: this rank receives the message into data; 0: it sends data */
+    int32_t span_count;      /* 0; or, if fattn_transport.spans is set, above 0: spans are sent or
+                              * received in place of data, which is NULL. Both sides have equally
+                              * many, and the n-th of both are of the same size */
+    void *data;              /* host or device memory: fattn_transport.device_memory */
+    int64_t bytes;           /* above 0; the same on both sides */
+    const fattn_span *spans; /* NULL if span_count is 0 */
 } fattn_message;
 
 /* The most messages in a call of start() or wait(). */
@@ -131,7 +142,9 @@ typedef struct fattn_transport {
      * after the work that is on the stream when start() is called, and work that is queued after
      * wait() starts after the message. */
     int32_t device_memory; /* 0: data is host memory, and stream is NULL; 1: device memory */
-    int32_t reserved;      /* 0 */
+    int32_t spans;         /* 1: the transport takes messages of spans, so that ranks that exchange
+                            * heads need not copy rows to messages and out of them. 0: it does
+                            * not */
     fattn_stream stream;   /* of the group's device */
 } fattn_transport;
 
@@ -205,7 +218,8 @@ typedef struct fattn_group {
                      * one after another. While one part is computed, the inputs of the next part
                      * and the results of the previous one travel. The plan takes this number, or
                      * the next smaller one that divides a rank's heads; more if `memory` requires
-                     * it. 0, the default: chosen by size, 8 at most */
+                     * it. 0, the default: chosen by size, 8 at most, and in backward no more than a
+                     * rank has key/value heads */
 } fattn_group;
 
 /* Fills *group with the defaults named above. */
@@ -297,10 +311,13 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
  * - A rank that had finished before another one failed returns FATTN_OK, with all of its outputs.
  * - dbias may be written in part: it is too large to be held twice.
  * - In FATTN_SCHEME_RING with several turns of heads, the outputs of earlier turns are written.
+ * - In FATTN_SCHEME_HEADS, if the transport takes spans, results go straight into outputs, which
+ *   may therefore be written in part; in device memory also after the call has returned, until the
+ *   transport is closed.
  *
- * After an error the caller may change its tensors, but the transport may still be sending k and v.
- * Free these, and destroy the plan, only after the transport is closed; in device memory do not
- * change them before that either.
+ * After an error the caller may change its tensors, but the transport may still be sending k and v,
+ * or with spans any tensor. Free these, and destroy the plan, only after the transport is closed;
+ * in device memory do not change them before that either.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 

@@ -20,8 +20,8 @@ class Run(ctypes.Structure):
 
 
 class Message(ctypes.Structure):
-    _fields_ = [("peer", c_int32), ("tag", c_int32), ("receive", c_int32), ("reserved", c_int32),
-                ("data", c_void_p), ("bytes", c_int64)]
+    _fields_ = [("peer", c_int32), ("tag", c_int32), ("receive", c_int32), ("span_count", c_int32),
+                ("data", c_void_p), ("bytes", c_int64), ("spans", c_void_p)]
 
 
 START = CFUNCTYPE(c_int, c_void_p, POINTER(Message), c_int)
@@ -32,7 +32,7 @@ ABORT = CFUNCTYPE(None, c_void_p, c_char_p)
 class Transport(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("rank", c_int32), ("ranks", c_int32), ("user", c_void_p),
                 ("start", START), ("wait", WAIT), ("abort", ABORT), ("device_memory", c_int32),
-                ("reserved", c_int32), ("stream", c_void_p)]
+                ("spans", c_int32), ("stream", c_void_p)]
 
 
 class Group(ctypes.Structure):

@@ -88,8 +88,8 @@ static fattn_status run_exchange(divided_case *c, void *what)
     const exchange *const x = what;
     const fattn_transport *const t = c->world->transport;
     const fattn_message messages[] = {
-        {(t->rank + 1) % t->ranks, 0, 0, 0, x->data, x->bytes},
-        {(t->rank + t->ranks - 1) % t->ranks, 0, 1, 0, x->data + x->bytes, x->bytes},
+        {(t->rank + 1) % t->ranks, 0, 0, 0, x->data, x->bytes, NULL},
+        {(t->rank + t->ranks - 1) % t->ranks, 0, 1, 0, x->data + x->bytes, x->bytes, NULL},
     };
     const fattn_status status = t->start(t->user, messages, 2);
     return status ? status : t->wait(t->user, messages, 2, c->world->timeout);

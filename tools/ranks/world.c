@@ -51,8 +51,8 @@ fattn_status world_gather(const world *w, void *all, int64_t bytes)
     for (int32_t d = 1; !status && d < t->ranks; d++) {
         const int32_t to = (t->rank + d) % t->ranks, from = (t->rank - d + t->ranks) % t->ranks;
         const fattn_message messages[] = {
-            {to, TAG, 0, 0, (char *)all + t->rank * bytes, bytes},
-            {from, TAG, 1, 0, (char *)all + from * bytes, bytes},
+            {to, TAG, 0, 0, (char *)all + t->rank * bytes, bytes, NULL},
+            {from, TAG, 1, 0, (char *)all + from * bytes, bytes, NULL},
         };
         status = t->start(t->user, messages, 2);
         status = status ? status : t->wait(t->user, messages, 2, w->timeout);

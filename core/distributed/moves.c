@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tensors of a turn, and moving their rows. */
+#include "core/distributed/moves.h"
+
+#include "core/backend.h"
+#include "core/dtype.h"
+
+/* --- Which tensors ---------------------------------------------------------------------------- */
+
+static void add(fattn_moved *list, int *count, fattn_side side, const fattn_problem *p, void *share,
+                const fattn_strides *strides, fattn_dtype dtype, int64_t channels)
+{
+    list[(*count)++] = (fattn_moved){.side = side,
+                                     .heads = side == FATTN_KEYS ? p->heads_k : p->heads_q,
+                                     .channels = channels,
+                                     .dtype = dtype,
+                                     .share = share,
+                                     .strides = *strides};
+}
+
+static void add_lse(const fattn_group_plan *plan, fattn_moved *list, int *count, void *share)
+{
+    const fattn_problem *const p = &plan->local;
+    const int64_t total = plan->ragged ? p->total_q : p->seqlen_q;
+    const fattn_strides strides = {.batch = p->heads_q * total, .seq = 1, .head = total};
+    add(list, count, FATTN_QUERIES, &plan->problem, share, &strides, FATTN_F32, 1);
+    list[*count - 1].rows_last = true;
+}
+
+/* block + offset; NULL if block is NULL, while only sizes are computed. */
+static char *inside(char *block, int64_t offset) { return block ? block + offset : NULL; }
+
+/* Sets where the runs of the last tensor of a list are packed. */
+static void pack_at(fattn_moved *list, int count, void *first, void *second)
+{
+    list[count - 1].packed[0] = first;
+    list[count - 1].packed[1] = second;
+}
+
+int fattn_group_inputs(const fattn_group_plan *plan, const fattn_buffers *b, int64_t turn,
+                       fattn_moved *list)
+{
+    const fattn_problem *const p = &plan->problem, *const l = &plan->local;
+    const fattn_block block = fattn_group_block_keys(plan, plan->rank);
+    const fattn_packed at = fattn_group_packed_at(plan, turn);
+    int count = 0;
+    const bool queries = plan->whole.slice == 0;
+    if (!plan->direct) {
+        add(list, &count, FATTN_QUERIES, p, (void *)b->q, &l->q, p->dtype, p->dim);
+        pack_at(list, count, at.q[0], at.q[1]);
+    }
+    if (!plan->keys_direct && (turn % plan->sharing == 0 || plan->slices > 1)) {
+        add(list, &count, FATTN_KEYS, p, (void *)b->k, &l->k, p->dtype_kv, p->dim);
+        pack_at(list, count, inside(at.own, block.k[0]), inside(at.own, block.k[1]));
+        add(list, &count, FATTN_KEYS, p, (void *)b->v, &l->v, p->dtype_v, p->dim_v);
+        pack_at(list, count, inside(at.own, block.v[0]), inside(at.own, block.v[1]));
+    }
+    if (plan->backward && !plan->direct) {
+        add(list, &count, FATTN_QUERIES, p, b->o, &l->o, p->dtype_o, p->dim_v);
+        pack_at(list, count, at.o[0], at.o[1]);
+        add(list, &count, FATTN_QUERIES, p, (void *)b->dout, &l->dout, p->dtype_o, p->dim_v);
+        pack_at(list, count, at.dout[0], at.dout[1]);
+    }
+    if (plan->backward && queries) {
+        add_lse(plan, list, &count, b->lse);
+        pack_at(list, count, at.lse[0], at.lse[1]);
+    }
+    if (p->features & FATTN_DLSE && queries) {
+        add_lse(plan, list, &count, (void *)b->dlse);
+        pack_at(list, count, at.dlse[0], at.dlse[1]);
+    }
+    return count;
+}
+
+static char *lse_of(const fattn_group_plan *plan, const fattn_packed *at, int run)
+{
+    return (char *)(plan->together && at->lse[0] ? at->lse[0] + fattn_group_row(plan, run)
+                                                 : at->lse[run]);
+}
+
+int fattn_group_results(const fattn_group_plan *plan, const fattn_buffers *b, int64_t turn,
+                        fattn_moved *list)
+{
+    const fattn_problem *const p = &plan->problem, *const l = &plan->local;
+    const fattn_block block = fattn_group_block_sums(plan, plan->rank);
+    const bool queries = fattn_group_ends_turn(plan);
+    const fattn_packed at = fattn_group_packed_at(plan, turn);
+    char *const own_sum = inside(at.own_sum, plan->whole.slice * plan->own_step);
+    int count = 0;
+    if (queries && p->outputs & FATTN_OUT_LSE) {
+        add_lse(plan, list, &count, b->lse);
+    }
+    const int first_sum = count;
+    if (queries && p->outputs & FATTN_OUT_O) {
+        add(list, &count, FATTN_QUERIES, p, b->o, &l->o, p->dtype_o, p->dim_v);
+    }
+    if (queries && p->outputs & FATTN_OUT_DQ) {
+        add(list, &count, FATTN_QUERIES, p, b->dq, &l->dq, p->dtype, p->dim);
+    }
+    const int first_key = count;
+    const bool keys = turn % plan->sharing == plan->sharing - 1;
+    if (keys && p->outputs & FATTN_OUT_DK) {
+        add(list, &count, FATTN_KEYS, p, b->dk, &l->dk, p->dtype_kv, p->dim);
+    }
+    const int first_value = count;
+    if (keys && p->outputs & FATTN_OUT_DV) {
+        add(list, &count, FATTN_KEYS, p, b->dv, &l->dv, p->dtype_v, p->dim_v);
+    }
+    for (int t = 0; t < count; t++) {
+        list[t].sum = t >= first_sum && !plan->single;
+        list[t].together = t < first_sum ? plan->together : t < first_key;
+        list[t].skipped = t < first_key ? plan->done : 0;
+        for (int n = 0; n < FATTN_RUNS; n++) {
+            const int64_t offset = t < first_value ? block.k[n] : block.v[n];
+            const bool late = plan->late >= 0 && fattn_group_home_runs(plan, plan->late) >> n & 1;
+            list[t].packed[n] = t < first_sum   ? lse_of(plan, &at, n)
+                                : t < first_key ? at.sum[n]
+                                                : inside(own_sum, offset);
+            list[t].plus[n] = t >= first_key && late ? plan->home[plan->late] + offset : NULL;
+        }
+    }
+    return count;
+}
+
+/* --- Copying ---------------------------------------------------------------------------------- */
+
+int64_t fattn_group_stream_bytes(const fattn_group_plan *plan, const fattn_moved *t, int64_t rank)
+{
+    int64_t rows = 0;
+    for (int64_t b = 0; b < plan->problem.batch; b++) {
+        rows += fattn_whole_rows(&plan->shares, t->side, b, rank);
+    }
+    return (rows * t->heads * t->channels * fattn_dtype_size(t->dtype) + 63) / 64 * 64;
+}
+
+/* One side of a copy: the address and layout of its rows. */
+typedef struct side {
+    char *data;
+    const char *plus; /* NULL, or f32 rows that are added */
+    fattn_strides strides;
+    fattn_dtype dtype;
+} side;
+
+/* A run of rows of a rank, of one sequence or of all: how many rows, and its first row in each
+ * place. In the packed rows of run `into` it takes every packed_step-th row. */
+typedef struct rows {
+    int64_t batch, count, share, packed, packed_step, stream;
+    int into;
+} rows;
+
+/* Packed rows from one sequence of a run to the next. */
+static int64_t packed_rows(const fattn_group_plan *plan, const fattn_moved *t, int run)
+{
+    if (plan->ragged) {
+        return (t->side == FATTN_KEYS ? fattn_group_keys(plan, plan->rank, run)
+                                      : fattn_group_queries(plan, run))
+            .rows;
+    }
+    return t->side == FATTN_KEYS ? fattn_group_key_rows(plan, plan->rank)
+           : t->together         ? fattn_group_query_rows(plan)
+                                 : fattn_group_queries(plan, run).longest;
+}
+
+/* The strides of rows without gaps, of which a sequence has `length`. */
+static fattn_strides strides_of(const fattn_moved *t, int64_t length)
+{
+    const int64_t row = t->heads * t->channels;
+    return t->rows_last ? (fattn_strides){length * row, 1, length}
+                        : (fattn_strides){length * row, row, t->channels};
+}
+
+/* The rows r of a tensor in one place. */
+static side side_of(const fattn_group_plan *plan, const fattn_moved *t, const fattn_spot *at,
+                    const rows *r)
+{
+    const int64_t first[] = {r->share, r->packed};
+    if (at->place == FATTN_STREAM) { /* runs follow each other */
+        const int64_t before = r->stream * t->heads * t->channels * fattn_dtype_size(t->dtype);
+        return (side){at->stream + before, NULL, strides_of(t, r->count), t->dtype};
+    }
+    side s;
+    if (at->place == FATTN_SHARE) {
+        const int64_t head = at->first_head * t->strides.head * fattn_dtype_size(t->dtype);
+        s = (side){t->share + head, NULL, t->strides, t->dtype};
+    } else {
+        s = (side){t->packed[r->into], t->plus[r->into],
+                   strides_of(t, packed_rows(plan, t, r->into)), t->sum ? FATTN_F32 : t->dtype};
+    }
+    const int64_t bytes = first[at->place] * s.strides.seq * fattn_dtype_size(s.dtype);
+    s.data += bytes;
+    s.plus += s.plus ? bytes : 0;
+    s.strides.seq *= at->place == FATTN_PACKED ? r->packed_step : 1;
+    return s;
+}
+
+typedef fattn_status (*rows_function)(const fattn_group_plan *plan, const fattn_moved *t,
+                                      const rows *r, void *context);
+
+/*
+ * Calls a function for all rows of a rank (of this rank, if they are in its share), run by run. A
+ * run of a rank is part of a run of its group: every packed_step-th row of it, from some row on. If
+ * all sequences have the same length, a call has the rows of all.
+ */
+static fattn_status each_run(const fattn_group_plan *plan, const fattn_moved *t, int64_t rank,
+                             rows_function function, void *context)
+{
+    const fattn_whole *const shares = &plan->shares, *const group = &plan->whole;
+    fattn_whole unsliced = *shares;
+    unsliced.slices = 1;
+    const int runs =
+        t->side == FATTN_KEYS ? fattn_split_runs(shares->split) : fattn_whole_q_runs(shares);
+    const int packed_runs = t->side == FATTN_KEYS ? plan->k_runs : plan->q_runs;
+    const int32_t *const starts = t->side == FATTN_KEYS ? plan->local_k : plan->local_q;
+    const int64_t batch = plan->problem.batch, together = plan->ragged ? 1 : batch;
+    fattn_status status = FATTN_OK;
+    int64_t streamed = 0;
+    for (int n = 0; n < runs; n++) {
+        const int into = packed_runs == 1 ? 0 : n;
+        int64_t before = 0; /* packed rows of earlier sequences */
+        for (int64_t b = 0; !status && b < batch; b += together) {
+            const fattn_run own = fattn_whole_run(shares, t->side, b, rank, n);
+            const int64_t skipped =
+                own.first - fattn_whole_run(&unsliced, t->side, b, rank, n).first;
+            const fattn_run whole = fattn_whole_run(group, t->side, b, plan->rank, into);
+            const rows r = {
+                .batch = together,
+                .count = own.count,
+                .share = (plan->ragged ? starts[b] : 0) +
+                         (n ? fattn_whole_run(&unsliced, t->side, b, rank, 0).count : 0) +
+                         skipped / own.stride,
+                .packed = before + (own.first - whole.first) / whole.stride,
+                .packed_step = own.stride / whole.stride,
+                .stream = streamed,
+                .into = into,
+            };
+            const bool moves = own.count > 0 && !(t->skipped >> n & 1);
+            status = moves ? function(plan, t, &r, context) : FATTN_OK;
+            before += whole.count;
+            streamed += own.count * together;
+        }
+    }
+    return status;
+}
+
+fattn_status fattn_group_move(const fattn_group_plan *plan, const fattn_rows_args *args)
+{
+    return plan->device->backend->rows(plan->device->impl, args, plan->transport.stream);
+}
+
+typedef struct move {
+    fattn_spot from, to;
+    int64_t turns; /* 1, or all turns at once */
+} move;
+
+/* Elements from the rows of a turn to those of the next one, in the share or packed. */
+static int64_t turn_step(const fattn_group_plan *plan, const fattn_moved *t, fattn_place where,
+                         const side *s)
+{
+    return where == FATTN_SHARE ? t->heads * s->strides.head
+                                : plan->set_bytes / fattn_dtype_size(s->dtype);
+}
+
+/* The same rows of all turns: heads of a row are adjacent (can_span() in group.c), so the axis of
+ * heads is free for the turns. In lse rows are adjacent, and its heads take the axis of rows. */
+static void add_turns(const fattn_group_plan *plan, const fattn_moved *t, const move *m,
+                      const side *from, const side *to, fattn_rows_args *args)
+{
+    if (t->rows_last) {
+        args->channels = args->rows;
+        args->rows = t->heads;
+        args->to_stride.seq = args->to_stride.head;
+        args->from_stride.seq = args->from_stride.head;
+    }
+    args->heads = t->side == FATTN_KEYS ? m->turns / plan->sharing : m->turns;
+    args->to_stride.head = turn_step(plan, t, m->to.place, to);
+    args->from_stride.head = turn_step(plan, t, m->from.place, from);
+}
+
+static fattn_status move_run(const fattn_group_plan *plan, const fattn_moved *t, const rows *r,
+                             void *context)
+{
+    const move *const m = context;
+    const side from = side_of(plan, t, &m->from, r), to = side_of(plan, t, &m->to, r);
+    const bool whole = from.strides.head == t->channels && to.strides.head == t->channels;
+    fattn_rows_args args = {
+        .batch = r->batch,
+        .rows = r->count,
+        .heads = whole ? 1 : t->heads,
+        .channels = whole ? t->heads * t->channels : t->channels,
+        .to = to.data,
+        .from = from.data,
+        .plus = (const float *)from.plus,
+        .to_stride = to.strides,
+        .from_stride = from.strides,
+        .dtype_to = to.dtype,
+        .dtype_from = from.dtype,
+    };
+    if (m->turns > 1) {
+        add_turns(plan, t, m, &from, &to, &args);
+    }
+    return fattn_group_move(plan, &args);
+}
+
+fattn_status fattn_group_copy(const fattn_group_plan *plan, const fattn_moved *t, int64_t rank,
+                              const fattn_spot *from, const fattn_spot *to, int64_t turns)
+{
+    move m = {*from, *to, turns};
+    return each_run(plan, t, rank, move_run, &m);
+}
+
+/* --- Listing ---------------------------------------------------------------------------------- */
+
+typedef struct listing {
+    fattn_spot at;
+    fattn_span_list *list;
+} listing;
+
+static fattn_status list_run(const fattn_group_plan *plan, const fattn_moved *t, const rows *r,
+                             void *context)
+{
+    const listing *const l = context;
+    const side s = side_of(plan, t, &l->at, r);
+    const int64_t size = fattn_dtype_size(s.dtype);
+    for (int64_t b = 0; b < r->batch; b++) {
+        fattn_span *const span = &l->list->spans[l->list->count++];
+        span->data = s.data + b * s.strides.batch * size;
+        span->rows = t->rows_last ? t->heads : r->count;
+        span->row_bytes = (t->rows_last ? r->count : t->heads * t->channels) * size;
+        span->step = (t->rows_last ? s.strides.head : s.strides.seq) * size;
+        l->list->bytes += span->rows * span->row_bytes;
+    }
+    return FATTN_OK;
+}
+
+void fattn_group_list(const fattn_group_plan *plan, const fattn_moved *t, int64_t rank,
+                      const fattn_spot *at, fattn_span_list *list)
+{
+    listing l = {*at, list};
+    (void)each_run(plan, t, rank, list_run, &l); /* cannot fail */
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the turns of a plan have of their own: packed rows, whether these are sent as they are;
+ * heads; and streams, on a device with memory of its own, so that turns overlap.
+ */
+#include <string.h>
+
+#include "core/backend.h"
+#include "core/distributed/group.h"
+#include "core/dtype.h"
+#include "core/integer.h"
+#include "core/memory.h"
+#include "core/problem.h"
+#include "core/status.h"
+
+/* --- Packed rows ------------------------------------------------------------------------------ */
+
+bool fattn_group_can_span(const fattn_group_plan *plan)
+{
+    const fattn_problem *const l = &plan->local;
+    const bool rows = l->q.head == l->dim && l->k.head == l->dim && l->v.head == l->dim_v &&
+                      l->o.head == l->dim_v;
+    const bool gradients = l->dout.head == l->dim_v && l->dq.head == l->dim &&
+                           l->dk.head == l->dim && l->dv.head == l->dim_v;
+    return plan->transport.spans && plan->shares.split != FATTN_SPLIT_STRIPED && rows &&
+           (gradients || !plan->backward);
+}
+
+/* Whether each result of a turn is written by one piece, and by no other turn. (A piece without
+ * pairs would not write the gradients of its keys.) */
+static bool is_single(const fattn_group_plan *plan)
+{
+    return plan->members > 1 && plan->whole.ranks == 1 && !(plan->gradients && plan->sharing > 1) &&
+           fattn_whole_pairs(&plan->whole, 0, 0) > 0;
+}
+
+/* Whether members exchange spans: if there are few of them, or they are large enough for a GPU's
+ * copy engine, which takes some microseconds for each. */
+static bool takes_spans(const fattn_group_plan *plan)
+{
+    const int64_t least = 1 << 18;
+    const fattn_problem *const p = &plan->problem;
+    const int64_t rows = p->seqlen_q / (plan->shares.ranks * fattn_split_runs(plan->shares.split));
+    const int64_t bytes = rows * p->heads_q * p->dim * fattn_dtype_size(p->dtype);
+    return plan->may_span && plan->single &&
+           (!plan->transport.device_memory || p->batch == 1 || bytes >= least);
+}
+
+/* Whether turns should overlap, as measured on two H200. In backward without grouped heads the
+ * kernels of two turns beside each other are slower by more than idle multiprocessors cost. */
+static bool pays_to_overlap(const fattn_group_plan *plan)
+{
+    return !plan->backward || fattn_problem_group(&plan->problem) > 1;
+}
+
+fattn_status fattn_group_make_sets(fattn_group_plan *plan)
+{
+    plan->single = is_single(plan);
+    plan->spans = takes_spans(plan);
+    plan->sets = !plan->spans ? 1 : plan->memory ? fattn_min64(plan->turns, 2) : plan->turns;
+    plan->overlaps = plan->transport.device_memory && plan->spans && plan->memory == 0 &&
+                     plan->turns > 1 && pays_to_overlap(plan);
+    const size_t bytes = (size_t)plan->sets * sizeof *plan->packed;
+    fattn_memory_free(plan->packed);
+    plan->packed = fattn_memory_alloc(bytes);
+    if (!plan->packed) {
+        return fattn_fail_memory((int64_t)bytes, "the plan of a group");
+    }
+    memset(plan->packed, 0, bytes);
+    return FATTN_OK;
+}
+
+fattn_packed fattn_group_packed_at(const fattn_group_plan *plan, int64_t turn)
+{
+    fattn_packed at = plan->packed[turn % plan->sets];
+    /* Turns that share keys use those of one set. */
+    const fattn_packed *const keys = &plan->packed[turn / plan->sharing % plan->sets];
+    at.own = keys->own;
+    at.own_sum = keys->own_sum;
+    return at;
+}
+
+/* --- Heads ------------------------------------------------------------------------------------ */
+
+static void shift(void *pointer, int64_t elements, fattn_dtype dtype)
+{
+    char *at;
+    memcpy(&at, pointer, sizeof at);
+    if (at) {
+        at += elements * fattn_dtype_size(dtype);
+        memcpy(pointer, &at, sizeof at);
+    }
+}
+
+fattn_buffers fattn_group_turn_of(const fattn_group_plan *plan, const fattn_buffers *given)
+{
+    const fattn_problem *const l = &plan->local;
+    const int64_t q = plan->turn * plan->problem.heads_q;
+    const int64_t k = plan->turn / plan->sharing * plan->problem.heads_k;
+    fattn_buffers b = *given;
+    shift(&b.q, q * l->q.head, l->dtype);
+    shift(&b.k, k * l->k.head, l->dtype_kv);
+    shift(&b.v, k * l->v.head, l->dtype_v);
+    shift(&b.o, q * l->o.head, l->dtype_o);
+    shift(&b.dout, q * l->dout.head, l->dtype_o);
+    shift(&b.dq, q * l->dq.head, l->dtype);
+    shift(&b.dk, k * l->dk.head, l->dtype_kv);
+    shift(&b.dv, k * l->dv.head, l->dtype_v);
+    shift(&b.lse, q * l->seqlen_q, FATTN_F32);
+    shift(&b.dlse, q * l->seqlen_q, FATTN_F32);
+    shift(&b.bias, q * l->bias_stride[1], l->dtype_bias);
+    b.mask += b.mask ? q * l->mask_stride[1] : 0;
+    return b;
+}
+
+/* --- Streams ---------------------------------------------------------------------------------- */
+
+fattn_status fattn_group_make_streams(fattn_group_plan *plan)
+{
+    fattn_status status = fattn_event_create(plan->device, &plan->finished);
+    for (int n = 0; !status && plan->overlaps && n < 2; n++) {
+        status = fattn_stream_create(plan->device, &plan->stream[n]);
+        status = status ? status : fattn_event_create(plan->device, &plan->done_event[n]);
+    }
+    return status || !plan->overlaps ? status : fattn_event_create(plan->device, &plan->ready);
+}
+
+void fattn_group_drop_streams(const fattn_group_plan *plan)
+{
+    for (int n = 0; n < 2; n++) {
+        if (plan->stream[n]) {
+            (void)fattn_stream_destroy(plan->device, plan->stream[n]);
+        }
+        fattn_event_destroy(plan->done_event[n]);
+    }
+    fattn_event_destroy(plan->ready);
+}
+
+fattn_stream fattn_group_stream(const fattn_group_plan *plan)
+{
+    return plan->overlaps ? plan->stream[plan->turn % 2] : plan->transport.stream;
+}
+
+static fattn_status wait_for(const fattn_group_plan *plan, fattn_stream stream,
+                             const fattn_event *event)
+{
+    return plan->device->backend->stream_wait(plan->device->impl, stream, event->impl);
+}
+
+fattn_status fattn_group_begin_turn(const fattn_group_plan *plan)
+{
+    const fattn_stream messages = plan->transport.stream;
+    if (!plan->overlaps) {
+        return FATTN_OK;
+    }
+    fattn_status status = fattn_event_record(plan->ready, messages);
+    status = status ? status : wait_for(plan, fattn_group_stream(plan), plan->ready);
+    return status || plan->turn == 0
+               ? status
+               : wait_for(plan, messages, plan->done_event[(plan->turn - 1) % 2]);
+}
+
+fattn_status fattn_group_end_turn(const fattn_group_plan *plan)
+{
+    return plan->overlaps
+               ? fattn_event_record(plan->done_event[plan->turn % 2], fattn_group_stream(plan))
+               : FATTN_OK;
+}
+
+fattn_status fattn_group_follow_turns(const fattn_group_plan *plan)
+{
+    fattn_status status = FATTN_OK;
+    for (int n = 0; !status && plan->overlaps && n < 2; n++) {
+        status = fattn_event_record(plan->done_event[n], plan->stream[n]);
+        status = status ? status : wait_for(plan, plan->transport.stream, plan->done_event[n]);
+    }
+    return status;
+}

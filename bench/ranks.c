@@ -9,9 +9,9 @@
  * Causal, zigzag, a ring; with --exchange contiguous parts and an exchange of heads, in N turns;
  * with --decode one query against keys that are divided, and a reduction. A line for each length:
  * median milliseconds of one GPU and of all, and their efficiency, which is the time of one GPU
- * over the time of all times their number. Both are measured in turns. Every GPU computes the
- * undivided problem by itself, all at the same time, so that all are equally warm when they compute
- * together; the slowest one counts. Each line is checked: o, and in
+ * over the time of all times their number. First every GPU computes the undivided problem by
+ * itself, all at the same time, so that all are equally warm; then they compute together, and so
+ * on. The slowest GPU counts. Each line is checked: o, and in
  * backward dq, dk and dv, against those of one GPU. Messages are copies between the GPUs
  * (fattn_peers), or NCCL's with --nccl. --parts adds the times of what a step is made of, each
  * alone. With --pair one GPU does nothing: for what is too long for it. With --cpu ranks are
@@ -644,8 +644,8 @@ int main(int argc, char **argv)
         memory = strcmp(argv[n], "--memory") == 0 ? atof(argv[n + 1]) : memory;
         n++;
     }
-    if (n == argc || (cpu && by_nccl) || gpus < 1 || gpus > GPUS_MAX || repeat < 1 ||
-        repeat > REPEAT_MAX) {
+    if (n == argc || (cpu && by_nccl) || (exchange && decode) || gpus < 1 || gpus > GPUS_MAX ||
+        repeat < 1 || repeat > REPEAT_MAX) {
         fprintf(
             stderr,
             "usage: ranks [--nccl] [--gpus N] [--heads N] [--kv-heads N] [--backward] [--parts] "
@@ -654,11 +654,14 @@ int main(int argc, char **argv)
         return 2;
     }
     open_all(ranks);
-    printf("%s, bf16, %ld heads, %ld of keys, d %d\n",
+    printf("%s, bf16, %ld heads, %ld of keys, d %d, %s\n",
            decode     ? "decoding"
            : backward ? "causal, forward and backward"
                       : "causal, forward",
-           heads, kv_heads, DIM);
+           heads, kv_heads, DIM,
+           decode     ? "a reduction"
+           : exchange ? "heads exchanged"
+                      : "a ring");
     for (; n < argc; n++) {
         measure(ranks, atol(argv[n]));
     }

@@ -108,6 +108,7 @@ struct fattn_backend {
     fattn_status (*alloc)(void *impl, size_t bytes, void **memory);
     fattn_status (*free)(void *impl, void *memory);
     fattn_status (*copy)(void *impl, void *dst, const void *src, size_t bytes, fattn_stream stream);
+    /* Both sides are memory of the device, or of another one that is in reach. */
     fattn_status (*copy_rows)(void *impl, const fattn_row_copy *copy, fattn_stream stream);
     fattn_status (*stream_create)(void *impl, fattn_stream *stream);
     fattn_status (*stream_destroy)(void *impl, fattn_stream stream);
@@ -125,8 +126,8 @@ struct fattn_backend {
     fattn_status (*event_synchronize)(void *impl, void *event);
     fattn_status (*event_elapsed)(void *impl, void *start, void *stop, double *milliseconds);
     /* Makes copies to memory of another device of the backend direct from now on, if the two
-     * devices can do that. NULL: copies are always direct. */
-    fattn_status (*reach)(void *impl, void *other);
+     * devices can do that, and sets *direct. NULL: copies are always direct. */
+    fattn_status (*reach)(void *impl, void *other, bool *direct);
 };
 
 /* The i-th backend of this build in the order of backends/meson.build, NULL past the last. */

@@ -316,14 +316,16 @@ void fattn_gpu_limits(void *impl, fattn_limits *limits)
 
 /* A failure is no error: the devices reach each other already, or cannot, and then the driver
  * copies between them by another path. */
-fattn_status fattn_gpu_reach(void *impl, void *other)
+fattn_status fattn_gpu_reach(void *impl, void *other, bool *direct)
 {
+    enum { ALREADY = 704 }; /* in CUDA and HIP */
     const fattn_gpu_device *const d = impl, *const to = other;
     const fattn_status status = fattn_gpu_enter(d);
     if (status) {
         return status;
     }
-    (void)d->api->context_reach(to->context, 0);
+    const int result = d->api->context_reach(to->context, 0);
+    *direct = result == 0 || result == ALREADY;
     return fattn_gpu_leave(d);
 }
 

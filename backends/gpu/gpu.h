@@ -202,7 +202,7 @@ void fattn_gpu_event_destroy(void *impl, void *event);
 fattn_status fattn_gpu_event_record(void *impl, void *event, fattn_stream stream);
 fattn_status fattn_gpu_event_synchronize(void *impl, void *event);
 fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
-fattn_status fattn_gpu_reach(void *impl, void *other);
+fattn_status fattn_gpu_reach(void *impl, void *other, bool *direct);
 
 /* The fields of a backend's table that vendors share: all but its name, count and open. */
 #define FATTN_GPU_VERBS                                                                       \

@@ -96,7 +96,7 @@ fattn_status fattn_gpu_copy_rows(void *impl, const fattn_row_copy *copy, fattn_s
 {
     const fattn_gpu_device *const d = impl;
     const fattn_row_copy c = *copy;
-    if (c.to_step == c.bytes && c.from_step == c.bytes) {
+    if (c.rows == 1 || (c.to_step == c.bytes && c.from_step == c.bytes)) {
         return fattn_gpu_copy(impl, c.to, c.from, (size_t)(c.rows * c.bytes), stream);
     }
     if (c.rows == 0 || c.bytes == 0) {

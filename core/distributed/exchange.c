@@ -12,6 +12,7 @@
 
 /* What members exchange of a turn. */
 typedef enum kind { INPUTS, RESULTS } kind;
+
 static int tensors_of(const fattn_group_plan *plan, const fattn_buffers *b, kind what, int64_t turn,
                       fattn_moved *list)
 {
@@ -54,8 +55,8 @@ static int64_t most_bytes(const fattn_group_plan *plan, kind what)
  *
  * With plan->spans nothing is copied to a message or out of it. Inputs go from the share to the
  * receiver's packed rows of that turn, and results from the packed rows to the receiver's share.
- * The rank itself copies its own rows. If each turn has packed rows of its own, it does so for all
- * turns at once, so that a GPU launches one kernel for each tensor.
+ * The rank copies its own rows. If each turn has packed rows of its own, it does so for all turns
+ * at once, so that a GPU launches one kernel for each tensor.
  */
 fattn_slots fattn_group_slots(const fattn_group_plan *plan)
 {
@@ -124,23 +125,11 @@ static fattn_status copy_own(const fattn_group_plan *plan, const fattn_moved *li
     return status;
 }
 
-/* How many turns are copied at once: all, if each has packed rows of its own. */
-static int64_t turns_at_once(const fattn_group_plan *plan)
-{
-    return plan->spans && plan->sets == plan->turns ? plan->turns : 1;
-}
-
 fattn_status fattn_group_load_inputs(const fattn_group_plan *plan, const fattn_buffers *b,
                                      int64_t turn)
 {
     fattn_moved list[FATTN_TENSORS];
     const int count = turn < plan->turns ? fattn_group_inputs(plan, b, turn, list) : 0;
-    if (plan->spans) {
-        const int64_t turns = turns_at_once(plan);
-        return turn % turns == 0
-                   ? copy_own(plan, list, count, turn, turns, FATTN_SHARE, FATTN_PACKED)
-                   : FATTN_OK;
-    }
     fattn_status status = FATTN_OK;
     for (int64_t m = 0; !status && count && m < plan->members; m++) {
         if (m != plan->member) {
@@ -151,16 +140,11 @@ fattn_status fattn_group_load_inputs(const fattn_group_plan *plan, const fattn_b
     return status;
 }
 
-fattn_status fattn_group_load_results(const fattn_group_plan *plan, const fattn_buffers *b,
-                                      int64_t turn)
+fattn_status fattn_group_load_results(const fattn_group_plan *plan, int64_t turn)
 {
+    const fattn_buffers none = {.struct_size = sizeof none};
     fattn_moved list[FATTN_TENSORS];
-    const int count = turn >= 0 ? fattn_group_results(plan, b, turn, list) : 0;
-    if (plan->spans) { /* the packed rows will be overwritten if there are fewer sets than turns */
-        return turns_at_once(plan) == 1
-                   ? copy_own(plan, list, count, turn, 1, FATTN_PACKED, FATTN_SHARE)
-                   : FATTN_OK;
-    }
+    const int count = turn >= 0 ? fattn_group_results(plan, &none, turn, list) : 0;
     fattn_status status = FATTN_OK;
     for (int64_t m = 0; !status && count && m < plan->members; m++) {
         char *const slot =
@@ -172,14 +156,9 @@ fattn_status fattn_group_load_results(const fattn_group_plan *plan, const fattn_
 
 fattn_status fattn_group_store_results(const fattn_group_plan *plan, const fattn_buffers *b)
 {
-    fattn_moved list[FATTN_TENSORS];
-    if (plan->spans) {
-        const int64_t turns = turns_at_once(plan);
-        const int count = turns > 1 ? fattn_group_results(plan, b, 0, list) : 0;
-        return copy_own(plan, list, count, 0, turns, FATTN_PACKED, FATTN_SHARE);
-    }
     fattn_status status = FATTN_OK;
     for (int64_t turn = 0; turn < plan->turns; turn++) {
+        fattn_moved list[FATTN_TENSORS];
         const int count = fattn_group_results(plan, b, turn, list);
         for (int64_t m = 0; !status && m < plan->members; m++) {
             status = copy_stream(plan, list, count, turn, m, FATTN_STREAM, FATTN_SHARE,
@@ -189,15 +168,47 @@ fattn_status fattn_group_store_results(const fattn_group_plan *plan, const fattn
     return status;
 }
 
+/* --- Spans ------------------------------------------------------------------------------------ */
+
+/* How many turns are copied when this one is: all with the first if each has packed rows. */
+static int64_t turns_with(const fattn_group_plan *plan, int64_t turn)
+{
+    const bool there = turn >= 0 && turn < plan->turns;
+    return !there ? 0 : plan->sets < plan->turns ? 1 : turn == 0 ? plan->turns : 0;
+}
+
+fattn_status fattn_group_copy_inputs(const fattn_group_plan *plan, const fattn_buffers *b,
+                                     int64_t turn)
+{
+    fattn_moved list[FATTN_TENSORS];
+    const int64_t turns = turns_with(plan, turn);
+    const int count = turns ? fattn_group_inputs(plan, b, turn, list) : 0;
+    return copy_own(plan, list, count, turn, turns, FATTN_SHARE, FATTN_PACKED);
+}
+
+fattn_status fattn_group_copy_results(const fattn_group_plan *plan, const fattn_buffers *b,
+                                      int64_t turn)
+{
+    fattn_moved list[FATTN_TENSORS];
+    const int64_t turns = turns_with(plan, turn);
+    const int count = turns ? fattn_group_results(plan, b, turn, list) : 0;
+    return copy_own(plan, list, count, turn, turns, FATTN_PACKED, FATTN_SHARE);
+}
+
 /* The most spans of a message: one for each sequence and run of each tensor. */
 static int64_t most_spans(const fattn_group_plan *plan)
 {
-    return (int64_t)2 * FATTN_TENSORS * FATTN_RUNS * plan->problem.batch;
+    const fattn_buffers none = {.struct_size = sizeof none};
+    fattn_moved list[FATTN_TENSORS];
+    const int64_t tensors = fattn_group_inputs(plan, &none, 0, list) +
+                            fattn_group_results(plan, &none, plan->sharing - 1, list);
+    return tensors * fattn_split_runs(plan->shares.split) * plan->problem.batch;
 }
 
 int64_t fattn_group_span_bytes(const fattn_group_plan *plan)
 {
-    return plan->spans ? FATTN_MESSAGES_MAX * most_spans(plan) * (int64_t)sizeof(fattn_span) : 0;
+    const int64_t messages = fattn_min64(FATTN_MESSAGES_MAX, 2 * (plan->members - 1));
+    return plan->spans ? messages * most_spans(plan) * (int64_t)sizeof(fattn_span) : 0;
 }
 
 /* Adds the spans of a turn's tensors, if there is such a turn. Either the rank's share, for the
@@ -299,7 +310,10 @@ fattn_status fattn_group_exchange(const fattn_group_plan *plan, const fattn_buff
 fattn_status fattn_group_pack(const fattn_group_plan *plan, const fattn_buffers *b)
 {
     fattn_moved list[FATTN_TENSORS];
-    const int count = plan->spans ? 0 : fattn_group_inputs(plan, b, plan->turn, list);
+    if (plan->spans) {
+        return FATTN_OK; /* inputs arrive packed */
+    }
+    const int count = fattn_group_inputs(plan, b, plan->turn, list);
     fattn_status status = copy_own(plan, list, count, plan->turn, 1, FATTN_SHARE, FATTN_PACKED);
     for (int64_t m = 0; !status && m < plan->members; m++) {
         if (m != plan->member) {

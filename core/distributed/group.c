@@ -222,7 +222,7 @@ static uint64_t hash_of(const fattn_group_plan *plan)
  * transport (fattn_transport.wait). Lengths are separate from the hash so that the reason can name
  * them: they are what usually differs. */
 typedef struct answer {
-    uint64_t what, status, may_span;
+    uint64_t what, status, span_rule;
     int64_t seqlen_q, seqlen_k;
 } answer;
 
@@ -261,7 +261,7 @@ static fattn_status fail_disagreement(const answer *all, int32_t other, int32_t 
 }
 
 /* Fails on all ranks if one of them has failed or was given another problem. A rank that failed
- * itself keeps its own reason. Also clears may_span if it is clear on some rank. */
+ * itself keeps its own reason. Ranks also agree on the spans that all of them can send. */
 static fattn_status agree(fattn_group_plan *plan, fattn_status own, uint64_t what)
 {
     const int32_t ranks = plan->transport.ranks, rank = plan->transport.rank;
@@ -270,7 +270,8 @@ static fattn_status agree(fattn_group_plan *plan, fattn_status own, uint64_t wha
         plan->transport.abort(plan->transport.user, "no memory to compare problems");
         return own ? own : fattn_fail_memory((int64_t)ranks * (int64_t)sizeof *all, "a group");
     }
-    all[rank] = (answer){what, own, plan->may_span, plan->problem.seqlen_q, plan->problem.seqlen_k};
+    all[rank] =
+        (answer){what, own, plan->span_rule, plan->problem.seqlen_q, plan->problem.seqlen_k};
     fattn_reason_hold(own);
     fattn_status status = compare(plan, all, sizeof *all);
     for (int32_t r = 0; !status && !own && r < ranks; r++) {
@@ -280,7 +281,9 @@ static fattn_status agree(fattn_group_plan *plan, fattn_status own, uint64_t wha
         } else if (all[r].what != what) {
             status = fail_disagreement(all, r, rank);
         }
-        plan->may_span = plan->may_span && all[r].may_span;
+        if (all[r].span_rule < (uint64_t)plan->span_rule) {
+            plan->span_rule = (fattn_span_rule)all[r].span_rule;
+        }
     }
     fattn_reason_let();
     fattn_memory_free(all);
@@ -382,9 +385,13 @@ static void lay_out(fattn_group_plan *plan, int64_t workspace)
     plan->bytes = 0;
     for (int64_t n = 0; n < plan->sets; n++) {
         take_queries(plan, &plan->packed[n]);
+    }
+    const int64_t queries = plan->bytes;
+    for (int64_t n = 0; n < plan->key_sets; n++) {
         take_own(plan, &plan->packed[n]);
     }
-    plan->set_bytes = plan->bytes / plan->sets;
+    plan->set_bytes = queries / plan->sets;
+    plan->key_set_bytes = (plan->bytes - queries) / plan->key_sets;
     take_part(plan);
     take_lanes(plan);
     plan->at = fattn_group_packed_at(plan, 0);
@@ -641,7 +648,7 @@ fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *p
     plan->wanted = fattn_scheme_turns(&plan->shares, plan->scheme, plan->wanted);
     status = check_scheme(plan);
     status = status ? status : make_local(plan, problem);
-    plan->may_span = !status && fattn_group_can_span(plan);
+    plan->span_rule = status ? FATTN_NO_SPANS : fattn_group_span_rule(plan);
     return status;
 }
 
@@ -703,6 +710,13 @@ static bool can_turn(const fattn_group_plan *plan, int64_t turns)
                : turns % heads == 0 && slices <= SLICES_MAX && (slices & (slices - 1)) == 0;
 }
 
+static fattn_status fail_limit(const fattn_group_plan *plan)
+{
+    return fattn_fail(FATTN_OUT_OF_MEMORY,
+                      "the plan of a group needs at least %lld bytes, and memory is %lld",
+                      (long long)plan->bytes, (long long)plan->memory);
+}
+
 /* Finds the fewest turns, at least those wanted, with which the plan fits its limit of memory. */
 fattn_status fattn_group_size(fattn_group_plan *plan)
 {
@@ -720,11 +734,7 @@ fattn_status fattn_group_size(fattn_group_plan *plan)
             fits = plan->memory == 0 || plan->bytes <= plan->memory;
         }
     }
-    return status || fits
-               ? status
-               : fattn_fail(FATTN_OUT_OF_MEMORY,
-                            "the plan of a group needs at least %lld bytes, and memory is %lld",
-                            (long long)plan->bytes, (long long)plan->memory);
+    return status || fits ? status : fail_limit(plan);
 }
 
 /* All ranks take as many turns as the one that needs the most. */
@@ -744,7 +754,11 @@ static fattn_status join_turns(fattn_group_plan *plan)
         turns = fattn_max64(turns, all[r]);
     }
     fattn_memory_free(all);
-    return status || turns == all_turns ? status : size_up(plan, turns);
+    if (status || turns == all_turns) {
+        return status;
+    }
+    status = size_up(plan, turns);
+    return status || plan->bytes <= plan->memory ? status : fail_limit(plan);
 }
 
 /* Clears the gaps between tensors, which are sent with them, so that no old contents of the memory
@@ -777,7 +791,8 @@ static fattn_status reserve(fattn_group_plan *plan)
         return fattn_fail_memory(span_bytes, "the spans of messages");
     }
     if (plan->transport.device_memory) {
-        return fattn_group_make_streams(plan);
+        const fattn_status made = fattn_event_create(plan->device, &plan->finished);
+        return made ? made : fattn_group_make_streams(plan);
     }
     /* Kernels branch on scores past the last key before they mask them. Without this valgrind would
      * report branches on memory that was never written. */

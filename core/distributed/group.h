@@ -46,6 +46,14 @@ typedef struct fattn_packed {
                             * of all slices, `own_step` bytes apart */
 } fattn_packed;
 
+/* Which spans may be sent: none, large ones, or any. A GPU's copy engine takes some microseconds
+ * for each, a host no time. */
+typedef enum fattn_span_rule {
+    FATTN_NO_SPANS,
+    FATTN_LARGE_SPANS, /* and any if there are few, because the batch is 1 */
+    FATTN_ALL_SPANS
+} fattn_span_rule;
+
 /* Bytes of an exchange between two members: the most that the results of a turn take, and the size
  * of a member's slot in plan->outward and plan->inward (exchange.c). */
 typedef struct fattn_slots {
@@ -85,11 +93,11 @@ struct fattn_group_plan {
     bool merges;      /* some piece has to be merged with an earlier one */
     bool single;      /* a turn is one piece, which writes results in their final types; else pieces
                        * write and add to f32 sums */
-    bool may_span;    /* the transport takes spans, and all ranks' tensors can be sent as spans */
-    bool overlaps;    /* turns overlap, which takes spans and a set of packed rows for each turn */
-    bool spans;       /* members send rows of tensors as they are, without copying them to messages
+    fattn_span_rule span_rule; /* which spans all ranks can send and receive */
+    bool overlaps; /* turns overlap, which takes spans and a set of packed rows for each turn */
+    bool spans;    /* members send rows of tensors as they are, without copying them to messages
                        * first: exchange.c */
-    bool together;    /* forward begins with both runs of queries as one piece, so their rows are
+    bool together; /* forward begins with both runs of queries as one piece, so their rows are
                     * adjacent in lse */
 
     fattn_group_piece *pieces; /* the different problems that occur */
@@ -102,8 +110,10 @@ struct fattn_group_plan {
     /* The plan's memory, and its parts. */
     void *memory_at;
     int64_t bytes, workspace_bytes;
-    fattn_packed *packed;       /* [sets]: turn t uses set t % sets */
-    int64_t sets, set_bytes;    /* set_bytes: from a set to the next */
+    /* [sets]: turn t uses set t % sets. The first key_sets have keys, and turns that share keys use
+     * one of these. From a set to the next it is set_bytes, of their keys key_set_bytes. */
+    fattn_packed *packed;
+    int64_t sets, key_sets, set_bytes, key_set_bytes;
     fattn_packed at;            /* the current turn's */
     float *part_o, *part_lse;   /* the result of the last piece, before it is merged */
     char *lane[FATTN_LANES][2]; /* blocks: this step's and the next one's */
@@ -143,16 +153,17 @@ fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *p
 fattn_status fattn_group_size(fattn_group_plan *plan);
 
 /*
- * What turns have of their own (turns.c). fattn_group_can_span(): whether the rank's tensors can be
- * sent and received as spans: a row's heads are adjacent in all of them, and rows of lse, which are
- * single numbers, are adjacent in the group's share.
+ * What turns have of their own (turns.c). fattn_group_span_rule(): which spans of its tensors this
+ * rank can send and receive. A row's heads must be adjacent, rows must not overlap, and rows of
+ * lse, which are single numbers, must be adjacent in the group's share.
  *
  * fattn_group_make_sets() decides about `single`, `spans` and `overlaps` once the number of turns
  * is known, and how many sets of packed rows there are. One suffices if inputs and results travel
  * as copies. With spans there are two, one of which is used while the other travels; or, if memory
- * is not limited, a set for each turn, so that nothing has to be moved out of one.
+ * is not limited, a set for each turn, so that nothing has to be moved out of one and turns can
+ * overlap.
  */
-bool fattn_group_can_span(const fattn_group_plan *plan);
+fattn_span_rule fattn_group_span_rule(const fattn_group_plan *plan);
 fattn_status fattn_group_make_sets(fattn_group_plan *plan);
 
 /* Where the rows of a turn are packed. */
@@ -162,8 +173,7 @@ fattn_packed fattn_group_packed_at(const fattn_group_plan *plan, int64_t turn);
  * slopes are those of all heads.) */
 fattn_buffers fattn_group_turn_of(const fattn_group_plan *plan, const fattn_buffers *given);
 
-/* Create and destroy the events and streams of a plan, on a device with memory of its own. (The
- * event `finished` is destroyed by whoever has waited for it.) */
+/* Create and destroy the streams and events of turns that overlap. */
 fattn_status fattn_group_make_streams(fattn_group_plan *plan);
 void fattn_group_drop_streams(const fattn_group_plan *plan);
 
@@ -259,8 +269,8 @@ fattn_status fattn_group_carry(const fattn_group_plan *plan, const fattn_message
 /* Moves rows on the group's device. */
 fattn_status fattn_group_move(const fattn_group_plan *plan, const fattn_rows_args *args);
 
-/* Packs the caller's tensors for the current turn, and the other members' rows from their slots.
- * And the reverse for results, if there are no other members. */
+/* Packs the caller's tensors for the current turn, and the other members' rows from their slots,
+ * unless they arrive packed. And the reverse for results, if there are no other members. */
 fattn_status fattn_group_pack(const fattn_group_plan *plan, const fattn_buffers *buffers);
 fattn_status fattn_group_unpack(const fattn_group_plan *plan, const fattn_buffers *buffers);
 
@@ -268,16 +278,22 @@ fattn_status fattn_group_unpack(const fattn_group_plan *plan, const fattn_buffer
  * Exchanges between the members of a group, if it has several (exchange.c). Exchange x carries the
  * inputs of turn x and the results of turn x - 2, if there are such turns. Inputs are loaded into
  * slots from the caller's tensors, results from the packed rows of the last turn. At the end all
- * results are stored into the caller's tensors. With spans these functions copy the rank's own rows
- * alone, between the caller's tensors and the packed rows.
+ * results are stored into the caller's tensors.
+ *
+ * With spans nothing is loaded or stored. Only the rank's own rows are copied, by the next two
+ * functions: inputs of a turn to the packed rows, results from there. If each turn has packed rows
+ * of its own, turn 0 stands for all turns, and the others for nothing.
  */
+fattn_status fattn_group_copy_inputs(const fattn_group_plan *plan, const fattn_buffers *buffers,
+                                     int64_t turn);
+fattn_status fattn_group_copy_results(const fattn_group_plan *plan, const fattn_buffers *buffers,
+                                      int64_t turn);
 fattn_slots fattn_group_slots(const fattn_group_plan *plan);
 /* Bytes of plan->span_memory: spans of the messages of one start(). 0 without plan->spans. */
 int64_t fattn_group_span_bytes(const fattn_group_plan *plan);
 fattn_status fattn_group_load_inputs(const fattn_group_plan *plan, const fattn_buffers *buffers,
                                      int64_t turn);
-fattn_status fattn_group_load_results(const fattn_group_plan *plan, const fattn_buffers *buffers,
-                                      int64_t turn);
+fattn_status fattn_group_load_results(const fattn_group_plan *plan, int64_t turn);
 fattn_status fattn_group_store_results(const fattn_group_plan *plan, const fattn_buffers *buffers);
 
 /* Appends the messages of an exchange that travel while the pieces of a step are computed: as many

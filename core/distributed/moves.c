@@ -173,7 +173,6 @@ static fattn_strides strides_of(const fattn_moved *t, int64_t length)
 static side side_of(const fattn_group_plan *plan, const fattn_moved *t, const fattn_spot *at,
                     const rows *r)
 {
-    const int64_t first[] = {r->share, r->packed};
     if (at->place == FATTN_STREAM) { /* runs follow each other */
         const int64_t before = r->stream * t->heads * t->channels * fattn_dtype_size(t->dtype);
         return (side){at->stream + before, NULL, strides_of(t, r->count), t->dtype};
@@ -186,7 +185,8 @@ static side side_of(const fattn_group_plan *plan, const fattn_moved *t, const fa
         s = (side){t->packed[r->into], t->plus[r->into],
                    strides_of(t, packed_rows(plan, t, r->into)), t->sum ? FATTN_F32 : t->dtype};
     }
-    const int64_t bytes = first[at->place] * s.strides.seq * fattn_dtype_size(s.dtype);
+    const int64_t first = at->place == FATTN_SHARE ? r->share : r->packed;
+    const int64_t bytes = first * s.strides.seq * fattn_dtype_size(s.dtype);
     s.data += bytes;
     s.plus += s.plus ? bytes : 0;
     s.strides.seq *= at->place == FATTN_PACKED ? r->packed_step : 1;
@@ -233,7 +233,7 @@ static fattn_status each_run(const fattn_group_plan *plan, const fattn_moved *t,
                 .stream = streamed,
                 .into = into,
             };
-            const bool moves = own.count > 0 && !(t->skipped >> n & 1);
+            const bool moves = own.count > 0 && t->heads > 0 && !(t->skipped >> n & 1);
             status = moves ? function(plan, t, &r, context) : FATTN_OK;
             before += whole.count;
             streamed += own.count * together;
@@ -256,12 +256,12 @@ typedef struct move {
 static int64_t turn_step(const fattn_group_plan *plan, const fattn_moved *t, fattn_place where,
                          const side *s)
 {
-    return where == FATTN_SHARE ? t->heads * s->strides.head
-                                : plan->set_bytes / fattn_dtype_size(s->dtype);
+    const int64_t bytes = t->side == FATTN_KEYS ? plan->key_set_bytes : plan->set_bytes;
+    return where == FATTN_SHARE ? t->heads * s->strides.head : bytes / fattn_dtype_size(s->dtype);
 }
 
-/* The same rows of all turns: heads of a row are adjacent (can_span() in group.c), so the axis of
- * heads is free for the turns. In lse rows are adjacent, and its heads take the axis of rows. */
+/* The same rows of all turns: heads of a row are adjacent, so the axis of heads is free for the
+ * turns. In lse rows are adjacent, and its heads take the axis of rows. */
 static void add_turns(const fattn_group_plan *plan, const fattn_moved *t, const move *m,
                       const side *from, const side *to, fattn_rows_args *args)
 {

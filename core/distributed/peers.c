@@ -418,8 +418,11 @@ static fattn_status join(peer *p, int32_t rank)
                 fattn_fail(FATTN_INVALID_ARGUMENT, "rank %d has a device of backend %s, not %s",
                            (int)r, other->device->backend->name, backend->name);
         } else if (backend->reach && other->device->ordinal != p->device->ordinal) {
-            status = backend->reach(p->device->impl, other->device->impl);
-            status = status ? status : backend->reach(other->device->impl, p->device->impl);
+            bool there = false, back = false;
+            status = backend->reach(p->device->impl, other->device->impl, &there);
+            status = status ? status : backend->reach(other->device->impl, p->device->impl, &back);
+            /* Otherwise the driver stages copies, which is not promised for rows. */
+            p->table.spans = p->table.spans && there && back;
         }
     }
     all->peers[rank] = status ? all->peers[rank] : p;

@@ -2,7 +2,8 @@
 /*
  * Executing a plan of a group. Shares are packed (exchange.c); in each round messages travel while
  * pieces are computed (attend.c); in FATTN_SCHEME_REDUCE the ranks' results are merged. At the end,
- * when every rank has done its part, results are rounded into the caller's tensors.
+ * when every rank has done its part, results are rounded into the caller's tensors; but results
+ * that travel as spans arrive there.
  */
 #include <string.h>
 
@@ -350,8 +351,9 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
     }
     status = status ? status : compute(plan, given, step);
     status = status ? status : fattn_group_end_turn(plan);
-    if (exchanges && !status && plan->sets < plan->turns) {
-        status = fattn_group_load_inputs(plan, given, plan->turn + 2);
+    if (exchanges && !status) {
+        status = plan->spans ? fattn_group_copy_inputs(plan, given, plan->turn + 2)
+                             : fattn_group_load_inputs(plan, given, plan->turn + 2);
     }
     status = started ? await(plan, messages, count, status) : tell(plan, status);
     return status ? status : collect(plan, step);
@@ -460,7 +462,8 @@ static fattn_status go_rounds(fattn_group_plan *plan, const fattn_buffers *b)
     return status;
 }
 
-/* The last messages of an execution: outputs are written only after them. */
+/* The last messages of an execution: outputs are written only after them, unless they arrive as
+ * spans. */
 static fattn_status gather_dsink(const fattn_group_plan *plan)
 {
     const int64_t bytes = plan->heads_q * (int64_t)sizeof(float);
@@ -482,17 +485,25 @@ static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *gi
     return status ? status : fattn_group_unpack(plan, &b);
 }
 
+/* Copies the rank's own results of a turn, if the next turn but one needs their packed rows. */
+static fattn_status copy_results(const fattn_group_plan *plan, const fattn_buffers *b, int64_t turn)
+{
+    return plan->sets < plan->turns ? fattn_group_copy_results(plan, b, turn) : FATTN_OK;
+}
+
 /* Computes a turn if members exchange heads: meanwhile the results of the previous turn and the
  * inputs of the next one travel. */
 static fattn_status execute_exchanged_turn(fattn_group_plan *plan, const fattn_buffers *b)
 {
-    fattn_status status = tell(plan, fattn_group_load_results(plan, b, plan->turn - 1));
+    const int64_t before = plan->turn - 1;
+    fattn_status status = tell(plan, plan->spans ? copy_results(plan, b, before)
+                                                 : fattn_group_load_results(plan, before));
     status = status ? status : go_rounds(plan, b);
     return status ? status : fattn_group_end_exchange(plan, b, plan->turn + 1);
 }
 
-/* The first exchange with spans, of inputs, or the last one, of results. Meanwhile the rank copies
- * its own rows of these. */
+/* An exchange of spans during which the rank copies its own rows: the inputs of all sets of packed
+ * rows before the first turn, or results after the last one. */
 static fattn_status exchange_spans(const fattn_group_plan *plan, const fattn_buffers *b,
                                    int64_t exchange)
 {
@@ -504,9 +515,12 @@ static fattn_status exchange_spans(const fattn_group_plan *plan, const fattn_buf
         return tell(plan, status);
     }
     for (int64_t turn = 0; !status && exchange == 0 && turn < plan->sets; turn++) {
-        status = fattn_group_load_inputs(plan, b, turn);
+        status = fattn_group_copy_inputs(plan, b, turn);
     }
-    status = status || exchange == 0 ? status : fattn_group_store_results(plan, b);
+    if (!status && exchange > 0) {
+        const bool all = plan->sets == plan->turns;
+        status = fattn_group_copy_results(plan, b, all ? 0 : plan->turns - 1);
+    }
     status = await(plan, messages, count, status);
     return status ? status : fattn_group_end_exchange(plan, b, exchange);
 }
@@ -523,14 +537,16 @@ static fattn_status begin_exchanges(const fattn_group_plan *plan, const fattn_bu
 
 static fattn_status end_exchanges(const fattn_group_plan *plan, const fattn_buffers *b)
 {
-    fattn_status status = fattn_group_follow_turns(plan);
-    status = status ? status : fattn_group_load_results(plan, b, plan->turns - 1);
-    status = tell(plan, status);
-    status = status        ? status
-             : plan->spans ? exchange_spans(plan, b, plan->turns + 1)
-                           : fattn_group_exchange(plan, b, plan->turns + 1);
+    const int64_t last = plan->turns - 1;
+    if (plan->spans) {
+        fattn_status status = tell(plan, fattn_group_follow_turns(plan));
+        status = status ? status : exchange_spans(plan, b, last + 2);
+        return status ? status : gather_dsink(plan);
+    }
+    fattn_status status = tell(plan, fattn_group_load_results(plan, last));
+    status = status ? status : fattn_group_exchange(plan, b, last + 2);
     status = status ? status : gather_dsink(plan);
-    return status || plan->spans ? status : fattn_group_store_results(plan, b);
+    return status ? status : fattn_group_store_results(plan, b);
 }
 
 /* Records the event after the execution's work, even if it failed: the plan's memory is in use

@@ -15,15 +15,25 @@
 
 /* --- Packed rows ------------------------------------------------------------------------------ */
 
-bool fattn_group_can_span(const fattn_group_plan *plan)
+/* Whether a tensor's rows can be spans: its heads are adjacent, and rows do not overlap. */
+static bool has_rows(const fattn_strides *strides, int64_t heads, int64_t channels)
+{
+    return strides->head == channels && strides->seq >= heads * channels;
+}
+
+fattn_span_rule fattn_group_span_rule(const fattn_group_plan *plan)
 {
     const fattn_problem *const l = &plan->local;
-    const bool rows = l->q.head == l->dim && l->k.head == l->dim && l->v.head == l->dim_v &&
-                      l->o.head == l->dim_v;
-    const bool gradients = l->dout.head == l->dim_v && l->dq.head == l->dim &&
-                           l->dk.head == l->dim && l->dv.head == l->dim_v;
-    return plan->transport.spans && plan->shares.split != FATTN_SPLIT_STRIPED && rows &&
-           (gradients || !plan->backward);
+    const int64_t q = l->heads_q, k = l->heads_k, dim = l->dim, dim_v = l->dim_v;
+    const bool tensors = has_rows(&l->q, q, dim) && has_rows(&l->k, k, dim) &&
+                         has_rows(&l->v, k, dim_v) && has_rows(&l->o, q, dim_v);
+    const bool gradients = has_rows(&l->dout, q, dim_v) && has_rows(&l->dq, q, dim) &&
+                           has_rows(&l->dk, k, dim) && has_rows(&l->dv, k, dim_v);
+    const bool may = plan->transport.spans && plan->shares.split != FATTN_SPLIT_STRIPED &&
+                     tensors && (gradients || !plan->backward);
+    return !may                            ? FATTN_NO_SPANS
+           : plan->transport.device_memory ? FATTN_LARGE_SPANS
+                                           : FATTN_ALL_SPANS;
 }
 
 /* Whether each result of a turn is written by one piece, and by no other turn. (A piece without
@@ -34,16 +44,22 @@ static bool is_single(const fattn_group_plan *plan)
            fattn_whole_pairs(&plan->whole, 0, 0) > 0;
 }
 
-/* Whether members exchange spans: if there are few of them, or they are large enough for a GPU's
- * copy engine, which takes some microseconds for each. */
+/* Bytes of a rank's smallest tensor in a turn, for one sequence and run. */
+static int64_t span_bytes(const fattn_group_plan *plan)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t runs = plan->shares.ranks * fattn_split_runs(plan->shares.split);
+    const int64_t q = p->seqlen_q / runs * p->heads_q, k = p->seqlen_k / runs * p->heads_k;
+    return fattn_min64(q, k) * fattn_min64(p->dim, p->dim_v) * fattn_dtype_size(p->dtype);
+}
+
 static bool takes_spans(const fattn_group_plan *plan)
 {
-    const int64_t least = 1 << 18;
-    const fattn_problem *const p = &plan->problem;
-    const int64_t rows = p->seqlen_q / (plan->shares.ranks * fattn_split_runs(plan->shares.split));
-    const int64_t bytes = rows * p->heads_q * p->dim * fattn_dtype_size(p->dtype);
-    return plan->may_span && plan->single &&
-           (!plan->transport.device_memory || p->batch == 1 || bytes >= least);
+    const int64_t large = 1 << 16;
+    const fattn_span_rule rule = plan->span_rule;
+    return plan->single &&
+           (rule == FATTN_ALL_SPANS ||
+            (rule == FATTN_LARGE_SPANS && (plan->problem.batch == 1 || span_bytes(plan) >= large)));
 }
 
 /* Whether turns should overlap, as measured on two H200. In backward without grouped heads the
@@ -58,6 +74,7 @@ fattn_status fattn_group_make_sets(fattn_group_plan *plan)
     plan->single = is_single(plan);
     plan->spans = takes_spans(plan);
     plan->sets = !plan->spans ? 1 : plan->memory ? fattn_min64(plan->turns, 2) : plan->turns;
+    plan->key_sets = fattn_min64(plan->sets, fattn_max64(plan->turns / plan->sharing, 1));
     plan->overlaps = plan->transport.device_memory && plan->spans && plan->memory == 0 &&
                      plan->turns > 1 && pays_to_overlap(plan);
     const size_t bytes = (size_t)plan->sets * sizeof *plan->packed;
@@ -73,8 +90,7 @@ fattn_status fattn_group_make_sets(fattn_group_plan *plan)
 fattn_packed fattn_group_packed_at(const fattn_group_plan *plan, int64_t turn)
 {
     fattn_packed at = plan->packed[turn % plan->sets];
-    /* Turns that share keys use those of one set. */
-    const fattn_packed *const keys = &plan->packed[turn / plan->sharing % plan->sets];
+    const fattn_packed *const keys = &plan->packed[turn / plan->sharing % plan->key_sets];
     at.own = keys->own;
     at.own_sum = keys->own_sum;
     return at;
@@ -117,12 +133,13 @@ fattn_buffers fattn_group_turn_of(const fattn_group_plan *plan, const fattn_buff
 
 fattn_status fattn_group_make_streams(fattn_group_plan *plan)
 {
-    fattn_status status = fattn_event_create(plan->device, &plan->finished);
+    fattn_status status =
+        plan->overlaps ? fattn_event_create(plan->device, &plan->ready) : FATTN_OK;
     for (int n = 0; !status && plan->overlaps && n < 2; n++) {
         status = fattn_stream_create(plan->device, &plan->stream[n]);
         status = status ? status : fattn_event_create(plan->device, &plan->done_event[n]);
     }
-    return status || !plan->overlaps ? status : fattn_event_create(plan->device, &plan->ready);
+    return status;
 }
 
 void fattn_group_drop_streams(const fattn_group_plan *plan)
@@ -169,10 +186,14 @@ fattn_status fattn_group_end_turn(const fattn_group_plan *plan)
 
 fattn_status fattn_group_follow_turns(const fattn_group_plan *plan)
 {
-    fattn_status status = FATTN_OK;
-    for (int n = 0; !status && plan->overlaps && n < 2; n++) {
-        status = fattn_event_record(plan->done_event[n], plan->stream[n]);
+    fattn_status first = FATTN_OK;
+    for (int n = 0; plan->overlaps && n < 2; n++) {
+        fattn_reason_hold(first);
+        fattn_status status = fattn_event_record(plan->done_event[n], plan->stream[n]);
         status = status ? status : wait_for(plan, plan->transport.stream, plan->done_event[n]);
+        status = status ? fattn_stream_synchronize(plan->device, plan->stream[n]) : FATTN_OK;
+        fattn_reason_let();
+        first = first ? first : status;
     }
-    return status;
+    return first;
 }

@@ -72,12 +72,12 @@ typedef enum fattn_scheme {
  * --- Transports
  * ---------------------------------------------------------------------------------------------- */
 
-/* Rows of bytes, in memory as fattn_message.data. */
+/* Rows of bytes, in memory as fattn_message.data. Spans of one side do not overlap. */
 typedef struct fattn_span {
     void *data;        /* the first row */
     int64_t rows;      /* above 0 */
     int64_t row_bytes; /* above 0 */
-    int64_t step;      /* bytes from one row to the next */
+    int64_t step;      /* bytes from one row to the next; at least row_bytes if rows is above 1 */
 } fattn_span;
 
 /* A message to another rank, or from it. */
@@ -89,8 +89,8 @@ typedef struct fattn_message {
                               * received in place of data, which is NULL. Both sides have equally
                               * many, and the n-th of both are of the same size */
     void *data;              /* host or device memory: fattn_transport.device_memory */
-    int64_t bytes;           /* above 0; the same on both sides */
-    const fattn_span *spans; /* NULL if span_count is 0 */
+    int64_t bytes;           /* above 0; the same on both sides; of all spans together */
+    const fattn_span *spans; /* valid as long as the message; NULL if span_count is 0 */
 } fattn_message;
 
 /* The most messages in a call of start() or wait(). */
@@ -129,7 +129,8 @@ typedef struct fattn_transport {
      * fails; it names the rank in the reason, by fattn_transport_fail(). After an error the
      * transport cannot be used again. It must then no longer touch the data of messages of up to 64
      * bytes, because the library frees that memory. Until it is closed it may go on reading and
-     * writing the data of larger messages, which is memory of the plan or of tensors that it sends.
+     * writing the data of larger messages, which is memory of the plan or of tensors that it sends,
+     * or with spans receives.
      * But data that was not sent before the error must not be received: the receiver's wait() must
      * fail, because the caller may have put other data there. */
     fattn_status (*wait)(void *user, const fattn_message *messages, int count, double seconds);
@@ -142,9 +143,9 @@ typedef struct fattn_transport {
      * after the work that is on the stream when start() is called, and work that is queued after
      * wait() starts after the message. */
     int32_t device_memory; /* 0: data is host memory, and stream is NULL; 1: device memory */
-    int32_t spans;         /* 1: the transport takes messages of spans, so that ranks that exchange
-                            * heads need not copy rows to messages and out of them. 0: it does
-                            * not */
+    int32_t spans;         /* 1: the transport also takes messages of spans, so that ranks that
+                            * exchange heads need not copy rows to messages and out of them. 0: it
+                            * does not */
     fattn_stream stream;   /* of the group's device */
 } fattn_transport;
 
@@ -213,7 +214,7 @@ typedef struct fattn_group {
     double timeout; /* seconds that a step may wait for other ranks, above 0; default 60. An idle
                      * rank waits as long as the busiest one computes a step */
     int64_t memory; /* most bytes that a plan may hold on this rank; 0, the default: no limit. See
-                     * fattn_group_plan_create() */
+                     * fattn_group_plan_create(). With a limit turns of heads do not overlap */
     int64_t turns;  /* FATTN_SCHEME_HEADS and _BOTH: how many parts a rank's heads are computed in,
                      * one after another. While one part is computed, the inputs of the next part
                      * and the results of the previous one travel. The plan takes this number, or
@@ -287,7 +288,7 @@ FATTN_API fattn_status fattn_group_plan_create(const fattn_group *group,
 
 /* Destroys a plan, after waiting until its executions no longer use its memory. NULL is allowed.
  * After an error of fattn_group_execute() close the transport first: it may still use that memory,
- * and the keys and values that it was sending. */
+ * and tensors (fattn_group_execute()). */
 FATTN_API void fattn_group_plan_destroy(fattn_group_plan *plan);
 
 /* Bytes of memory that the plan owns on this rank; 0 for NULL. */
@@ -312,12 +313,11 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
  * - dbias may be written in part: it is too large to be held twice.
  * - In FATTN_SCHEME_RING with several turns of heads, the outputs of earlier turns are written.
  * - In FATTN_SCHEME_HEADS, if the transport takes spans, results go straight into outputs, which
- *   may therefore be written in part; in device memory also after the call has returned, until the
- *   transport is closed.
+ *   may therefore be written in part, until the transport is closed.
  *
  * After an error the caller may change its tensors, but the transport may still be sending k and v,
- * or with spans any tensor. Free these, and destroy the plan, only after the transport is closed;
- * in device memory do not change them before that either.
+ * or with spans sending any input and receiving any output. Free these, and destroy the plan, only
+ * after the transport is closed; in device memory do not change them before that either.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 

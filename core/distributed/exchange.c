@@ -177,22 +177,27 @@ static int64_t turns_with(const fattn_group_plan *plan, int64_t turn)
     return !there ? 0 : plan->sets < plan->turns ? 1 : turn == 0 ? plan->turns : 0;
 }
 
-fattn_status fattn_group_copy_inputs(const fattn_group_plan *plan, const fattn_buffers *b,
-                                     int64_t turn)
+/* Copies the rank's own inputs or results: of a turn, or of all turns. */
+static fattn_status copy_turns(const fattn_group_plan *plan, const fattn_buffers *b, kind what,
+                               int64_t turn)
 {
     fattn_moved list[FATTN_TENSORS];
     const int64_t turns = turns_with(plan, turn);
-    const int count = turns ? fattn_group_inputs(plan, b, turn, list) : 0;
-    return copy_own(plan, list, count, turn, turns, FATTN_SHARE, FATTN_PACKED);
+    const int count = turns ? tensors_of(plan, b, what, turn, list) : 0;
+    return what == INPUTS ? copy_own(plan, list, count, turn, turns, FATTN_SHARE, FATTN_PACKED)
+                          : copy_own(plan, list, count, turn, turns, FATTN_PACKED, FATTN_SHARE);
+}
+
+fattn_status fattn_group_copy_inputs(const fattn_group_plan *plan, const fattn_buffers *b,
+                                     int64_t turn)
+{
+    return copy_turns(plan, b, INPUTS, turn);
 }
 
 fattn_status fattn_group_copy_results(const fattn_group_plan *plan, const fattn_buffers *b,
                                       int64_t turn)
 {
-    fattn_moved list[FATTN_TENSORS];
-    const int64_t turns = turns_with(plan, turn);
-    const int count = turns ? fattn_group_results(plan, b, turn, list) : 0;
-    return copy_own(plan, list, count, turn, turns, FATTN_PACKED, FATTN_SHARE);
+    return copy_turns(plan, b, RESULTS, turn);
 }
 
 /* The most spans of a message: one for each sequence and run of each tensor. */

@@ -290,120 +290,7 @@ static fattn_status agree(fattn_group_plan *plan, fattn_status own, uint64_t wha
     return own ? own : status;
 }
 
-/* --- What an execution needs ------------------------------------------------------------------ */
-
-/* Takes bytes from the plan's memory. NULL while only the total is computed. */
-static void *take(fattn_group_plan *plan, int64_t bytes)
-{
-    char *const at = plan->memory_at ? (char *)plan->memory_at + plan->bytes : NULL;
-    plan->bytes +=
-        (bytes + FATTN_MEMORY_ALIGNMENT - 1) / FATTN_MEMORY_ALIGNMENT * FATTN_MEMORY_ALIGNMENT;
-    return at;
-}
-
-/* Rows of this rank's queries, times the heads of a turn. */
-static int64_t all_queries(const fattn_group_plan *plan)
-{
-    return fattn_group_queries(plan, plan->q_runs == 2 ? FATTN_BOTH : 0).rows *
-           plan->problem.heads_q;
-}
-
-/* Takes memory for the rows of a turn's queries. */
-static void take_queries(fattn_group_plan *plan, fattn_packed *at)
-{
-    const fattn_problem *const p = &plan->problem;
-    const int64_t size = fattn_dtype_size(p->dtype), size_o = fattn_dtype_size(p->dtype_o);
-    const int64_t channels = plan->backward ? p->dim : p->dim_v;
-    const int64_t sum = channels * (!plan->single ? 4 : plan->backward ? size : size_o);
-    const int64_t first = fattn_group_queries(plan, 0).longest * p->heads_q;
-    if (!plan->ragged) {
-        at->sum[0] = take(plan, all_queries(plan) * sum);
-        at->sum[1] = at->sum[0] ? at->sum[0] + first * sum : NULL;
-    }
-    for (int n = 0; n < plan->q_runs; n++) {
-        const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
-        at->q[n] = plan->direct ? NULL : take(plan, rows * p->dim * size);
-        at->lse[n] = take(plan, rows * 4);
-        at->sum[n] = plan->ragged ? take(plan, rows * sum) : at->sum[n];
-        if (plan->backward) {
-            at->o[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
-            at->dout[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
-            at->dlse[n] = take(plan, rows * 4);
-        }
-    }
-}
-
-/* Takes memory for the result of a piece that is merged with others. */
-static void take_part(fattn_group_plan *plan)
-{
-    const bool merges = plan->merges && !plan->backward;
-    const int64_t rows = merges ? all_queries(plan) : 0;
-    plan->part_o = merges ? take(plan, rows * plan->problem.dim_v * 4) : NULL;
-    plan->part_lse = merges ? take(plan, rows * 4) : NULL;
-}
-
-/* The most bytes that a block of keys takes, or of the sums of their gradients. */
-static int64_t most_of_blocks(const fattn_group_plan *plan,
-                              fattn_block (*block)(const fattn_group_plan *, int64_t))
-{
-    int64_t most = 0;
-    for (int64_t r = 0; r < plan->whole.ranks; r++) {
-        most = fattn_max64(most, block(plan, r).bytes);
-    }
-    return most;
-}
-
-/* Takes memory for the rank's own block of a turn. */
-static void take_own(fattn_group_plan *plan, fattn_packed *at)
-{
-    const int64_t sums = most_of_blocks(plan, fattn_group_block_sums);
-    plan->own_step = plan->sharing > 1 ? sums : 0;
-    at->own = plan->keys_direct ? NULL : take(plan, most_of_blocks(plan, fattn_group_block_keys));
-    at->own_sum = plan->gradients ? take(plan, plan->own_step ? sums * plan->slices : sums) : NULL;
-}
-
-/* Takes memory for the blocks that travel. */
-static void take_lanes(fattn_group_plan *plan)
-{
-    const int64_t keys = most_of_blocks(plan, fattn_group_block_keys);
-    const int64_t sums = most_of_blocks(plan, fattn_group_block_sums);
-    for (int lane = 0; lane < FATTN_LANES; lane++) {
-        const int64_t longest = plan->ring.longest[lane];
-        plan->lane[lane][0] = longest > 1 ? take(plan, keys) : NULL; /* of step 2 */
-        plan->lane[lane][1] = longest > 0 ? take(plan, keys) : NULL;
-        if (longest > 0 && plan->gradients) {
-            plan->share[lane] = take(plan, sums);
-            plan->sending[lane] = longest > 1 ? take(plan, sums) : plan->share[lane];
-            plan->arriving[lane] = longest > 1 ? take(plan, sums) : NULL;
-            plan->home[lane] = take(plan, sums);
-        }
-    }
-}
-
-static void lay_out(fattn_group_plan *plan, int64_t workspace)
-{
-    plan->bytes = 0;
-    for (int64_t n = 0; n < plan->sets; n++) {
-        take_queries(plan, &plan->packed[n]);
-    }
-    const int64_t queries = plan->bytes;
-    for (int64_t n = 0; n < plan->key_sets; n++) {
-        take_own(plan, &plan->packed[n]);
-    }
-    plan->set_bytes = queries / plan->sets;
-    plan->key_set_bytes = (plan->bytes - queries) / plan->key_sets;
-    take_part(plan);
-    take_lanes(plan);
-    plan->at = fattn_group_packed_at(plan, 0);
-    plan->dsink = take(plan, plan->shares.ranks * plan->heads_q * 4);
-    for (int n = 0; n < 2; n++) { /* exchange 1 has neither inputs nor results of a single turn */
-        const bool used = plan->members > 1 && (n == 0 || plan->turns > 1);
-        plan->outward[n] = used ? take(plan, plan->members * plan->slots.outward) : NULL;
-        plan->inward[n] = used ? take(plan, plan->members * plan->slots.inward) : NULL;
-    }
-    plan->workspace[0] = take(plan, workspace);
-    plan->workspace[1] = plan->overlaps ? take(plan, workspace) : NULL;
-}
+/* --- Shares ----------------------------------------------------------------------------------- */
 
 /* Computes where this rank's shares begin in packed tensors. */
 static void begin_shares(const fattn_group_plan *plan)
@@ -687,7 +574,7 @@ static fattn_status size_up(fattn_group_plan *plan, int64_t all)
     plan->merges = plan->whole.all_queries; /* FATTN_SCHEME_REDUCE merges with other ranks */
     plan->workspace_bytes = 0;
     const fattn_status status = make_pieces(plan, &plan->workspace_bytes);
-    lay_out(plan, plan->workspace_bytes);
+    fattn_group_lay_out(plan);
     return status;
 }
 
@@ -761,22 +648,6 @@ static fattn_status join_turns(fattn_group_plan *plan)
     return status || plan->bytes <= plan->memory ? status : fail_limit(plan);
 }
 
-/* Clears the gaps between tensors, which are sent with them, so that no old contents of the memory
- * travel. */
-static void clear_gaps(const fattn_group_plan *plan)
-{
-    for (int64_t n = 0; n < plan->sets; n++) {
-        if (plan->packed[n].own) {
-            memset(plan->packed[n].own, 0, (size_t)fattn_group_block_keys(plan, plan->rank).bytes);
-        }
-    }
-    for (int n = 0; n < 2; n++) {
-        if (plan->outward[n]) {
-            memset(plan->outward[n], 0, (size_t)(plan->members * plan->slots.outward));
-        }
-    }
-}
-
 static fattn_status reserve(fattn_group_plan *plan)
 {
     const fattn_status status =
@@ -784,7 +655,7 @@ static fattn_status reserve(fattn_group_plan *plan)
     if (status) {
         return status;
     }
-    lay_out(plan, plan->workspace_bytes);
+    fattn_group_lay_out(plan);
     const int64_t span_bytes = fattn_group_span_bytes(plan);
     plan->span_memory = span_bytes ? fattn_memory_alloc((size_t)span_bytes) : NULL;
     if (span_bytes && !plan->span_memory) {
@@ -797,7 +668,7 @@ static fattn_status reserve(fattn_group_plan *plan)
     /* Kernels branch on scores past the last key before they mask them. Without this valgrind would
      * report branches on memory that was never written. */
     memset(plan->workspace[0], 0, (size_t)plan->workspace_bytes);
-    clear_gaps(plan);
+    fattn_group_clear_gaps(plan);
     return FATTN_OK;
 }
 

@@ -152,6 +152,14 @@ fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *p
                                   const int32_t *cu_q, const int32_t *cu_k);
 fattn_status fattn_group_size(fattn_group_plan *plan);
 
+/* Sets where the parts of the plan's memory are, and how many bytes it takes. While plan->memory_at
+ * is NULL all parts are NULL. workspace_bytes must be known. (layout.c) */
+void fattn_group_lay_out(fattn_group_plan *plan);
+
+/* Clears the gaps between tensors in host memory, which are sent with them, so that no old contents
+ * of the memory travel. */
+void fattn_group_clear_gaps(const fattn_group_plan *plan);
+
 /*
  * What turns have of their own (turns.c). fattn_group_span_rule(): which spans of its tensors this
  * rank can send and receive. A row's heads must be adjacent, rows must not overlap, and rows of

@@ -132,7 +132,7 @@ static bool spans_suit(const divided *d)
 static void check_spans(int count, int64_t memory, bool alike, const char *title)
 {
     int right = 0, tried = 0, spanned = 0, turned = 0;
-    for (int64_t index = 0; index < 4000 && tried < count; index++) {
+    for (int64_t index = 0; index < 100000 && tried < count; index++) {
         static const int numbers[] = {2, 3, 4, 10}; /* 10: not all messages fit into a group */
         const int ranks = numbers[index % 4];
         divided d, last;

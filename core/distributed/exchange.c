@@ -170,22 +170,18 @@ fattn_status fattn_group_store_results(const fattn_group_plan *plan, const fattn
 
 /* --- Spans ------------------------------------------------------------------------------------ */
 
-/* How many turns are copied when this one is: all with the first if each has packed rows. */
-static int64_t turns_with(const fattn_group_plan *plan, int64_t turn)
-{
-    const bool there = turn >= 0 && turn < plan->turns;
-    return !there ? 0 : plan->sets < plan->turns ? 1 : turn == 0 ? plan->turns : 0;
-}
-
-/* Copies the rank's own inputs or results: of a turn, or of all turns. */
+/* Copies the rank's own inputs or results of a turn; or, if each turn has packed rows, inputs of
+ * all turns with the first turn, and results of all turns with the last one. */
 static fattn_status copy_turns(const fattn_group_plan *plan, const fattn_buffers *b, kind what,
                                int64_t turn)
 {
     fattn_moved list[FATTN_TENSORS];
-    const int64_t turns = turns_with(plan, turn);
-    const int count = turns ? tensors_of(plan, b, what, turn, list) : 0;
-    return what == INPUTS ? copy_own(plan, list, count, turn, turns, FATTN_SHARE, FATTN_PACKED)
-                          : copy_own(plan, list, count, turn, turns, FATTN_PACKED, FATTN_SHARE);
+    const bool all = plan->sets == plan->turns, there = turn >= 0 && turn < plan->turns;
+    const bool copies = there && (!all || turn == (what == INPUTS ? 0 : plan->turns - 1));
+    const int64_t first = all ? 0 : turn, turns = all ? plan->turns : 1;
+    const int count = copies ? tensors_of(plan, b, what, first, list) : 0;
+    return what == INPUTS ? copy_own(plan, list, count, first, turns, FATTN_SHARE, FATTN_PACKED)
+                          : copy_own(plan, list, count, first, turns, FATTN_PACKED, FATTN_SHARE);
 }
 
 fattn_status fattn_group_copy_inputs(const fattn_group_plan *plan, const fattn_buffers *b,

@@ -290,7 +290,7 @@ fattn_status fattn_group_unpack(const fattn_group_plan *plan, const fattn_buffer
  *
  * With spans nothing is loaded or stored. Only the rank's own rows are copied, by the next two
  * functions: inputs of a turn to the packed rows, results from there. If each turn has packed rows
- * of its own, turn 0 stands for all turns, and the others for nothing.
+ * of its own, the first turn stands for the inputs of all turns, and the last one for all results.
  */
 fattn_status fattn_group_copy_inputs(const fattn_group_plan *plan, const fattn_buffers *buffers,
                                      int64_t turn);

@@ -485,18 +485,12 @@ static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *gi
     return status ? status : fattn_group_unpack(plan, &b);
 }
 
-/* Copies the rank's own results of a turn, if the next turn but one needs their packed rows. */
-static fattn_status copy_results(const fattn_group_plan *plan, const fattn_buffers *b, int64_t turn)
-{
-    return plan->sets < plan->turns ? fattn_group_copy_results(plan, b, turn) : FATTN_OK;
-}
-
 /* Computes a turn if members exchange heads: meanwhile the results of the previous turn and the
  * inputs of the next one travel. */
 static fattn_status execute_exchanged_turn(fattn_group_plan *plan, const fattn_buffers *b)
 {
     const int64_t before = plan->turn - 1;
-    fattn_status status = tell(plan, plan->spans ? copy_results(plan, b, before)
+    fattn_status status = tell(plan, plan->spans ? fattn_group_copy_results(plan, b, before)
                                                  : fattn_group_load_results(plan, before));
     status = status ? status : go_rounds(plan, b);
     return status ? status : fattn_group_end_exchange(plan, b, plan->turn + 1);
@@ -518,8 +512,7 @@ static fattn_status exchange_spans(const fattn_group_plan *plan, const fattn_buf
         status = fattn_group_copy_inputs(plan, b, turn);
     }
     if (!status && exchange > 0) {
-        const bool all = plan->sets == plan->turns;
-        status = fattn_group_copy_results(plan, b, all ? 0 : plan->turns - 1);
+        status = fattn_group_copy_results(plan, b, plan->turns - 1);
     }
     status = await(plan, messages, count, status);
     return status ? status : fattn_group_end_exchange(plan, b, exchange);

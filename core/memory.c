@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#define _DEFAULT_SOURCE /* madvise */
 #include "core/memory.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "core/abi.h"
 #include "core/status.h"
@@ -50,6 +52,24 @@ void fattn_memory_free(void *memory)
     }
 }
 
+/*
+ * Asks for huge pages for a large block, whose small pages would take longer to get than to use:
+ * 0.2 to 2 microseconds each. malloc() of glibc and musl maps blocks of this size by themselves, so
+ * no other block of the process gets huge pages. Where there are none nothing changes.
+ */
+static void prefer_huge_pages(void *block, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    const size_t large = 33 << 20, huge = 2 << 20;
+    if (!allocator.allocate && bytes >= large) {
+        const size_t before = -(uintptr_t)block % huge;
+        (void)madvise((char *)block + before, (bytes - before) / huge * huge, MADV_HUGEPAGE);
+    }
+#else
+    (void)block, (void)bytes;
+#endif
+}
+
 /* The word before the aligned block holds the pointer that the allocator returned. */
 void *fattn_memory_alloc_aligned(size_t bytes)
 {
@@ -65,6 +85,7 @@ void *fattn_memory_alloc_aligned(size_t bytes)
     const uintptr_t mask = FATTN_MEMORY_ALIGNMENT - 1;
     void **const block = (void **)((first + mask) & ~mask);
     block[-1] = whole;
+    prefer_huge_pages(block, bytes);
     return block;
 }
 

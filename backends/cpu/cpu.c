@@ -12,6 +12,7 @@
 
 #include "backends/cpu/cpu.h"
 #include "backends/cpu/cpuid.h"
+#include "backends/cpu/pages.h"
 #include "backends/cpu/team.h"
 #include "core/backend.h"
 #include "core/env.h"
@@ -206,6 +207,7 @@ typedef struct layout {
     int64_t few_shared, shared, scratch;
     bool is_brief;
     fattn_cpu_brief brief;
+    fattn_cpu_pages pages;
 } layout;
 
 /*
@@ -270,6 +272,7 @@ static fattn_status plan(fattn_plan *made)
         return fattn_fail(FATTN_OVERFLOW, "the workspace of %s overflows 63 bits",
                           made->kernel->name);
     }
+    fattn_cpu_pages_plan(&made->problem, t->workers, &l.pages);
     layout *const copy = fattn_memory_alloc(sizeof *copy);
     if (!copy) {
         return fattn_fail_memory(sizeof *copy, "a plan's layout");
@@ -291,9 +294,9 @@ typedef struct step {
 } step;
 
 typedef struct steps {
-    step step[FATTN_CPU_PHASES]; /* phases of both kernels, if there are two */
-    char *scratch;               /* that of worker 0; those of the others follow */
-    int64_t size;                /* of the scratch of a worker; 0: there is none */
+    step step[1 + FATTN_CPU_PHASES]; /* of pages, and phases of both kernels, if there are two */
+    char *scratch;                   /* that of worker 0; those of the others follow */
+    int64_t size;                    /* of the scratch of a worker; 0: there is none */
 } steps;
 
 /* Kernels rely on rounding to nearest and on subnormal numbers, whatever the calling thread has
@@ -364,7 +367,7 @@ static void add_steps(steps *all, int *count, const fattn_cpu_kernel *kernel,
         kernel->begin(run);
     }
     for (int i = 0; i < FATTN_CPU_PHASES && kernel->phases[i].work; i++) {
-        assert(*count < FATTN_CPU_PHASES);
+        assert(*count <= FATTN_CPU_PHASES);
         step *const s = &all->step[*count];
         s->work = work_phase;
         s->of = &kernel->phases[i];
@@ -372,6 +375,14 @@ static void add_steps(steps *all, int *count, const fattn_cpu_kernel *kernel,
         s->count = kernel->phases[i].count(&s->run);
         s->share = kernel->phases[i].share;
         *count += s->count > 0; /* an empty step would still cost a rendezvous of the workers */
+    }
+}
+
+static void work_pages(const void *pages, const fattn_cpu_run *run, void *scratch)
+{
+    (void)scratch;
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        fattn_cpu_pages_item(pages, run->problem, run->buffers, item);
     }
 }
 
@@ -397,6 +408,13 @@ static void run_items(const fattn_plan *plan, const fattn_buffers *buffers,
     all.scratch = (char *)workspace + l->shared;
     all.size = l->scratch;
     int count = 0;
+    if (l->pages.items > 0 && !onto) {
+        all.step[count++] = (step){.work = work_pages,
+                                   .of = &l->pages,
+                                   .run = run,
+                                   .count = l->pages.items,
+                                   .share = FATTN_CPU_SEVERAL};
+    }
     if (plan->few && !onto && group * fewest <= plan->few_rows) {
         few_tiling = tiling_of_run(&plan->few_tiling, p, buffers, group * fewest, plan->few_pieces);
         run.few_rows = plan->few_rows;

@@ -240,6 +240,97 @@ static int pieces_of(const fattn_group_plan *plan, int64_t step)
     return pieces;
 }
 
+/* --- The scheme ------------------------------------------------------------------------------- */
+
+typedef struct chooser {
+    pthread_t thread;
+    fattn_transport transport;
+    fattn_group group;
+    const fattn_problem *problem;
+    fattn_scheme chosen; /* FATTN_SCHEME_AUTO: none */
+} chooser;
+
+static void *run_chooser(void *context)
+{
+    chooser *const c = context;
+    fattn_group_plan *plan;
+    c->group.transport = &c->transport;
+    if (fattn_group_plan_create(&c->group, c->problem, NULL, NULL, &plan)) {
+        printf("# %s\n", fattn_last_reason());
+    }
+    c->chosen = fattn_group_plan_scheme(plan);
+    fattn_group_plan_destroy(plan);
+    return NULL;
+}
+
+/* The scheme that all ranks choose; -1 if they differ. */
+static int chosen(const fattn_group *group, const fattn_problem *p, int ranks)
+{
+    enum { MOST = 8 };
+    chooser all[MOST];
+    threads all_ranks;
+    bool alike = true;
+    threads_make(&all_ranks, ranks);
+    for (int r = 0; r < ranks; r++) {
+        all[r] =
+            (chooser){.transport = threads_transport(&all_ranks, r), .group = *group, .problem = p};
+        if (pthread_create(&all[r].thread, NULL, run_chooser, &all[r])) {
+            tap_bail("no thread");
+        }
+    }
+    for (int r = 0; r < ranks; r++) {
+        pthread_join(all[r].thread, NULL);
+        alike = alike && all[r].chosen == all[0].chosen;
+    }
+    threads_free(&all_ranks);
+    return alike ? (int)all[0].chosen : -1;
+}
+
+static void check_choices(void)
+{
+    static const struct {
+        const char *what;
+        int ranks;
+        fattn_split split;
+        uint64_t features;
+        int64_t queries, heads_k;
+        double bandwidth;
+        fattn_scheme best;
+    } all[] = {
+        {"contiguous shares, causal", 2, FATTN_SPLIT_CONTIGUOUS, FATTN_CAUSAL, 4096, 8, 1e12,
+         FATTN_SCHEME_HEADS},
+        {"zigzag shares, causal", 2, FATTN_SPLIT_ZIGZAG, FATTN_CAUSAL, 4096, 8, 1e12,
+         FATTN_SCHEME_RING},
+        {"contiguous shares, causal, a bias", 2, FATTN_SPLIT_CONTIGUOUS, FATTN_CAUSAL | FATTN_BIAS,
+         4096, 8, 1e12, FATTN_SCHEME_RING},
+        {"contiguous shares, causal, one key head", 2, FATTN_SPLIT_CONTIGUOUS, FATTN_CAUSAL, 4096,
+         1, 1e12, FATTN_SCHEME_RING},
+        {"four ranks, a slow link", 4, FATTN_SPLIT_CONTIGUOUS, 0, 4096, 8, 1e8, FATTN_SCHEME_HEADS},
+        {"four ranks, a fast link", 4, FATTN_SPLIT_CONTIGUOUS, 0, 4096, 8, 1e13, FATTN_SCHEME_RING},
+        {"six ranks, two key heads", 6, FATTN_SPLIT_CONTIGUOUS, FATTN_CAUSAL, 4092, 2, 1e12,
+         FATTN_SCHEME_BOTH},
+        {"a query for four ranks", 4, FATTN_SPLIT_CONTIGUOUS, 0, 1, 8, 1e12, FATTN_SCHEME_REDUCE},
+        {"a query over striped shares", 4, FATTN_SPLIT_STRIPED, 0, 1, 1, 1e12, FATTN_SCHEME_RING},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        fattn_group group;
+        fattn_problem p;
+        fattn_group_init(&group);
+        group.scheme = FATTN_SCHEME_AUTO;
+        group.split = all[i].split;
+        group.rate = 1e12;
+        group.bandwidth = all[i].bandwidth;
+        fattn_problem_init(&p);
+        p.features = all[i].features;
+        p.heads_q = 8, p.heads_k = all[i].heads_k;
+        p.seqlen_q = all[i].queries;
+        p.seqlen_k = all[i].queries == 1 ? 4096 : all[i].queries;
+        p.dim = p.dim_v = 64;
+        const int found = chosen(&group, &p, all[i].ranks);
+        tap_check(found == (int)all[i].best, "scheme for %s: %d", all[i].what, found);
+    }
+}
+
 /* A launch more a step is a tail more; a copy of the keys is a pass over memory. */
 static void check_pieces(fattn_op op)
 {
@@ -939,9 +1030,14 @@ static void check_arguments(void)
     tap_check(fattn_group_plan_create(&group, &p, NULL, NULL, &plan) == FATTN_INVALID_ARGUMENT,
               "no such split: %s", fattn_last_reason());
     group.split = FATTN_SPLIT_STRIPED;
-    group.scheme = FATTN_SCHEME_AUTO;
+    group.scheme = (fattn_scheme)5;
     tap_check(fattn_group_plan_create(&group, &p, NULL, NULL, &plan) == FATTN_INVALID_ARGUMENT,
               "no scheme: %s", fattn_last_reason());
+    group.scheme = FATTN_SCHEME_AUTO;
+    group.bandwidth = -1;
+    tap_check(fattn_group_plan_create(&group, &p, NULL, NULL, &plan) == FATTN_INVALID_ARGUMENT,
+              "no speed: %s", fattn_last_reason());
+    group.bandwidth = 0;
     group.scheme = FATTN_SCHEME_HEADS;
     tap_check(fattn_group_plan_create(&group, &p, NULL, NULL, &plan) == FATTN_UNSUPPORTED && !plan,
               "heads of one rank: %s", fattn_last_reason());
@@ -987,6 +1083,7 @@ int main(int argc, char **argv)
     }
     check_pieces(FATTN_FORWARD);
     check_pieces(FATTN_BACKWARD);
+    check_choices();
     check_turns(FATTN_SCHEME_RING, brief ? problems / 2 : problems);
     check_turns(FATTN_SCHEME_HEADS, brief ? problems / 2 : problems);
     check_unusual_problems();

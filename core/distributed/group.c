@@ -72,9 +72,8 @@ static fattn_status check_choices(const fattn_group *g, const fattn_transport *t
     if (!fattn_split_runs(g->split)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "split is %d, no fattn_split", (int)g->split);
     }
-    if (g->scheme < FATTN_SCHEME_RING || g->scheme > FATTN_SCHEME_REDUCE) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "scheme is %d, none that a group can have",
-                          (int)g->scheme);
+    if (g->scheme < FATTN_SCHEME_AUTO || g->scheme > FATTN_SCHEME_REDUCE) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "scheme is %d, no fattn_scheme", (int)g->scheme);
     }
     if (!t->device_memory && t->stream) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "stream of fattn_transport is set, but "
@@ -89,7 +88,7 @@ static fattn_status check_choices(const fattn_group *g, const fattn_transport *t
     if (!(g->timeout > 0)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "timeout is %g, not above 0", g->timeout);
     }
-    return FATTN_OK;
+    return fattn_group_check_speed(g);
 }
 
 static fattn_status check_features(const fattn_problem *p)
@@ -103,36 +102,6 @@ static fattn_status check_features(const fattn_problem *p)
         why = "groups do not support f64 and e4m3";
     } else if (p->features & packed && (p->features & packed) != packed) {
         why = "groups support a ragged batch only with both cu_seqlens";
-    }
-    return why ? fattn_fail(FATTN_UNSUPPORTED, "%s", why) : FATTN_OK;
-}
-
-/* Features and shapes that the scheme, or the ring's split, does not support. */
-static fattn_status check_scheme(const fattn_group_plan *plan)
-{
-    const fattn_problem *const p = &plan->problem;
-    const char *why = fattn_scheme_declines(&plan->shares, plan->scheme);
-    if (why) {
-        return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_name(plan->scheme),
-                          why);
-    }
-    const bool striped = plan->whole.split == FATTN_SPLIT_STRIPED;
-    const bool scores = p->features & (FATTN_BIAS | FATTN_MASK);
-    if (plan->ragged && plan->transport.device_memory) {
-        why = "groups support a ragged batch only on devices that compute in host memory";
-    } else if (scores && plan->ragged) {
-        why = "groups support no bias or mask with a ragged batch";
-    } else if (scores && plan->members > 1) {
-        why = "schemes that exchange heads support no bias or mask";
-    } else if (p->outputs & FATTN_OUT_DBIAS && p->dbias_stride[2] == 0) {
-        why = "groups do not support a dbias that is summed over queries";
-    } else if (striped && plan->scheme == FATTN_SCHEME_REDUCE) {
-        why = "scheme \"reduce\" does not support striped rows";
-    } else if (striped && p->features & (FATTN_DROPOUT | FATTN_ALIBI) &&
-               !(p->features & FATTN_ALIBI_BIAS && !(p->features & FATTN_DROPOUT))) {
-        why = "striped rows support no dropout or ALiBi, which need neighbouring positions";
-    } else if (striped && plan->ragged && p->window_left >= 0 && p->window_right >= 0) {
-        why = "striped rows of a ragged batch support no window that is bounded on both sides";
     }
     return why ? fattn_fail(FATTN_UNSUPPORTED, "%s", why) : FATTN_OK;
 }
@@ -531,9 +500,13 @@ fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *p
     if (status) {
         return status;
     }
+    status = fattn_group_choose_scheme(plan);
+    if (status) {
+        return status;
+    }
     form_groups(plan);
     plan->wanted = fattn_scheme_turns(&plan->shares, plan->scheme, plan->wanted);
-    status = check_scheme(plan);
+    status = fattn_group_check_scheme(plan);
     status = status ? status : make_local(plan, problem);
     plan->span_rule = status ? FATTN_NO_SPANS : fattn_group_span_rule(plan);
     return status;
@@ -701,6 +674,7 @@ static void begin_plan(const fattn_group *g, const fattn_transport *t, fattn_gro
     plan->transport = *t;
     plan->timeout = g->timeout > 0 ? g->timeout : usual_timeout; /* for telling others of errors */
     plan->scheme = g->scheme;
+    plan->speed = fattn_group_speed(g, t->device_memory);
     plan->late = -1;
     plan->memory = g->memory;
     plan->wanted = g->turns;

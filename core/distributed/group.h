@@ -65,6 +65,7 @@ struct fattn_group_plan {
     fattn_device *device;
     double timeout;
     fattn_scheme scheme;
+    fattn_speed speed; /* for choosing the scheme */
 
     /* Ranks that share heads are the members of a group; the groups form the ring, and `rank` is
      * the number of this rank's group in it. In FATTN_SCHEME_RING each rank is a group. */
@@ -159,6 +160,16 @@ void fattn_group_lay_out(fattn_group_plan *plan);
 /* Clears the gaps between tensors in host memory, which are sent with them, so that no old contents
  * of the memory travel. */
 void fattn_group_clear_gaps(const fattn_group_plan *plan);
+
+/*
+ * The plan's scheme (scheme.c). Choose: replaces FATTN_SCHEME_AUTO by the scheme that it stands
+ * for. Check: FATTN_UNSUPPORTED if the group does not compute the problem in the plan's scheme.
+ * Speed: what a group's fields mean; check_speed() checks them.
+ */
+fattn_status fattn_group_choose_scheme(fattn_group_plan *plan);
+fattn_status fattn_group_check_scheme(const fattn_group_plan *plan);
+fattn_status fattn_group_check_speed(const fattn_group *group);
+fattn_speed fattn_group_speed(const fattn_group *group, bool device_memory);
 
 /*
  * What turns have of their own (turns.c). fattn_group_span_rule(): which spans of its tensors this

@@ -58,7 +58,8 @@ FATTN_API fattn_status fattn_split_get_run(fattn_split split, int64_t length, in
 
 /* How the queries of a rank attend to the keys that other ranks hold. */
 typedef enum fattn_scheme {
-    FATTN_SCHEME_AUTO = 0,  /* the fastest by a model: for `fattn explain`; groups refuse it */
+    FATTN_SCHEME_AUTO = 0,  /* the fastest by a model (fattn_group.rate) of those that take the
+                             * problem; REDUCE if a forward has fewer queries than ranks */
     FATTN_SCHEME_RING = 1,  /* ring attention: keys and values travel from rank to rank */
     FATTN_SCHEME_HEADS = 2, /* an all-to-all exchange gives each rank all rows of some heads, and
                              * another returns the results; R divides heads_k */
@@ -204,7 +205,8 @@ FATTN_API void fattn_peers_close(fattn_transport *transport);
  * ---------------------------------------------------------------------------------------------- */
 
 /* A group of 1..65536 ranks (64 with fattn_peers_create()) that compute together, and how. All
- * ranks must give the same split, scheme and turns; either all of them or none limit memory. */
+ * ranks must give the same split, scheme, turns and speeds; either all of them or none limit
+ * memory. */
 typedef struct fattn_group {
     size_t struct_size;               /* sizeof(fattn_group); set by fattn_group_init */
     const fattn_transport *transport; /* must stay open while plans are made and executed */
@@ -221,6 +223,13 @@ typedef struct fattn_group {
                      * the next smaller one that divides a rank's heads; more if `memory` requires
                      * it. 0, the default: chosen by size, 8 at most, and in backward no more than a
                      * rank has key/value heads */
+
+    /* FATTN_SCHEME_AUTO: what the model computes with. 0, the default, stands for the figures of
+     * GPUs that are connected by NVLink, 6e14, 3.5e11 and 1e-5, if the transport carries device
+     * memory, and else for those of CPUs in a network of 100 Gbit/s, 2e12, 1.2e10 and 2e-5. */
+    double rate;      /* operations per second that a rank computes */
+    double bandwidth; /* bytes per second that a rank can send and, at the same time, receive */
+    double latency;   /* seconds for a message besides its bytes */
 } fattn_group;
 
 /* Fills *group with the defaults named above. */
@@ -290,6 +299,9 @@ FATTN_API fattn_status fattn_group_plan_create(const fattn_group *group,
  * After an error of fattn_group_execute() close the transport first: it may still use that memory,
  * and tensors (fattn_group_execute()). */
 FATTN_API void fattn_group_plan_destroy(fattn_group_plan *plan);
+
+/* The scheme of a plan, which FATTN_SCHEME_AUTO has become; FATTN_SCHEME_AUTO for NULL. */
+FATTN_API fattn_scheme fattn_group_plan_scheme(const fattn_group_plan *plan);
 
 /* Bytes of memory that the plan owns on this rank; 0 for NULL. */
 FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);

@@ -12,7 +12,7 @@ from fattn import _c
 from fattn._errors import InvalidArgument
 
 SPLITS = {"contiguous": 1, "zigzag": 2, "striped": 3}
-SCHEMES = {"ring": 1, "heads": 2, "both": 3, "reduce": 4}
+SCHEMES = {"auto": 0, "ring": 1, "heads": 2, "both": 3, "reduce": 4}
 
 
 class Run(ctypes.Structure):
@@ -38,7 +38,7 @@ class Transport(ctypes.Structure):
 class Group(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("transport", POINTER(Transport)), ("device", c_void_p),
                 ("split", c_int), ("scheme", c_int), ("timeout", c_double), ("memory", c_int64),
-                ("turns", c_int64)]
+                ("turns", c_int64), ("rate", c_double), ("bandwidth", c_double), ("latency", c_double)]
 
 
 for _name, _result, _parameters in (

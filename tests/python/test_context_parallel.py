@@ -132,6 +132,11 @@ def unequal_shares(rank, ranks):
 
 def heads(rank, ranks):
     compare(fattn.torch.context_parallel(scheme="heads"), 8 * ranks, True, 8, 4, ranks)
+    # Heads for contiguous shares, a ring for zigzag ones; and fewer rows than ranks.
+    compare(fattn.torch.context_parallel(scheme="auto", split="contiguous"), 8 * ranks, True, 8, 4, ranks)
+    compare(fattn.torch.context_parallel(scheme="auto"), 8 * ranks, True, 8, 4, ranks)
+    compare(fattn.torch.context_parallel(scheme="auto", split="contiguous", length=ranks - 1), ranks - 1, True, 8, 4,
+            ranks)
 
 
 def biased(rank, ranks):

@@ -137,7 +137,8 @@ class context_parallel:
         group: a process group of torch.distributed; None for all ranks. Gloo and MPI carry tensors on the
             CPU, NCCL those on GPUs. After RankLost or RankTimeout it can no longer be used: make another.
         split: which rows each rank holds: "zigzag" (equal work under causal masks), "contiguous", "striped".
-        scheme: "ring", "heads" (all to all), "both", or "reduce", for forward with all queries on every rank.
+        scheme: "ring", "heads" (all to all), "both", or "reduce", for forward with all queries on every rank;
+            "auto": the fastest of the first three by a model.
         length: the number of rows of every undivided sequence, needed if ranks hold different numbers of rows;
             by default that of buffers, if they agree. None: all ranks hold equally many.
         timeout: seconds that a step may wait for other ranks.
@@ -147,7 +148,7 @@ class context_parallel:
 
     def __init__(self, group: Any = None, *,
                  split: Literal["zigzag", "contiguous", "striped"] = "zigzag",
-                 scheme: Literal["ring", "heads", "both", "reduce"] = "ring",
+                 scheme: Literal["auto", "ring", "heads", "both", "reduce"] = "ring",
                  length: int | None = None, timeout: float = 60.0, buffers: Sequence[Tensor] = (),
                  seq_dims: Sequence[int] = ()) -> None:
         self.group, self.timeout = group, timeout
@@ -399,7 +400,10 @@ class context_parallel:
         while len(self._plans) >= _PLANS:
             self._plans.pop(next(iter(self._plans)))[0].destroy()
         try:
-            return _groups.GroupPlan(transport.table, share.device, self.split, self.scheme, self.timeout,
+            # The library would reduce fewer queries than ranks, and expect all of them on every rank.
+            few = self.scheme == _groups.SCHEMES["auto"] and share.problem.seqlen_q < self.ranks
+            scheme = _groups.SCHEMES["ring"] if few else self.scheme
+            return _groups.GroupPlan(transport.table, share.device, self.split, scheme, self.timeout,
                                      ctypes.addressof(share.problem), lengths)
         except RanksDisagree as error:
             if self.length is None and lengths is None and "seqlen" in str(error):

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The scheme of a plan: what a group does not support in a scheme, and which scheme
+ * FATTN_SCHEME_AUTO stands for.
+ */
+#include <math.h>
+
+#include "core/distributed/forecast.h"
+#include "core/distributed/group.h"
+#include "core/status.h"
+
+/* Why a group does not compute the problem in a scheme that itself supports it; NULL if it does. */
+static const char *refusal(const fattn_group_plan *plan, fattn_scheme scheme)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t members = fattn_scheme_members(&plan->shares, scheme);
+    const bool striped = plan->shares.split == FATTN_SPLIT_STRIPED && plan->shares.ranks > members;
+    const bool scores = p->features & (FATTN_BIAS | FATTN_MASK);
+    if (plan->ragged && plan->transport.device_memory) {
+        return "groups support a ragged batch only on devices that compute in host memory";
+    }
+    if (scores && plan->ragged) {
+        return "groups support no bias or mask with a ragged batch";
+    }
+    if (scores && members > 1) {
+        return "schemes that exchange heads support no bias or mask";
+    }
+    if (p->outputs & FATTN_OUT_DBIAS && p->dbias_stride[2] == 0) {
+        return "groups do not support a dbias that is summed over queries";
+    }
+    if (striped && scheme == FATTN_SCHEME_REDUCE) {
+        return "scheme \"reduce\" does not support striped rows";
+    }
+    if (striped && p->features & (FATTN_DROPOUT | FATTN_ALIBI) &&
+        !(p->features & FATTN_ALIBI_BIAS && !(p->features & FATTN_DROPOUT))) {
+        return "striped rows support no dropout or ALiBi, which need neighbouring positions";
+    }
+    if (striped && plan->ragged && p->window_left >= 0 && p->window_right >= 0) {
+        return "striped rows of a ragged batch support no window that is bounded on both sides";
+    }
+    return NULL;
+}
+
+fattn_status fattn_group_check_scheme(const fattn_group_plan *plan)
+{
+    const char *const why = fattn_scheme_declines(&plan->shares, plan->scheme);
+    if (why) {
+        return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_name(plan->scheme),
+                          why);
+    }
+    const char *const refused = refusal(plan, plan->scheme);
+    return refused ? fattn_fail(FATTN_UNSUPPORTED, "%s", refused) : FATTN_OK;
+}
+
+fattn_status fattn_group_check_speed(const fattn_group *g)
+{
+    const struct {
+        const char *name;
+        double value;
+    } all[] = {{"rate", g->rate}, {"bandwidth", g->bandwidth}, {"latency", g->latency}};
+    for (int n = 0; n < 3; n++) {
+        if (!(all[n].value >= 0) || isinf(all[n].value)) {
+            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %g, not a number from 0 on",
+                              all[n].name, all[n].value);
+        }
+    }
+    return FATTN_OK;
+}
+
+fattn_speed fattn_group_speed(const fattn_group *g, bool device_memory)
+{
+    const fattn_speed gpus = {.flops = 6e14, .bandwidth = 3.5e11, .latency = 1e-5};
+    const fattn_speed cpus = {.flops = 2e12, .bandwidth = 1.2e10, .latency = 2e-5};
+    fattn_speed speed = device_memory ? gpus : cpus;
+    speed.flops = g->rate > 0 ? g->rate : speed.flops;
+    speed.bandwidth = g->bandwidth > 0 ? g->bandwidth : speed.bandwidth;
+    speed.latency = g->latency > 0 ? g->latency : speed.latency;
+    return speed;
+}
+
+static bool takes(const fattn_group_plan *plan, fattn_scheme scheme)
+{
+    return !fattn_scheme_declines(&plan->shares, scheme) && !refusal(plan, scheme);
+}
+
+fattn_status fattn_group_choose_scheme(fattn_group_plan *plan)
+{
+    const fattn_problem *const p = &plan->problem;
+    if (plan->scheme != FATTN_SCHEME_AUTO) {
+        return FATTN_OK;
+    }
+    plan->scheme = FATTN_SCHEME_RING; /* its reason is given if no scheme takes the problem */
+    if (fattn_scheme_is_for_few(&plan->shares) && takes(plan, FATTN_SCHEME_REDUCE)) {
+        plan->scheme = FATTN_SCHEME_REDUCE;
+        plan->shares.all_queries = true;
+        return FATTN_OK;
+    }
+    double least = INFINITY;
+    for (fattn_scheme s = FATTN_SCHEME_RING; s <= FATTN_SCHEME_BOTH && p->batch > 0; s++) {
+        fattn_forecast forecast;
+        if (!takes(plan, s)) {
+            continue;
+        }
+        const fattn_status status = fattn_forecast_make(&plan->shares, s, &plan->speed, &forecast);
+        if (status) {
+            return status;
+        }
+        if (forecast.seconds < least) {
+            least = forecast.seconds;
+            plan->scheme = s;
+        }
+    }
+    return FATTN_OK;
+}
+
+fattn_scheme fattn_group_plan_scheme(const fattn_group_plan *plan)
+{
+    return plan ? plan->scheme : FATTN_SCHEME_AUTO;
+}

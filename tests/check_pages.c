@@ -2,7 +2,7 @@
 /*
  * Pages of memory on a CPU: those of outputs that a program has just allocated are made once
  * (backends/cpu/pages.h), those that no row needs are not made, and large blocks of the library ask
- * for huge ones.
+ * for huge ones. Also how much memory gradients are summed in.
  */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, mincore */
 
@@ -186,6 +186,30 @@ static void check_huge_pages(void)
     }
 }
 
+static int64_t workspace_of(int64_t rows)
+{
+    fattn_problem p = problem(FATTN_BACKWARD);
+    fattn_plan *plan;
+    fattn_plan_info info;
+    fattn_plan_info_init(&info);
+    p.batch = 1;
+    p.seqlen_q = p.seqlen_k = rows;
+    must(fattn_plan_create(device, &p, &plan));
+    must(fattn_plan_get_info(plan, &info));
+    fattn_plan_destroy(plan);
+    return info.workspace_bytes;
+}
+
+/* Rows of dk and dv that are 4 KiB apart are summed in the workspace, if that takes at most 64 MiB
+ * (backends/cpu/gradients.h). */
+static void check_sums(void)
+{
+    const int64_t some = workspace_of(4096), many = workspace_of(65536),
+                  sums = 2 * 4096 * ROW_BYTES;
+    tap_check(some > sums, "a workspace of %lld bytes has the sums of 4096 keys", (long long)some);
+    tap_check(many < 64 << 20, "for 65536 keys it has %lld bytes", (long long)many);
+}
+
 int main(void)
 {
     fattn_device_options options;
@@ -207,6 +231,7 @@ int main(void)
     }
     check_packed(workspace);
     check_gap(workspace);
+    check_sums();
     if (access("/sys/kernel/mm/transparent_hugepage/enabled", R_OK) == 0) {
         check_huge_pages();
     } else {

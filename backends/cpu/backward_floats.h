@@ -174,7 +174,7 @@ static prefetch_list prefetch_keys(const backward *job, span s, const void *tens
 static prefetch_list prefetch_sums(const backward *job, span s, const void *tensor,
                                    const fattn_strides *strides, int64_t dim, int64_t tiles)
 {
-    const bool none = !tensor || sums_in_workspace(job->panel.p);
+    const bool none = !tensor || sums_apart(job->panel.p, job->shared.stored);
     return none ? NO_PREFETCH : prefetch_keys(job, s, tensor, FATTN_F32, strides, dim, tiles);
 }
 
@@ -197,9 +197,10 @@ static void add_keys(backward *job, span s, float *const *weights, const float *
                      float *apart, int64_t stride, prefetch_list later)
 {
     panel *const pn = &job->panel;
-    const bool stored = job->shared.stored, rounded = stored && sums_in_workspace(pn->p);
-    const sum_rows sums = rounded ? (sum_rows){apart, stride}
-                                  : sum_rows_from(pn, tensor, strides, apart, stride, s.first);
+    const bool stored = job->shared.stored, rounded = stored && sums_apart(pn->p, stored);
+    const sum_rows sums = rounded
+                              ? (sum_rows){apart, stride}
+                              : sum_rows_from(pn, stored, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.padded; j++) {
         job->out[j] = j < s.live ? sums.first + j * sums.step : job->discarded;
     }

@@ -311,7 +311,7 @@ static void add_keys_pairs(backward *job, span s, row_range attending,
         store_keys(pn, tensor, strides, s.first, s.live, job->sums, step, dim, factors.last);
         return;
     }
-    const sum_rows to = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
+    const sum_rows to = sum_rows_from(pn, false, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.live; j++) {
         add_row(to.first + j * to.step, job->sum_rows[j], dim, factors.last);
     }

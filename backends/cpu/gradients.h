@@ -14,10 +14,29 @@
 
 static bool wants(const fattn_problem *p, uint32_t outputs) { return p->outputs & outputs; }
 
-/* Whether dk and dv are summed in the workspace, as 16-bit gradients are. */
-static bool sums_in_workspace(const fattn_problem *p)
+/* The number of rows of dk in the workspace: total_k if keys are packed, else seqlen_k per
+ * sequence. */
+static int64_t key_rows(const fattn_problem *p)
 {
-    return fattn_gradient_dtype(p, p->dtype) != FATTN_F32 && wants(p, FATTN_OUT_DK | FATTN_OUT_DV);
+    return p->features & FATTN_CU_SEQLENS_K ? p->total_k : p->batch * p->seqlen_k;
+}
+
+/* Whether rows of dk or dv are so far apart that those of a tile would share a few lines of the
+ * first-level cache (in_place()), and few enough for sums of their own. */
+static bool sums_collide(const fattn_problem *p)
+{
+    const int64_t most = 16 << 20; /* sums: 64 MiB */
+    const int64_t rows = key_rows(p), each = p->heads_k * (p->dim + p->dim_v);
+    const bool collide = !in_place(FATTN_F32, &p->dk) || !in_place(FATTN_F32, &p->dv);
+    return collide && !(p->features & FATTN_ACCUMULATE) && rows <= most / fattn_max64(each, 1);
+}
+
+/* Whether dk and dv are not summed in their tensors but in the workspace, or, if they are stored
+ * (stores_keys()), in scratch. */
+static bool sums_apart(const fattn_problem *p, bool stored)
+{
+    const bool narrow = fattn_gradient_dtype(p, p->dtype) != FATTN_F32;
+    return (narrow || (!stored && sums_collide(p))) && wants(p, FATTN_OUT_DK | FATTN_OUT_DV);
 }
 
 /*
@@ -30,13 +49,6 @@ static bool stores_keys(const fattn_problem *p, const fattn_tiling *tiling)
     const uint64_t others = FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK | FATTN_CU_SEQLENS_Q |
                             FATTN_SEQUSED_Q | FATTN_ACCUMULATE | FATTN_ALIBI;
     return tiling->q_blocks == 1 && !fattn_is_banded(p) && !(p->features & others);
-}
-
-/* The number of rows of dk in the workspace: total_k if keys are packed, else seqlen_k per
- * sequence. */
-static int64_t key_rows(const fattn_problem *p)
-{
-    return p->features & FATTN_CU_SEQLENS_K ? p->total_k : p->batch * p->seqlen_k;
 }
 
 /* Whether an entry of dbias sums pairs of different key/value heads or sequences. */
@@ -67,7 +79,7 @@ static bool is_chained(const fattn_problem *p)
 typedef struct gradients {
     fattn_cpu_progress *progress; /* [items] */
     float *dsink;                 /* [items][group] parts of dsink */
-    float *dk, *dv;               /* [Hk][key rows][d_pad], [dv_pad]: sums of 16-bit gradients */
+    float *dk, *dv;               /* [Hk][key rows][d_pad], [dv_pad]: sums_apart() */
     bool stored;                  /* stores_keys() */
 } gradients;
 
@@ -77,7 +89,7 @@ static int64_t gradients_layout(const fattn_problem *p, const fattn_tiling *tili
 {
     const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
     const int64_t group = fattn_problem_group(p);
-    const bool stored = stores_keys(p, tiling), apart = sums_in_workspace(p) && !stored;
+    const bool stored = stores_keys(p, tiling), apart = sums_apart(p, stored) && !stored;
     const int64_t rows = apart ? fattn_cpu_bytes(key_rows(p), p->heads_k, sizeof(float)) : 0;
     const int64_t sizes[4] = {
         is_chained(p) ? fattn_cpu_bytes(tiling->items, sizeof(fattn_cpu_progress), 1) : 0,
@@ -125,10 +137,10 @@ typedef struct sum_rows {
     int64_t step;
 } sum_rows;
 
-static sum_rows sum_rows_from(const panel *pn, void *tensor, const fattn_strides *strides,
-                              float *apart, int64_t stride, int64_t j)
+static sum_rows sum_rows_from(const panel *pn, bool stored, void *tensor,
+                              const fattn_strides *strides, float *apart, int64_t stride, int64_t j)
 {
-    if (!sums_in_workspace(pn->p)) {
+    if (!sums_apart(pn->p, stored)) {
         return (sum_rows){(float *)tensor + key_index(pn, strides, j), strides->seq};
     }
     const int64_t row = pn->seq.k_batch * pn->p->seqlen_k + pn->seq.k_row + j;
@@ -181,10 +193,11 @@ static void clear_keys(const panel *pn, bool stored, int64_t first, void *tensor
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
     const int64_t size = fattn_dtype_size(dtype);
     /* Keys that have a sum in the workspace. */
-    const int64_t sums = sums_in_workspace(pn->p) && !stored ? pn->seq.sk : 0;
+    const int64_t sums = sums_apart(pn->p, stored) && !stored ? pn->seq.sk : 0;
     const int64_t kept = stored ? pn->seq.sk : 0;
     const sum_rows none = {0};
-    const sum_rows to = sums ? sum_rows_from(pn, tensor, strides, apart, stride, first) : none;
+    const sum_rows to =
+        sums ? sum_rows_from(pn, stored, tensor, strides, apart, stride, first) : none;
     for (int64_t j = first == 0 ? -pn->start_k : first; j < past; j++) {
         if (j >= 0 && j < sums) {
             fill(to.first + (j - first) * to.step, stride, 0);
@@ -280,7 +293,7 @@ static void round_keys(const panel *pn, int64_t first, void *tensor, const fattn
                        int64_t dim, float *apart, int64_t stride)
 {
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.sk);
-    const sum_rows from = sum_rows_from(pn, tensor, strides, apart, stride, first);
+    const sum_rows from = sum_rows_from(pn, false, tensor, strides, apart, stride, first);
     store_keys(pn, tensor, strides, first, past - first, from.first, from.step, dim, 1);
 }
 
@@ -303,9 +316,8 @@ static void sum_dsink(const fattn_cpu_run *run, const gradients *shared, int64_t
 static int64_t finish_chunks(const fattn_cpu_run *run)
 {
     const fattn_problem *const p = run->problem;
-    return sums_in_workspace(p) && !stores_keys(p, run->tiling)
-               ? p->batch * p->heads_k * chunks_of(p)
-               : 0;
+    const bool stored = stores_keys(p, run->tiling);
+    return sums_apart(p, stored) && !stored ? p->batch * p->heads_k * chunks_of(p) : 0;
 }
 
 static int64_t finish_count(const fattn_cpu_run *run)

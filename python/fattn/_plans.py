@@ -84,7 +84,7 @@ class _Workspace:
 
 # Idle workspaces, as many as there have been concurrent runs. Large ones are not kept.
 _workspaces: list[_Workspace] = []
-_KEPT_BYTES = 64 << 20
+_KEPT_BYTES = 128 << 20
 
 
 class Prepared:

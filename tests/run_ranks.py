@@ -84,6 +84,9 @@ def check_results(runs, rng):
     runs.compare("heads", ("q", "k", "v"), ("o",), (), ("--scheme", "heads"))
     runs.save(q=draw(1, 3, 6, 8))
     runs.compare("few queries, reduced", ("q", "k", "v"), ("o", "lse"), (), ("--scheme", "reduce"))
+    runs.save(q=draw(1, 1, 6, 8), do=draw(1, 1, 6, 8))
+    runs.compare("fewer queries than ranks", ("q", "k", "v"), ("o", "lse"), (), ())
+    runs.compare("the same with backward", ("q", "k", "v", "do"), gradients, ("--backward",), ())
     runs.save(q=draw(50, 2, 8), k=draw(60, 2, 8), v=draw(60, 2, 8), do=draw(50, 2, 8),
               cu_seqlens_q=np.array([0, 20, 20, 47]), cu_seqlens_k=np.array([0, 30, 33, 58]))
     runs.compare("ragged", ("q", "k", "v", "do", "cu_seqlens_q", "cu_seqlens_k"), gradients,

@@ -80,7 +80,7 @@ typedef struct share {
 /* --ranks and what goes with it. */
 typedef struct divided {
     bool wanted, any;  /* any: one of the others is given */
-    int split, scheme; /* words: all of splits, those of schemes after "auto" */
+    int split, scheme; /* their numbers; 0: auto */
     double timeout;
     world world;
     share share[SIDES];

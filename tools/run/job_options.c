@@ -93,8 +93,8 @@ int job_parse(int argc, char **argv, job *j)
          OPTION_SWITCH, .value = &d->wanted},
         {"split", "which rows a rank has; default auto: by the masks", OPTION_CHOICE,
          .value = &d->split, .given = &d->any, .words = split_words},
-        {"scheme", "how ranks share the work; default ring. explain\n--ranks names the fastest",
-         OPTION_CHOICE, .value = &d->scheme, .given = &d->any, .words = scheme_words + 1},
+        {"scheme", "how ranks share the work; default auto: the fastest", OPTION_CHOICE,
+         .value = &d->scheme, .given = &d->any, .words = scheme_words},
         {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
          .value = &d->timeout, .given = &d->any},
     };

@@ -41,7 +41,7 @@ static int input_axis(const job *j, int i)
                                         : j->in[i].rank - 2;
 }
 
-fattn_scheme job_scheme(const job *j) { return (fattn_scheme)(j->divided.scheme + 1); }
+fattn_scheme job_scheme(const job *j) { return (fattn_scheme)j->divided.scheme; }
 
 static bool take_side(job *j, int side)
 {
@@ -78,6 +78,11 @@ static bool take_side(job *j, int side)
 bool job_read_rows(job *j)
 {
     const uint64_t features = j->problem.features;
+    const int64_t ranks = j->divided.world.transport->ranks;
+    if (job_scheme(j) == FATTN_SCHEME_AUTO && j->problem.seqlen_q < ranks) {
+        /* A reduction, which the library would choose for forward, has no backward. */
+        j->divided.scheme = j->backward ? FATTN_SCHEME_RING : FATTN_SCHEME_REDUCE;
+    }
     if (j->divided.split == 0) {
         const bool causal = features & FATTN_CAUSAL && !(features & FATTN_WINDOW);
         j->divided.split = causal && job_scheme(j) != FATTN_SCHEME_REDUCE ? FATTN_SPLIT_ZIGZAG

@@ -190,8 +190,8 @@ static int64_t terms_of(const panel *pn, int64_t n)
 }
 
 /* tensor[j] += sum_r weights[j][r] rows[r] for the keys of the tile, or = if keys are stored.
- * weights: [bc] rows of [br]; apart: sums of 16-bit gradients, in the workspace or, if keys are
- * stored, in scratch */
+ * weights: [bc] rows of [br]; apart: where the sums are that are not in the tensor (sums_apart()),
+ * in the workspace or, if keys are stored, in scratch */
 static void add_keys(backward *job, span s, float *const *weights, const float *rows,
                      int64_t rows_stride, void *tensor, const fattn_strides *strides, int64_t dim,
                      float *apart, int64_t stride, prefetch_list later)

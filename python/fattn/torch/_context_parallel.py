@@ -138,7 +138,8 @@ class context_parallel:
             CPU, NCCL those on GPUs. After RankLost or RankTimeout it can no longer be used: make another.
         split: which rows each rank holds: "zigzag" (equal work under causal masks), "contiguous", "striped".
         scheme: "ring", "heads" (all to all), "both", or "reduce", for forward with all queries on every rank;
-            "auto": the fastest of the first three by a model.
+            "auto": the fastest of the first three by a model. Under causal masks that is a ring over "zigzag"
+            shares, and mostly "heads" over "contiguous" ones.
         length: the number of rows of every undivided sequence, needed if ranks hold different numbers of rows;
             by default that of buffers, if they agree. None: all ranks hold equally many.
         timeout: seconds that a step may wait for other ranks.
@@ -148,7 +149,7 @@ class context_parallel:
 
     def __init__(self, group: Any = None, *,
                  split: Literal["zigzag", "contiguous", "striped"] = "zigzag",
-                 scheme: Literal["auto", "ring", "heads", "both", "reduce"] = "ring",
+                 scheme: Literal["auto", "ring", "heads", "both", "reduce"] = "auto",
                  length: int | None = None, timeout: float = 60.0, buffers: Sequence[Tensor] = (),
                  seq_dims: Sequence[int] = ()) -> None:
         self.group, self.timeout = group, timeout

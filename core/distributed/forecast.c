@@ -420,17 +420,13 @@ static fattn_status foretell(const fattn_whole *whole, fattn_scheme scheme,
     return status;
 }
 
-bool fattn_scheme_is_for_few(const fattn_whole *whole)
-{
-    return whole->problem->op == FATTN_FORWARD && whole->problem->seqlen_q < whole->ranks;
-}
-
 /* Whether FATTN_SCHEME_AUTO may choose a scheme. A reduction needs all queries on every rank, so it
  * is offered only, and alone, if there are too few queries to divide. */
 static bool offered(const fattn_whole *whole, fattn_scheme scheme)
 {
     return !fattn_scheme_declines(whole, scheme) &&
-           (scheme == FATTN_SCHEME_REDUCE) == fattn_scheme_is_for_few(whole);
+           (scheme == FATTN_SCHEME_REDUCE) ==
+               (whole->problem->op == FATTN_FORWARD && whole->problem->seqlen_q < whole->ranks);
 }
 
 fattn_status fattn_forecast_make(const fattn_whole *whole, fattn_scheme scheme,

@@ -39,9 +39,6 @@ fattn_split fattn_split_choose(const fattn_problem *problem);
 /* Why a scheme does not support a problem; NULL if it does. */
 const char *fattn_scheme_declines(const fattn_whole *whole, fattn_scheme scheme);
 
-/* Whether a problem has too few queries to divide, so that a reduction is for it. */
-bool fattn_scheme_is_for_few(const fattn_whole *whole);
-
 /* The number of ranks that share the heads: 1 in a ring. The scheme must support the problem. */
 int64_t fattn_scheme_members(const fattn_whole *whole, fattn_scheme scheme);
 

@@ -90,11 +90,6 @@ fattn_status fattn_group_choose_scheme(fattn_group_plan *plan)
         return FATTN_OK;
     }
     plan->scheme = FATTN_SCHEME_RING; /* its reason is given if no scheme takes the problem */
-    if (fattn_scheme_is_for_few(&plan->shares) && takes(plan, FATTN_SCHEME_REDUCE)) {
-        plan->scheme = FATTN_SCHEME_REDUCE;
-        plan->shares.all_queries = true;
-        return FATTN_OK;
-    }
     double least = INFINITY;
     for (fattn_scheme s = FATTN_SCHEME_RING; s <= FATTN_SCHEME_BOTH && p->batch > 0; s++) {
         fattn_forecast forecast;

@@ -58,8 +58,8 @@ FATTN_API fattn_status fattn_split_get_run(fattn_split split, int64_t length, in
 
 /* How the queries of a rank attend to the keys that other ranks hold. */
 typedef enum fattn_scheme {
-    FATTN_SCHEME_AUTO = 0,  /* the fastest by a model (fattn_group.rate) of those that take the
-                             * problem; REDUCE if a forward has fewer queries than ranks */
+    FATTN_SCHEME_AUTO = 0,  /* RING, HEADS or BOTH: the fastest by a model (fattn_group.rate) of
+                             * those that take the problem */
     FATTN_SCHEME_RING = 1,  /* ring attention: keys and values travel from rank to rank */
     FATTN_SCHEME_HEADS = 2, /* an all-to-all exchange gives each rank all rows of some heads, and
                              * another returns the results; R divides heads_k */

@@ -79,9 +79,8 @@ bool job_read_rows(job *j)
 {
     const uint64_t features = j->problem.features;
     const int64_t ranks = j->divided.world.transport->ranks;
-    if (job_scheme(j) == FATTN_SCHEME_AUTO && j->problem.seqlen_q < ranks) {
-        /* A reduction, which the library would choose for forward, has no backward. */
-        j->divided.scheme = j->backward ? FATTN_SCHEME_RING : FATTN_SCHEME_REDUCE;
+    if (job_scheme(j) == FATTN_SCHEME_AUTO && j->problem.seqlen_q < ranks && !j->backward) {
+        j->divided.scheme = FATTN_SCHEME_REDUCE; /* as `fattn explain` does */
     }
     if (j->divided.split == 0) {
         const bool causal = features & FATTN_CAUSAL && !(features & FATTN_WINDOW);

@@ -401,10 +401,7 @@ class context_parallel:
         while len(self._plans) >= _PLANS:
             self._plans.pop(next(iter(self._plans)))[0].destroy()
         try:
-            # The library would reduce fewer queries than ranks, and expect all of them on every rank.
-            few = self.scheme == _groups.SCHEMES["auto"] and share.problem.seqlen_q < self.ranks
-            scheme = _groups.SCHEMES["ring"] if few else self.scheme
-            return _groups.GroupPlan(transport.table, share.device, self.split, scheme, self.timeout,
+            return _groups.GroupPlan(transport.table, share.device, self.split, self.scheme, self.timeout,
                                      ctypes.addressof(share.problem), lengths)
         except RanksDisagree as error:
             if self.length is None and lengths is None and "seqlen" in str(error):

@@ -16,8 +16,8 @@ enum {
     MOST_KEYS = 512     /* in forward; workers seldom meet where there are more */
 };
 
-/* Whether an output has no gaps, and pages with rows of several heads. (Gaps are not the run's to
- * write to, even what is there already.) */
+/* Whether an output has pages with rows of several heads, and no gaps between its rows, where pages
+ * would be the caller's. */
 static bool shares_pages(const fattn_operand *output)
 {
     const fattn_region *const r = &output->region;

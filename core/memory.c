@@ -53,9 +53,10 @@ void fattn_memory_free(void *memory)
 }
 
 /*
- * Asks for huge pages for a large block, whose small pages would take longer to get than to use:
- * 0.2 to 2 microseconds each. malloc() of glibc and musl maps blocks of this size by themselves, so
- * no other block of the process gets huge pages. Where there are none nothing changes.
+ * Asks for huge pages for a large block, because the system takes 0.2 to 2 microseconds for each
+ * small page when it is first written to. malloc() of glibc and musl maps blocks of this size by
+ * themselves, so no other block of the process gets huge pages. Where there are none nothing
+ * changes.
  */
 static void prefer_huge_pages(void *block, size_t bytes)
 {

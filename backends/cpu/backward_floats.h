@@ -174,7 +174,8 @@ static prefetch_list prefetch_keys(const backward *job, span s, const void *tens
 static prefetch_list prefetch_sums(const backward *job, span s, const void *tensor,
                                    const fattn_strides *strides, int64_t dim, int64_t tiles)
 {
-    const bool none = !tensor || sums_apart(job->panel.p, job->shared.stored);
+    const fattn_problem *const p = job->panel.p;
+    const bool none = !tensor || are_rounded(p) || sums_in_workspace(p, job->shared.stored);
     return none ? NO_PREFETCH : prefetch_keys(job, s, tensor, FATTN_F32, strides, dim, tiles);
 }
 
@@ -190,14 +191,14 @@ static int64_t terms_of(const panel *pn, int64_t n)
 }
 
 /* tensor[j] += sum_r weights[j][r] rows[r] for the keys of the tile, or = if keys are stored.
- * weights: [bc] rows of [br]; apart: where the sums are that are not in the tensor (sums_apart()),
- * in the workspace or, if keys are stored, in scratch */
+ * weights: [bc] rows of [br]; apart: where sums are that are not in the tensor, in the workspace
+ * (sums_in_workspace()) or, if keys are stored and rounded, in scratch */
 static void add_keys(backward *job, span s, float *const *weights, const float *rows,
                      int64_t rows_stride, void *tensor, const fattn_strides *strides, int64_t dim,
                      float *apart, int64_t stride, prefetch_list later)
 {
     panel *const pn = &job->panel;
-    const bool stored = job->shared.stored, rounded = stored && sums_apart(pn->p, stored);
+    const bool stored = job->shared.stored, rounded = stored && are_rounded(pn->p);
     const sum_rows sums = rounded
                               ? (sum_rows){apart, stride}
                               : sum_rows_from(pn, stored, tensor, strides, apart, stride, s.first);

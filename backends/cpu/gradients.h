@@ -31,12 +31,16 @@ static bool sums_collide(const fattn_problem *p)
     return collide && !(p->features & FATTN_ACCUMULATE) && rows <= most / fattn_max64(each, 1);
 }
 
-/* Whether dk and dv are not summed in their tensors but in the workspace, or, if they are stored
- * (stores_keys()), in scratch. */
-static bool sums_apart(const fattn_problem *p, bool stored)
+/* Whether dk and dv have 16 bits, so that they are summed elsewhere and rounded. */
+static bool are_rounded(const fattn_problem *p)
 {
-    const bool narrow = fattn_gradient_dtype(p, p->dtype) != FATTN_F32;
-    return (narrow || (!stored && sums_collide(p))) && wants(p, FATTN_OUT_DK | FATTN_OUT_DV);
+    return fattn_gradient_dtype(p, p->dtype) != FATTN_F32;
+}
+
+/* Whether dk and dv are summed in the workspace. stored: stores_keys() */
+static bool sums_in_workspace(const fattn_problem *p, bool stored)
+{
+    return !stored && wants(p, FATTN_OUT_DK | FATTN_OUT_DV) && (are_rounded(p) || sums_collide(p));
 }
 
 /*
@@ -79,7 +83,7 @@ static bool is_chained(const fattn_problem *p)
 typedef struct gradients {
     fattn_cpu_progress *progress; /* [items] */
     float *dsink;                 /* [items][group] parts of dsink */
-    float *dk, *dv;               /* [Hk][key rows][d_pad], [dv_pad]: sums_apart() */
+    float *dk, *dv;               /* [Hk][key rows][d_pad], [dv_pad]: sums_in_workspace() */
     bool stored;                  /* stores_keys() */
 } gradients;
 
@@ -89,7 +93,7 @@ static int64_t gradients_layout(const fattn_problem *p, const fattn_tiling *tili
 {
     const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
     const int64_t group = fattn_problem_group(p);
-    const bool stored = stores_keys(p, tiling), apart = sums_apart(p, stored) && !stored;
+    const bool stored = stores_keys(p, tiling), apart = sums_in_workspace(p, stored);
     const int64_t rows = apart ? fattn_cpu_bytes(key_rows(p), p->heads_k, sizeof(float)) : 0;
     const int64_t sizes[4] = {
         is_chained(p) ? fattn_cpu_bytes(tiling->items, sizeof(fattn_cpu_progress), 1) : 0,
@@ -140,7 +144,7 @@ typedef struct sum_rows {
 static sum_rows sum_rows_from(const panel *pn, bool stored, void *tensor,
                               const fattn_strides *strides, float *apart, int64_t stride, int64_t j)
 {
-    if (!sums_apart(pn->p, stored)) {
+    if (!sums_in_workspace(pn->p, stored)) {
         return (sum_rows){(float *)tensor + key_index(pn, strides, j), strides->seq};
     }
     const int64_t row = pn->seq.k_batch * pn->p->seqlen_k + pn->seq.k_row + j;
@@ -193,7 +197,7 @@ static void clear_keys(const panel *pn, bool stored, int64_t first, void *tensor
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
     const int64_t size = fattn_dtype_size(dtype);
     /* Keys that have a sum in the workspace. */
-    const int64_t sums = sums_apart(pn->p, stored) && !stored ? pn->seq.sk : 0;
+    const int64_t sums = sums_in_workspace(pn->p, stored) ? pn->seq.sk : 0;
     const int64_t kept = stored ? pn->seq.sk : 0;
     const sum_rows none = {0};
     const sum_rows to =
@@ -316,8 +320,8 @@ static void sum_dsink(const fattn_cpu_run *run, const gradients *shared, int64_t
 static int64_t finish_chunks(const fattn_cpu_run *run)
 {
     const fattn_problem *const p = run->problem;
-    const bool stored = stores_keys(p, run->tiling);
-    return sums_apart(p, stored) && !stored ? p->batch * p->heads_k * chunks_of(p) : 0;
+    return sums_in_workspace(p, stores_keys(p, run->tiling)) ? p->batch * p->heads_k * chunks_of(p)
+                                                             : 0;
 }
 
 static int64_t finish_count(const fattn_cpu_run *run)

@@ -31,23 +31,22 @@ static bool shares_pages(const fattn_operand *output)
 void fattn_cpu_pages_plan(const fattn_problem *problem, int64_t workers, fattn_cpu_pages *pages)
 {
     const uint64_t others = FATTN_ACCUMULATE | FATTN_SEQUSED_Q | FATTN_SEQUSED_K;
-    *pages = (fattn_cpu_pages){.count = 0};
+    *pages = (fattn_cpu_pages){.items = 0};
     const bool meet = problem->op == FATTN_BACKWARD || problem->seqlen_k <= MOST_KEYS;
     if (workers == 1 || !meet || problem->features & others) {
         return; /* sums have their pages already, and rows that are not used need none */
     }
     fattn_operand operands[FATTN_OPERANDS_MAX];
     const int count = fattn_operands(problem, NULL, operands);
-    for (int i = 0; i < count; i++) {
+    for (int i = 0, n = 0; i < count; i++) {
         const fattn_region *const r = &operands[i].region;
         if (operands[i].output && shares_pages(&operands[i])) {
-            const int n = pages->count++;
             pages->output[n].offset = operands[i].offset;
             pages->output[n].row_bytes = r->extent[2] * r->run;
             pages->output[n].bytes = r->extent[0] * r->extent[1] * pages->output[n].row_bytes;
             pages->output[n].keys =
                 strcmp(operands[i].name, "dk") == 0 || strcmp(operands[i].name, "dv") == 0;
-            pages->items += fattn_ceil_div(pages->output[n].bytes, ITEM);
+            pages->items += fattn_ceil_div(pages->output[n++].bytes, ITEM);
         }
     }
 }

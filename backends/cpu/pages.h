@@ -4,7 +4,7 @@
  * written to. If heads are adjacent in memory, a page has rows of several heads. Workers compute
  * several heads at a time, in backward and where sequences are short, and would write to a new page
  * at the same time: the operating system would then clear a page for each of them, and throw away
- * all but one. So a phase before all others makes the pages, each worker its own.
+ * all but one. So a phase before all others makes the pages; each worker takes others.
  */
 #ifndef FATTN_CPU_PAGES_H
 #define FATTN_CPU_PAGES_H
@@ -16,7 +16,6 @@
 /* Part of a plan. */
 typedef struct fattn_cpu_pages {
     int64_t items; /* of the phase; 0: there is no such phase */
-    int count;     /* of outputs */
     struct {
         size_t offset;     /* of the pointer in fattn_buffers */
         int64_t bytes;     /* of the whole tensor */

@@ -164,7 +164,8 @@ void fattn_group_clear_gaps(const fattn_group_plan *plan);
 /*
  * The plan's scheme (scheme.c). Choose: replaces FATTN_SCHEME_AUTO by the scheme that it stands
  * for. Check: FATTN_UNSUPPORTED if the group does not compute the problem in the plan's scheme.
- * Speed: what a group's fields mean; check_speed() checks them.
+ * Speed: the group's rate, bandwidth and latency, or their defaults; check_speed() refuses negative
+ * and infinite ones.
  */
 fattn_status fattn_group_choose_scheme(fattn_group_plan *plan);
 fattn_status fattn_group_check_scheme(const fattn_group_plan *plan);

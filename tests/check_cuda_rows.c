@@ -184,7 +184,7 @@ static void check_without_heads(void)
     tap_check(expect_held(), "no row of Hopper takes a problem without query heads");
 }
 
-/* The rows that the planner takes for caches in e4m3: those for decoding if k and v both are, else
+/* The rows that the planner takes for caches in e4m3: those for such caches if k and v both are, else
  * SIMT. */
 static void check_cache_rows(void)
 {
@@ -204,8 +204,15 @@ static void check_cache_rows(void)
         {"simt_decode", FATTN_F16, FATTN_F16, FATTN_E4M3, 64, 1, 128, 0},
         {"simt_decode", FATTN_F32, FATTN_E4M3, FATTN_E4M3, 64, 1, 128, 0},
         {"simt_decode", FATTN_F16, FATTN_F16, FATTN_F16, 64, 1, 128, FATTN_DESCALE},
-        {"simt_wide_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 128, FATTN_DESCALE},
-        {"simt_forward", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 4, 512, 192, 0},
+        {"wgmma_e4m3_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 128, FATTN_DESCALE},
+        {"wgmma_e4m3_256", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 4, 512, 192, FATTN_CAUSAL},
+        {"wgmma_e4m3_64", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 4, 512, 64, FATTN_SINK},
+        {"wgmma_e4m3_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 64, 1, 128, FATTN_BATCH_INVARIANT},
+        {"wgmma_e4m3_split_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 1, 8, 128, 0},
+        {"wgmma_e4m3_split_64", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 16, 8, 64, FATTN_DESCALE},
+        {"wgmma_e4m3_split_256", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 1, 64, 256, FATTN_CAUSAL},
+        {"simt_wide_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 128, FATTN_SOFTCAP},
+        {"simt_forward", FATTN_BF16, FATTN_F16, FATTN_E4M3, 4, 512, 192, 0},
     };
     fattn_device *const device = open_h100("rows for caches");
     EACH (n, cases) {

@@ -126,6 +126,43 @@ static void check_sums(void)
     tap_check(banks, "a warp writes its sums of dQ to all banks at once");
 }
 
+/* Wideners: each chunk of 16 stored channels of each key is taken once, and its halves come to where
+ * products read them. Eight lanes, which shared memory serves at once, access different banks. */
+static void check_wideners(int warps)
+{
+    enum { KEYS = 64, PANELS = 2 };
+    static int taken[KEYS][4 * PANELS];
+    const int step = warps * WGMMA_WIDENED;
+    bool right = true, banks = true;
+    memset(taken, 0, sizeof taken);
+    for (int n = 0; n < KEYS / step * PANELS * 32 * warps; n += 8) {
+        const int first = n / (32 * warps * PANELS) * step, panel = n / (32 * warps) % PANELS;
+        uint32_t reads = 0, writes[2] = {0, 0}; /* a bit for each chunk of 128 bytes */
+        for (int thread = n; thread < n + 8; thread++) {
+            const wgmma_widener own = wgmma_widener_of(thread / 32 % warps, thread % 32);
+            const uint32_t r = (uint32_t)(first + own.row), c = (uint32_t)(4 * panel + own.chunk);
+            right = right && r < KEYS && own.chunk < 4 && taken[r][c]++ == 0;
+            right = right && wgmma_chunk_offset(r, c) ==
+                                 (wgmma_chunk_offset(r, c % 4) ^ (uint32_t)panel * 64);
+            reads |= UINT32_C(1) << wgmma_chunk_offset(r, c) / 16 % 8;
+            for (uint32_t half = 0; half < 2; half++) {
+                const uint32_t at = wgmma_chunk_offset(r, 2 * (c % 4)) ^ 16 * half;
+                right = right && (uint32_t)panel * KEYS * 128 + at ==
+                                     wgmma_offset(KEYS, r, 16 * c + 8 * half);
+                writes[half] |= UINT32_C(1) << at / 16 % 8;
+            }
+        }
+        banks = banks && reads == 0xff && writes[0] == 0xff && writes[1] == 0xff;
+    }
+    for (int r = 0; r < KEYS; r++) {
+        for (int c = 0; c < 4 * PANELS; c++) {
+            right = right && taken[r][c] == 1;
+        }
+    }
+    tap_check(right, "%d warps widen each stored channel once, to where products read it", warps);
+    tap_check(banks, "%d warps that widen access all banks, eight lanes at a time", warps);
+}
+
 /* Rows and columns of a product, and of the first operand of the next product. */
 static void check_fragments(void)
 {
@@ -162,6 +199,8 @@ int main(void)
     check_panels();
     check_descriptors();
     check_sums();
+    check_wideners(2);
+    check_wideners(4);
     check_fragments();
     return tap_done();
 }

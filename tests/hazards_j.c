@@ -198,6 +198,27 @@ static void check_codes(fattn_dtype dtype, int64_t rows, int64_t dim, double siz
                  nan ? ", a NaN" : "");
 }
 
+/* Every second query is 2^60 in its first channel and 0 elsewhere, and keys are 0 in that channel.
+ * What brings queries of bf16 into the range of f16 must not take the others' numbers from them. */
+static void check_unlike(int64_t dim)
+{
+    enum { ROWS = 20, KEYS = 300 };
+    draw_case c = hazard_case(FATTN_FORWARD, FATTN_BF16, 1, 1, 1, ROWS, KEYS, dim);
+    c.problem.dtype_kv = c.problem.dtype_v = FATTN_E4M3;
+    if (!hazard_build(&c)) {
+        return;
+    }
+    for (int64_t i = 0; i < ROWS; i += 2) {
+        for (int64_t channel = 0; channel < dim; channel++) {
+            draw_set(&c, DRAW_Q, draw_at(&c, DRAW_Q, 0, i, 0, channel), channel ? 0 : 0x1p60);
+        }
+    }
+    for (int64_t j = 0; j < KEYS; j++) {
+        draw_set(&c, DRAW_K, draw_at(&c, DRAW_K, 0, j, 0, 0), 0);
+    }
+    hazard_judge(&c, 2, "unlike rows, D %lld", (long long)dim);
+}
+
 /* Kernels move the bits of e4m3 to where a wider type has them. Subnormal numbers and NaN need care
  * there; and so do queries of bf16 where products are of f16. */
 static void j5(void)
@@ -208,9 +229,14 @@ static void j5(void)
             check_codes(FATTN_F32, 1, dims[d], 1, n);
             check_codes(FATTN_F16, 1, dims[d], 1, n);
             check_codes(FATTN_BF16, 4, dims[d], 1, n);
+            check_codes(FATTN_F16, 20, dims[d], 1, n);
+            check_codes(FATTN_BF16, 20, dims[d], 1, n);
         }
         check_codes(FATTN_BF16, 1, dims[d], 0x1p-100, false);
         check_codes(FATTN_BF16, 1, dims[d], 0x1p100, false);
+        check_codes(FATTN_BF16, 20, dims[d], 0x1p-100, false);
+        check_codes(FATTN_BF16, 20, dims[d], 0x1p100, false);
+        check_unlike(dims[d]);
     }
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Kernel rows of Hopper's forward kernels (wgmma_forward.cuh), for f16 and bf16. There are four
- * families: for short sequences, for few rows, for long sequences, and for every feature. The rows
- * of a family differ in width. Problems that they do not take run on the rows of mma.c.
+ * families: for short sequences, for few rows, for long sequences, and for every feature. For keys
+ * and values in e4m3 there are two: for few rows, and for others. The rows of a family differ in
+ * width. Problems that they do not take run on the rows of mma.c.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -85,6 +86,14 @@ static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_li
            (fattn_problem_rows(p) > 64 && blocks_of(p, 128) >= least_blocks(limits));
 }
 
+/* Rows for keys and values in e4m3 leave only decoding to others. */
+static bool e4m3_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
+{
+    (void)row;
+    (void)limits;
+    return p->features & FATTN_BATCH_INVARIANT || fattn_problem_rows(p) > MMA_DECODE_ROWS;
+}
+
 /* For rows for short sequences, in which a group's heads are rows of one block. */
 static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
 {
@@ -161,6 +170,9 @@ static whole_tile whole_tile_of(const fattn_problem *p)
 #define FIRST_THAT_FITS(name, channels, channels_v, warpgroups, ...) \
     if (p->dim <= (channels) && p->dim_v <= (channels_v)) {          \
         return (whole_tile){64 * (warpgroups), channels};            \
+    }
+    if (p->dtype_kv == FATTN_E4M3) {
+        WGMMA_E4M3_SHAPES(FIRST_THAT_FITS)
     }
     WGMMA_SHAPES(FIRST_THAT_FITS)
     return (whole_tile){0, 0};
@@ -241,10 +253,10 @@ static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 }
 
 /* Sets everything but the entry. */
-static void launch_shape(const fattn_tiling *t, int shared, fattn_gpu_shape *shape)
+static void launch_shape(const fattn_tiling *t, int threads, int shared, fattn_gpu_shape *shape)
 {
     shape->blocks = t->items;
-    shape->threads = WGMMA_THREADS((int)t->br / 64);
+    shape->threads = threads;
     shape->shared = shared;
     shape->early = true;
     shape->resident = true;
@@ -255,7 +267,10 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
 {
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", fattn_dtype_name(p->dtype),
              kernel->run);
-    launch_shape(t, kernel->shared, shape);
+    const int warpgroups = (int)t->br / 64;
+    const int threads =
+        kernel->row.caches_alone ? WGMMA_E4M3_THREADS(warpgroups) : WGMMA_THREADS(warpgroups);
+    launch_shape(t, threads, kernel->shared, shape);
 }
 
 static void lean_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
@@ -274,48 +289,70 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->resident = !sequences_differ(p);
 }
 
-/* Rows that do not split keys. */
-#define WGMMA_WHOLE_ROW(bits, cannot_, pays_, shape_, name_, channels, channels_v, warpgroups, \
-                        keys, stages)                                                          \
-    {                                                                                          \
-        .row = {.name = "wgmma_" #name_,                                                       \
-                WGMMA_FORWARD_ROW(channels),                                                   \
-                .features = bits,                                                              \
-                .dim_v_max = channels_v,                                                       \
-                .tiles = (const fattn_tile[]){{64 * (warpgroups), keys}, {0, 0}},              \
-                .cannot = cannot_,                                                             \
-                .pays = pays_,                                                                 \
-                .fast_bytes = fattn_gpu_shared_bytes,                                          \
-                .workspace = workspace},                                                       \
-        WGMMA_KERNEL("wgmma_forward", channels),                                               \
-        .phases = {clear_shape, shape_},                                                       \
-        .maps = maps_of,                                                                       \
-        .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),                \
-        .run = #name_,                                                                         \
+/* Rows that do not split keys. caches: types of keys and values besides that of queries, or 0. */
+#define WGMMA_WHOLE_ROW(file, caches, bits, cannot_, pays_, shape_, bytes, name_, channels, \
+                        channels_v, warpgroups, keys)                                       \
+    {                                                                                       \
+        .row = {.name = "wgmma_" #name_,                                                    \
+                WGMMA_FORWARD_ROW(channels),                                                \
+                .dtypes_kv = caches,                                                        \
+                .caches_alone = (caches) != 0,                                              \
+                .features = bits,                                                           \
+                .dim_v_max = channels_v,                                                    \
+                .tiles = (const fattn_tile[]){{64 * (warpgroups), keys}, {0, 0}},           \
+                .cannot = cannot_,                                                          \
+                .pays = pays_,                                                              \
+                .fast_bytes = fattn_gpu_shared_bytes,                                       \
+                .workspace = workspace},                                                    \
+        WGMMA_KERNEL(file, channels),                                                       \
+        .phases = {clear_shape, shape_},                                                    \
+        .maps = maps_of,                                                                    \
+        .shared = bytes,                                                                    \
+        .run = #name_,                                                                      \
     },
-#define WGMMA_ROW(...) \
-    WGMMA_WHOLE_ROW(WGMMA_FEATURES | FATTN_BATCH_INVARIANT, cannot, pays, lean_shape, __VA_ARGS__)
-#define WGMMA_SHORT_ROW(...) \
-    WGMMA_WHOLE_ROW(WGMMA_FEATURES, cannot_short, short_pays, forward_shape, __VA_ARGS__)
+#define WGMMA_ROW(name, channels, channels_v, warpgroups, keys, stages)                       \
+    WGMMA_WHOLE_ROW("wgmma_forward", 0, WGMMA_FEATURES | FATTN_BATCH_INVARIANT, cannot, pays, \
+                    lean_shape, WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages), \
+                    name, channels, channels_v, warpgroups, keys)
+#define WGMMA_SHORT_ROW(name, channels, channels_v, warpgroups, keys, stages)                     \
+    WGMMA_WHOLE_ROW("wgmma_forward", 0, WGMMA_FEATURES, cannot_short, short_pays, forward_shape,  \
+                    WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages), name, channels, \
+                    channels_v, warpgroups, keys)
+#define WGMMA_E4M3_ROW(name, channels, channels_v, warpgroups, keys, stages, stored)           \
+    WGMMA_WHOLE_ROW("wgmma_forward_e4m3", FATTN_DTYPE_BIT(FATTN_E4M3),                         \
+                    WGMMA_FEATURES | FATTN_BATCH_INVARIANT | FATTN_DESCALE, cannot, e4m3_pays, \
+                    forward_shape,                                                             \
+                    WGMMA_E4M3_SHARED(channels, channels_v, warpgroups, keys, stages, stored), \
+                    name, channels, channels_v, warpgroups, keys)
 
-#define WGMMA_SPLIT_ROW(name_, channels, channels_v, warpgroups, keys, stages)                  \
-    {                                                                                           \
-        .row = {.name = "wgmma_" #name_,                                                        \
-                WGMMA_FORWARD_ROW(channels),                                                    \
-                .features = WGMMA_FEATURES,                                                     \
-                .tiles = (const fattn_tile[]){{WGMMA_SPLIT_ROWS, keys}, {0, 0}},                \
-                .cannot = cannot_split,                                                         \
-                .pays = split_pays,                                                             \
-                .split = split_cost,                                                            \
-                .fast_bytes = fattn_gpu_shared_bytes,                                           \
-                .workspace = fattn_cuda_parts_workspace},                                       \
-        WGMMA_KERNEL("wgmma_forward", channels),                                                \
-        .phases = {split_shape, fattn_gpu_combine},                                             \
-        .maps = maps_of,                                                                        \
-        .shared =                                                                               \
-            WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages) + WGMMA_SPLIT_CONTROL, \
-        .run = #name_,                                                                          \
+#define WGMMA_PARTS_ROW(file, caches, bits, bytes, name_, channels, keys)        \
+    {                                                                            \
+        .row = {.name = "wgmma_" #name_,                                         \
+                WGMMA_FORWARD_ROW(channels),                                     \
+                .dtypes_kv = caches,                                             \
+                .caches_alone = (caches) != 0,                                   \
+                .features = bits,                                                \
+                .tiles = (const fattn_tile[]){{WGMMA_SPLIT_ROWS, keys}, {0, 0}}, \
+                .cannot = cannot_split,                                          \
+                .pays = split_pays,                                              \
+                .split = split_cost,                                             \
+                .fast_bytes = fattn_gpu_shared_bytes,                            \
+                .workspace = fattn_cuda_parts_workspace},                        \
+        WGMMA_KERNEL(file, channels),                                            \
+        .phases = {split_shape, fattn_gpu_combine},                              \
+        .maps = maps_of,                                                         \
+        .shared = (bytes) + WGMMA_SPLIT_CONTROL,                                 \
+        .run = #name_,                                                           \
     },
+#define WGMMA_SPLIT_ROW(name, channels, channels_v, warpgroups, keys, stages)                     \
+    WGMMA_PARTS_ROW("wgmma_forward", 0, WGMMA_FEATURES,                                           \
+                    WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages), name, channels, \
+                    keys)
+#define WGMMA_E4M3_SPLIT_ROW(name, channels, channels_v, warpgroups, keys, stages, stored)     \
+    WGMMA_PARTS_ROW("wgmma_forward_e4m3", FATTN_DTYPE_BIT(FATTN_E4M3),                         \
+                    WGMMA_FEATURES | FATTN_DESCALE,                                            \
+                    WGMMA_E4M3_SHARED(channels, channels_v, warpgroups, keys, stages, stored), \
+                    name, channels, keys)
 
 /* --- Forward with every feature --------------------------------------------------------------- */
 
@@ -490,7 +527,7 @@ static void full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     const full_run *const run = run_of(kernel, p, t->br);
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s_%d", run->name,
              fattn_dtype_name(p->dtype), kernel->width);
-    launch_shape(t, run->shared, shape);
+    launch_shape(t, WGMMA_THREADS((int)t->br / 64), run->shared, shape);
 }
 
 /* The maps of forward, and one of the bias or mask if that is the only feature of pairs. If heads
@@ -533,7 +570,8 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
 
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {
     WGMMA_SHORT_SHAPES(WGMMA_SHORT_ROW) WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ROW) WGMMA_SHAPES(WGMMA_ROW)
-        WGMMA_FULL_ROW(64, {192, 128}, {128, 128}, {64, 64}),
+        WGMMA_E4M3_SPLIT_SHAPES(WGMMA_E4M3_SPLIT_ROW) WGMMA_E4M3_SHAPES(WGMMA_E4M3_ROW)
+            WGMMA_FULL_ROW(64, {192, 128}, {128, 128}, {64, 64}),
     WGMMA_FULL_ROW(128, {128, 128}, {64, 64}),
     WGMMA_FULL_ROW(256, {128, 64}),
     {.row = {.name = NULL}}};

@@ -44,6 +44,17 @@
 #define WGMMA_SHORT_BLOCKS(width) ((width) == 64 ? 3 : 2)
 #define WGMMA_RESIDENT(width, warpgroups) ((warpgroups) == 1 ? WGMMA_SHORT_BLOCKS(width) : 1)
 
+/* The same for keys and values in e4m3 (wgmma_widen.cuh): X(name, width, width_v, warpgroups, keys,
+ * stages, stored). stored: pipeline stages of panels of stored bytes, 128 of each key. */
+#define WGMMA_E4M3_SHAPES(X)            \
+    X(e4m3_64, 64, 64, 3, 128, 2, 4)    \
+    X(e4m3_128, 128, 128, 2, 128, 2, 3) \
+    X(e4m3_256, 256, 256, 2, 64, 2, 3)
+#define WGMMA_E4M3_SPLIT_SHAPES(X)            \
+    X(e4m3_split_64, 64, 64, 2, 128, 2, 4)    \
+    X(e4m3_split_128, 128, 128, 2, 128, 2, 3) \
+    X(e4m3_split_256, 256, 256, 2, 64, 2, 3)
+
 #define WGMMA_WARPGROUP 128 /* threads */
 
 /* A producer warpgroup, which copies and plans, and the consumer warpgroups, which multiply. */
@@ -60,6 +71,16 @@
 #define WGMMA_CONTROL 1152
 #define WGMMA_SPLIT_CONTROL 64 /* descriptions of parts of keys */
 #define WGMMA_ALIGN 1024       /* the swizzle pattern begins at multiples of this */
+
+/* The same with `stored` panels of bytes in e4m3, and their barriers. */
+#define WGMMA_E4M3_SHARED(width, width_v, warpgroups, keys, stages, stored)                       \
+    (WGMMA_SHARED(width, width_v, warpgroups, keys, stages) + (stored)*WGMMA_STORED_PANEL(keys) + \
+     WGMMA_STORED_CONTROL)
+#define WGMMA_E4M3_THREADS(warpgroups) \
+    (WGMMA_THREADS(warpgroups) + (WGMMA_WIDENERS(warpgroups) == 4 ? WGMMA_WARPGROUP : 0))
+#define WGMMA_STORED_PANEL(keys) (128 * (keys))
+#define WGMMA_STORED_PANELS(width) (((width) + 127) / 128) /* of a tile of keys */
+#define WGMMA_STORED_CONTROL 64
 
 /*
  * Kernels for features of pairs, as in mma.h: X(run, its features of pairs, width, warpgroups,
@@ -293,13 +314,39 @@ FATTN_HD uint32_t wgmma_own_sum_offset(uint32_t rows, uint32_t r, uint32_t c)
  * A tile in shared memory has panels of 64 channels. A panel has 128 bytes for each row of the
  * tile, and chunk c of 16 bytes of row r is at c ^ (r % 8). This is the 128-byte swizzle, which TMA
  * writes and wgmma reads. Products may read only the first channels of the last panel: with 96
- * channels, these are 32, and behind them are zeros, which cost nothing but their room. Offset in
- * bytes of channel c of row r in a tile of `rows`:
+ * channels, these are 32, and behind them are zeros, which cost nothing but their room.
+ *
+ * Offsets in bytes: of chunk c of row r of a panel, and of channel c of row r in a tile of `rows`.
  */
+FATTN_HD uint32_t wgmma_chunk_offset(uint32_t r, uint32_t c)
+{
+    return r * 128 + ((c ^ (r % 8)) << 4);
+}
+
 FATTN_HD uint32_t wgmma_offset(uint32_t rows, uint32_t r, uint32_t c)
 {
-    const uint32_t chunk = c % 64 / 8;
-    return c / 64 * rows * 128 + r * 128 + ((chunk ^ (r % 8)) << 4) + c % 8 * 2;
+    return c / 64 * rows * 128 + wgmma_chunk_offset(r, c % 64 / 8) + c % 8 * 2;
+}
+
+/*
+ * How warps widen stored panels of 128 channels in e4m3, in wgmma_widen.cuh, to panels of 64
+ * channels. A lane takes chunk `chunk`, or 4 + `chunk`, of 16 channels of keys row, row +
+ * WGMMA_WIDENED * (the number of warps), ..., and stores it as two chunks of 8 channels. Eight lanes
+ * have four chunks of two keys, whose numbers differ in bits 0 and 2, so that they access all banks
+ * at once, when they load as well as when they store.
+ */
+#define WGMMA_WIDENERS(warpgroups) ((warpgroups) < 3 ? 4 : 2)
+#define WGMMA_WIDENED 8 /* keys that a warp widens at once */
+typedef struct wgmma_widener {
+    int row, chunk;
+} wgmma_widener;
+
+FATTN_HD wgmma_widener wgmma_widener_of(int warp, int lane)
+{
+    wgmma_widener own;
+    own.row = WGMMA_WIDENED * warp + (lane / 8 ^ (lane / 4 % 2 ? 5 : 0));
+    own.chunk = lane % 4;
+    return own;
 }
 
 /*

@@ -10,6 +10,8 @@
  *                     pipeline stage is free. With paged keys, it is a warp, or two
  *     the stager      one thread; the same for a bias or mask, in kernels that have only that
  *                     feature of pairs
+ *     the wideners    two or four warps; they convert keys and values that are stored in e4m3, in
+ *                     kernels for such caches (wgmma_widen.cuh)
  *     warpgroups      the consumers, each with 64 rows:
  *
  *         x = Q K^T             of tile n, while
@@ -38,6 +40,7 @@
 #include "backends/cuda/wgmma_forward_end.cuh"
 #include "backends/cuda/wgmma_forward_softmax.cuh"
 #include "backends/cuda/wgmma_forward_terms.cuh"
+#include "backends/cuda/wgmma_widen.cuh"
 
 /* --- A warpgroup ------------------------------------------------------------------------------ */
 
@@ -74,12 +77,13 @@ GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int tiles, wgmma_used<S> &us
  * steps of a tile come first, as closures over its state, and then four passes. */
 template <class S>
 GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int slot, int group,
-                           int row, wgmma_used<S> &used, wgmma_rows<S> &rows)
+                           int row, const wgmma_factors &factor, wgmma_used<S> &used,
+                           wgmma_rows<S> &rows)
 {
     typedef typename S::type T;
     wgmma_control<S> &control = *b.control;
     const wgmma_item &w = control.item[slot];
-    const float unit = wgmma_unit<S>(g);
+    const wgmma_units units = wgmma_units_of<S>(g, factor);
     const int last_block = w.block, full = w.full[group], full_past = w.full_past[group];
     const uint64_t q = wgmma_descriptor(b.q + group * 64 * 128, 0);
     const uint64_t k = wgmma_descriptor(b.k, 0), v = wgmma_descriptor(b.v, S::KEYS * 128);
@@ -126,8 +130,8 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
                                               WGMMA_FORWARD_CLEARED + group);
             tail = 0;
         }
-        wgmma_mix<T, S::KEYS / 16, S::WIDTH_V>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4),
-                                               rows.o);
+        wgmma_mix<T, S::KEYS / 16, S::WIDTH_V, S::PART_V>(
+            p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4), rows.o);
     };
     const auto end_output = [&]() {
         wgmma_settle<S::WIDTH_V / 8>(rows.o);
@@ -136,7 +140,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     /* In a tile whose bias is 0, x stays dot products: the scale is applied with the unit. */
     const auto scale = [&]() {
         const bool raw = S::KNOWN == FATTN_BIAS && !mixed;
-        return raw ? wgmma_scale{known.factor, unit * known.factor} : wgmma_scale{1, unit};
+        return raw ? wgmma_scaled(units, known.factor) : wgmma_scale{1, units};
     };
     const auto end_bias = [&]() {
         if constexpr (S::KNOWN == FATTN_BIAS) {
@@ -178,7 +182,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
                 each_bias([&](int n, uint32_t pair) { wgmma_hide_pair<S>(n, pair, x); });
             }
         }
-        wgmma_raise<S>(unit, scale(), known.shift, x, rows, alpha);
+        wgmma_raise<S>(units, scale(), known.shift, x, rows, alpha);
     };
     /* Releases the bias after raise(), which may read it again. */
     const auto end_terms = [&]() {
@@ -260,7 +264,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     end_scores();
     score();
     raise();
-    wgmma_weigh<S>(unit, scale(), known.shift, rows, x);
+    wgmma_weigh<S>(units, scale(), known.shift, rows, x);
     wgmma_pack<T, S::KEYS>(x, p);
     drop();
     end_terms();
@@ -282,12 +286,12 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         end_scores();
         score();
         const bool raises = S::KNOWN == FATTN_SOFTCAP
-                                ? wgmma_bound_exceeds_margin<S>(unit, rows, bound[0])
-                                : wgmma_exceeds_margin<S>(unit, scale(), known.shift, x, rows);
+                                ? wgmma_bound_exceeds_margin<S>(units, rows, bound[0])
+                                : wgmma_exceeds_margin<S>(units, scale(), known.shift, x, rows);
         if (raises) {
             raise();
         }
-        wgmma_weigh<S>(unit, scale(), known.shift, rows, x);
+        wgmma_weigh<S>(units, scale(), known.shift, rows, x);
         wgmma_wait<0>();
         end_output();
         wgmma_pack<T, S::KEYS>(x, p);
@@ -342,15 +346,19 @@ GPU_DEVICE void wgmma_consume(const fattn_gpu_args &g, const wgmma_block<S> &b, 
             wgmma_prefetch_rows(b, w, row);
         }
         wgmma_await(&control.q_full, n % 2);
+        wgmma_factors factor = {{1, 1}, 1};
+        if constexpr (S::WIDENS) {
+            factor = wgmma_own_queries(g, b, w, group, row);
+        }
         if (!S::SKIPS) {
             wgmma_skip<S>(b, w.past - w.own_past[group], used);
         }
         if (w.own_past[group] > w.block) {
-            wgmma_walk<S>(g, b, slot, group, row, used, rows);
+            wgmma_walk<S>(g, b, slot, group, row, factor, used, rows);
         } else {
             wgmma_release(&control.q_empty);
         }
-        wgmma_end(g, b, slot, row, z_kept, rows);
+        wgmma_end(g, b, slot, row, z_kept, factor, rows);
         __syncwarp();
         wgmma_release(&control.item_empty[n % WGMMA_ITEMS]);
     }
@@ -383,7 +391,8 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
 {
     static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL +
                                                   WGMMA_TERM_CONTROL(S::KNOWN, S::ROWS) +
-                                                  (S::IS_SPLIT ? WGMMA_SPLIT_CONTROL : 0),
+                                                  (S::IS_SPLIT ? WGMMA_SPLIT_CONTROL : 0) +
+                                                  (S::WIDENS ? WGMMA_STORED_CONTROL : 0),
                   "too small");
     static_assert(S::OWN_REGISTERS % 8 == 0 && S::COPY_REGISTERS >= 24, "as setmaxnreg wants them");
     extern __shared__ char shared[];
@@ -392,7 +401,8 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
     b.k = b.q + S::QUERY_BYTES;
     b.v = b.k + S::RING * S::KEY_BYTES;
     b.terms = b.v + S::RING * S::VALUE_BYTES;
-    b.out = b.terms + S::TERM_RING * S::TERM_BYTES;
+    b.stored = b.terms + S::TERM_RING * S::TERM_BYTES;
+    b.out = b.stored + S::STORED_RING * S::STORED_BYTES;
     b.control =
         (wgmma_control<S> *)(shared + (b.out + S::WARPS * WGMMA_OUT_BYTES - mma_shared(shared)));
     b.group = wgmma_group_of(g.problem);
@@ -401,25 +411,33 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
     wgmma_control<S> &control = *b.control;
     const bool paged = g.problem.features & FATTN_PAGED;
     const int piece = paged ? (int)WGMMA_PIECE((int)g.problem.page_size, S::KEYS) : S::KEYS;
-    const bool apart = S::PANELS * (S::KEYS / piece) >= WGMMA_COPIES_APART;
+    const bool apart = !S::WIDENS && S::PANELS * (S::KEYS / piece) >= WGMMA_COPIES_APART;
+    constexpr int wideners = S::WIDENS ? S::WIDENERS : 0;
     if (gpu_thread() == 0) {
         for (int n = 0; n < WGMMA_ITEMS; n++) {
             wgmma_barrier_make(&control.item_full[n], 1);
-            wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1 + S::IS_STAGED + apart);
+            wgmma_barrier_make(&control.item_empty[n],
+                               S::WARPS + 1 + S::IS_STAGED + apart + wideners);
         }
         wgmma_barrier_make(&control.item_wanted, 1);
         wgmma_barrier_make(&control.q_full, 1);
         wgmma_barrier_make(&control.q_empty, S::WARPS);
         for (int n = 0; n < S::RING; n++) {
-            wgmma_barrier_make(&control.k_full[n], 1);
+            wgmma_barrier_make(&control.k_full[n], S::WIDENS ? wideners : 1);
             wgmma_barrier_make(&control.k_empty[n], S::WARPS);
-            wgmma_barrier_make(&control.v_full[n], 1);
+            wgmma_barrier_make(&control.v_full[n], S::WIDENS ? wideners : 1);
             wgmma_barrier_make(&control.v_empty[n], S::WARPS);
         }
         if constexpr (S::IS_STAGED) {
             for (int n = 0; n < S::TERM_RING; n++) {
                 wgmma_barrier_make(&control.term_full[n], 1);
                 wgmma_barrier_make(&control.term_empty[n], S::WARPS);
+            }
+        }
+        if constexpr (S::WIDENS) {
+            for (int n = 0; n < S::STORED_RING; n++) {
+                wgmma_barrier_make(&control.stored_full[n], 1);
+                wgmma_barrier_make(&control.stored_empty[n], wideners);
             }
         }
         wgmma_barriers_made();
@@ -452,6 +470,11 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
             gpu_await_earlier();
             wgmma_copy_all<S, true>(g, maps, b, false, true);
         }
+        if constexpr (S::WIDENS && S::FIRST_GROUP == 1) {
+            if (gpu_thread() / GPU_WAVE >= WGMMA_WIDENER) {
+                wgmma_widen_all(b, gpu_thread() / GPU_WAVE - WGMMA_WIDENER);
+            }
+        }
         if constexpr (S::IS_STAGED) {
             if (gpu_thread() == GPU_WAVE * WGMMA_STAGER) {
                 wgmma_prefetch(maps + 3);
@@ -459,9 +482,14 @@ GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps
                 wgmma_stage_all(g, maps + 3, b);
             }
         }
+    } else if (S::FIRST_GROUP > 1 && group == 1) {
+        wgmma_give_registers<S::COPY_REGISTERS>();
+        if constexpr (S::WIDENS) {
+            wgmma_widen_all(b, gpu_thread() / GPU_WAVE - 4);
+        }
     } else {
         wgmma_take_registers<S::OWN_REGISTERS>();
-        wgmma_consume(g, b, group - 1);
+        wgmma_consume(g, b, group - S::FIRST_GROUP);
     }
 }
 

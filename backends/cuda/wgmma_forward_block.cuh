@@ -22,11 +22,15 @@ typedef enum wgmma_result {
 /* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: consumer
  * warpgroups. BN: keys of a tile. STAGES: pipeline stages of keys, and of values. FEATURES: those
  * of MMA_OF_PAIRS that the run has, 0 for lean kernels, or MMA_ANY. TERM_STAGES: staged panels of a
- * bias or mask, if that is the only feature. BLOCKS: how many a multiprocessor holds. */
+ * bias or mask, if that is the only feature. BLOCKS: how many a multiprocessor holds. STORED:
+ * pipeline stages of panels in e4m3, if keys and values are stored in that type, and products are of
+ * f16. OWN_TYPE: the type of q and o. */
 template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
-          int TERM_STAGES = 0, wgmma_result RESULT = WGMMA_WHOLE, int BLOCKS = 1>
+          int TERM_STAGES = 0, wgmma_result RESULT = WGMMA_WHOLE, int BLOCKS = 1, int STORED = 0,
+          class OWN_TYPE = T>
 struct wgmma_shape {
     typedef T type;
+    typedef OWN_TYPE own_type;
     static constexpr uint64_t KNOWN = FEATURES;
     enum {
         WIDTH = W,
@@ -36,7 +40,7 @@ struct wgmma_shape {
         WARPGROUPS = GROUPS,
         WARPS = 4 * GROUPS,
         ROWS = 64 * GROUPS,
-        THREADS = WGMMA_THREADS(GROUPS),
+        THREADS = STORED > 0 ? WGMMA_E4M3_THREADS(GROUPS) : WGMMA_THREADS(GROUPS),
         KEYS = BN,
         RING = STAGES,
         QUERY_BYTES = 128 * PANELS * ROWS,
@@ -46,7 +50,15 @@ struct wgmma_shape {
         TERM_BYTES = WGMMA_TERM_PANEL(FEATURES, 64 * GROUPS), /* per panel */
         TERM_KEYS = 128 / (FEATURES == FATTN_BIAS ? 2 : 1),
         TERM_PANELS = (BN + TERM_KEYS - 1) / TERM_KEYS, /* per tile */
+        STORED_RING = STORED,
+        STORED_BYTES = WGMMA_STORED_PANEL(BN), /* per panel */
         IS_LEAN = FEATURES == 0,
+        WIDENS = STORED > 0, /* keys and values are stored in e4m3 */
+        WIDENERS = WGMMA_WIDENERS(GROUPS),
+        /* Channels of a product of weights and values: with the registers that each of 512 threads
+         * is given at first, ptxas takes no 256. */
+        PART_V = WIDENS && WV == 256 ? 128 : WV,
+        FIRST_GROUP = WIDENS && WIDENERS == 4 ? 2 : 1, /* of the consumers */
         IS_STAGED = TERM_BYTES > 0,
         IS_SPLIT = RESULT == WGMMA_PARTS,
         MERGES = RESULT == WGMMA_MERGED,
@@ -60,7 +72,7 @@ struct wgmma_shape {
         /* Fields that mma_terms.cuh needs. */
         TILES = 1,
         WARP_TILES = 1,
-        FIRST_WARP = 4,
+        FIRST_WARP = 4 * FIRST_GROUP,
         OWN = BN / 4,
         IN_ORDER = true,
         /* Registers per thread. A block is given EQUAL_REGISTERS for each of its threads. A
@@ -72,7 +84,8 @@ struct wgmma_shape {
                         : FEATURES == FATTN_BIAS || FEATURES == FATTN_SOFTCAP ? 232
                         : FEATURES & (FATTN_MASK | FATTN_SOFTCAP)             ? 224
                                                                               : 216,
-        COPY_REGISTERS = (GROUPS + 1) * EQUAL_REGISTERS - GROUPS * OWN_REGISTERS
+        COPY_REGISTERS = ((GROUPS + FIRST_GROUP) * EQUAL_REGISTERS - GROUPS * OWN_REGISTERS) /
+                         FIRST_GROUP / 8 * 8
     };
 };
 
@@ -148,8 +161,15 @@ template <class S> struct wgmma_parts<S, true> {
     wgmma_part part[WGMMA_ITEMS];
 };
 
+/* Barriers of stored panels. */
+template <class S, bool WIDENS = S::WIDENS> struct wgmma_stored {
+};
+template <class S> struct wgmma_stored<S, true> {
+    uint64_t stored_full[S::STORED_RING], stored_empty[S::STORED_RING];
+};
+
 /* A block's shared memory beside the tiles. */
-template <class S> struct wgmma_control : wgmma_terms<S>, wgmma_parts<S> {
+template <class S> struct wgmma_control : wgmma_terms<S>, wgmma_parts<S>, wgmma_stored<S> {
     wgmma_item item[WGMMA_ITEMS];
     fattn_tiling tiling; /* this and seq are the planner's, which has few registers */
     fattn_sequence seq;
@@ -164,6 +184,7 @@ template <class S> struct wgmma_block {
     wgmma_control<S> *control;
     uint32_t q, k, v;            /* addresses of tiles */
     uint32_t terms;              /* and of staged panels of a bias or mask */
+    uint32_t stored;             /* and of stored panels */
     uint32_t out;                /* staged rows of o, WGMMA_OUT_BYTES for each warp */
     int group;                   /* query heads of a key/value head */
     bool ping_pong;              /* warpgroups issue their products in turn */
@@ -182,8 +203,9 @@ template <class S> struct wgmma_used {
 enum {
     WGMMA_COPIER = 0, /* its first thread alone, unless keys are paged */
     WGMMA_PLANNER = 1,
-    WGMMA_STAGER = 2,      /* its first thread alone */
-    WGMMA_VALUE_COPIER = 3 /* with small pages: WGMMA_COPIES_APART */
+    WGMMA_STAGER = 2,       /* its first thread alone */
+    WGMMA_VALUE_COPIER = 3, /* with small pages: WGMMA_COPIES_APART */
+    WGMMA_WIDENER = 2       /* and the next one, unless wideners have a warpgroup of their own */
 };
 
 /* The block's named barriers (wgmma_named_sync), by warpgroup. */

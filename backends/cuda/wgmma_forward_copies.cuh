@@ -104,6 +104,38 @@ GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wg
     }
 }
 
+/* The same for a tile that is stored in e4m3, in panels of 128 channels (wgmma_widen.cuh). used:
+ * counts panels. */
+template <class S, int WIDTH, bool PAGED>
+GPU_DEVICE void wgmma_copy_stored(const fattn_gpu_args &g, const wgmma_block<S> &b,
+                                  const wgmma_map *map, int &used, const wgmma_item &w,
+                                  const fattn_strides &stride, const wgmma_piece &piece, int shift)
+{
+    wgmma_control<S> &control = *b.control;
+    const int head = stride.head ? w.k_head : 0, j = piece.tile * S::KEYS;
+    const int pieces = PAGED ? (min(w.keys - j, (int)S::KEYS) + (1 << shift) - 1) >> shift : 1;
+    const int page = PAGED ? piece.page : w.k_batch, row = PAGED ? piece.row : w.k_row + j;
+    GPU_UNROLL
+    for (int c = 0; c < WGMMA_STORED_PANELS(WIDTH); c++, used++) {
+        const int stage = used % S::STORED_RING;
+        const uint32_t to = b.stored + stage * S::STORED_BYTES;
+        wgmma_await(&control.stored_empty[stage], used / S::STORED_RING % 2 ^ 1);
+        if (!PAGED || mma_lane() == 0) {
+            wgmma_poison(to, S::STORED_BYTES);
+            wgmma_arrive_expect_tx(&control.stored_full[stage],
+                                   PAGED ? (pieces << shift) * 128 : (int)S::STORED_BYTES);
+        }
+        if (PAGED) {
+            __syncwarp();
+        }
+        if (!PAGED || mma_lane() < pieces) {
+            wgmma_copy(PAGED ? to + (mma_lane() << shift) * 128 : to, map,
+                       &control.stored_full[stage], 128 * c, row, head, stride.batch ? page : 0,
+                       wgmma_key_policy<S>(g));
+        }
+    }
+}
+
 template <class S>
 GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map,
                                    const wgmma_block<S> &b, int n, const wgmma_item &w)
@@ -155,7 +187,24 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
     const bool counts = wgmma_counts<S>(g); /* then the planner waits for item_wanted */
     const int shift = PAGED ? 31 - __clz(WGMMA_PIECE((int)p.page_size, S::KEYS)) : 0;
     wgmma_pages<S> now = {shift, 0, 0, 0}, next = now;
-    int used = 0; /* tiles of keys so far; the ring of values is one behind */
+    int used = 0;   /* tiles of keys so far; the ring of values is one behind */
+    int stored = 0; /* panels in e4m3 so far */
+    const auto copy_keys = [&](const wgmma_item &w, const wgmma_piece &piece) {
+        if constexpr (S::WIDENS) {
+            wgmma_copy_stored<S, S::WIDTH, PAGED>(g, b, maps + 1, stored, w, p.k, piece, shift);
+        } else {
+            wgmma_copy_tile<S, S::PANELS, PAGED>(g, b.k, maps + 1, control.k_full, control.k_empty,
+                                                 used, w, p.k, piece, shift);
+        }
+    };
+    const auto copy_values = [&](const wgmma_item &w, const wgmma_piece &piece) {
+        if constexpr (S::WIDENS) {
+            wgmma_copy_stored<S, S::WIDTH_V, PAGED>(g, b, maps + 2, stored, w, p.v, piece, shift);
+        } else {
+            wgmma_copy_tile<S, S::PANELS_V, PAGED>(g, b.v, maps + 2, control.v_full,
+                                                   control.v_empty, used - 1, w, p.v, piece, shift);
+        }
+    };
     for (int n = 0;; n++) {
         const int slot = n % WGMMA_ITEMS;
         wgmma_await(&control.item_full[slot], n / WGMMA_ITEMS % 2);
@@ -186,8 +235,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                             mixed ? piece.tile | WGMMA_MIXED : piece.tile;
                     }
                 }
-                wgmma_copy_tile<S, S::PANELS, PAGED>(g, b.k, maps + 1, control.k_full,
-                                                     control.k_empty, used, w, p.k, piece, shift);
+                copy_keys(w, piece);
             }
             if (left == min(last, 2) && counts && keys && elected) {
                 wgmma_arrive(&control.item_wanted);
@@ -197,9 +245,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                     wgmma_copy_queries(g, maps, b, n, w);
                 }
             } else if (values) {
-                wgmma_copy_tile<S, S::PANELS_V, PAGED>(g, b.v, maps + 2, control.v_full,
-                                                       control.v_empty, used - 1, w, p.v, before,
-                                                       shift);
+                copy_values(w, before);
             }
             used += left >= 0;
         }

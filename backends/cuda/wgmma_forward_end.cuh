@@ -38,7 +38,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
                                   const bool empty[2], const wgmma_rows<S> &rows)
 {
     const fattn_strides stride = g.problem.o;
-    const int lane = mma_lane(), warp = gpu_thread() / 32 - 4;
+    const int lane = mma_lane(), warp = gpu_thread() / 32 - S::FIRST_WARP;
     const uint32_t out = b.out + warp * WGMMA_OUT_BYTES;
     const uint32_t to = out + lane / 4 * 128 + lane % 4 * 4, swizzle = lane / 4 << 4;
     const uint32_t from = out + lane / 8 * 128;
@@ -59,7 +59,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
             for (int n = 0; n < 8 && 8 * panel + n < S::WIDTH_V / 8; n++) {
                 const float *const four = rows.o[8 * panel + n];
                 const float x = h ? four[2] : four[0], y = h ? four[3] : four[1];
-                const uint32_t word = S::type::pack(x * own, y * own);
+                const uint32_t word = S::own_type::pack(x * own, y * own);
                 mma_put(to + (swizzle ^ n << 4), none ? 0 : word);
             }
             __syncwarp();
@@ -223,7 +223,7 @@ GPU_DEVICE void wgmma_merge_row(const wgmma_block<S> &b, const wgmma_item &w, in
  * that dropout keeps. */
 template <class S>
 GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int slot, int row,
-                          float z_kept, wgmma_rows<S> &rows)
+                          float z_kept, const wgmma_factors &factors, wgmma_rows<S> &rows)
 {
     const fattn_problem &p = g.problem;
     const wgmma_item &w = b.control->item[slot];
@@ -240,9 +240,12 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
         const int r = row + mma_lane() / 4 + 8 * h;
         fattn_softmax state = rows.state[h];
         const float base = fattn_softmax_base(state);
-        float added =
-            mma_rounding<S>(g, S::type::weight(rows.top[h], wgmma_unit<S>(g), base)) * lower;
+        const float unit = wgmma_units_of<S>(g, factors).row[h];
+        float added = mma_rounding<S>(g, S::type::weight(rows.top[h], unit, base)) * lower;
         state.l = mma_quad_sum(state.l) * lower;
+        if constexpr (S::WIDENS) {
+            state.m = wgmma_reference(g, state.m, factors.row[h]);
+        }
         if (p.features & FATTN_SINK) {
             const float alpha = wgmma_add_sink(g, b, w, r, part.split == 0, &state);
             GPU_UNROLL
@@ -255,6 +258,7 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
         empty[h] = state.l == 0;
         const float share = mma_reciprocal(state.l + added); /* l is 0, or about 1 */
         factor[h] = lower * z_kept * (part.whole ? share : mma_part_factor(state.l, share, added));
+        factor[h] = S::WIDENS ? factor[h] * factors.v : factor[h];
         if constexpr (S::MERGES) {
             const float lse = fattn_softmax_lse(state, g.rule.natural);
             wgmma_merge_row(b, w, r, h, lse, factor[h], rows);

@@ -15,10 +15,45 @@ template <class S> struct wgmma_rows {
     float o[S::WIDTH_V / 8][4];
 };
 
+/* Factors of a thread's two rows, if keys and values are in e4m3 (wgmma_widen.cuh); else 1. */
+typedef struct wgmma_factors {
+    float row[2]; /* of dot products */
+    float v;      /* of sums of values */
+} wgmma_factors;
+
+/* The scores of a thread's two rows times these are exponents of 2. The rows differ only if keys and
+ * values are in e4m3. */
+typedef struct wgmma_units {
+    float row[2];
+} wgmma_units;
+
+template <class S>
+GPU_DEVICE wgmma_units wgmma_units_of(const fattn_gpu_args &g, const wgmma_factors &factor)
+{
+    const float unit = wgmma_unit<S>(g);
+    return S::WIDENS ? wgmma_units{{unit * factor.row[0], unit * factor.row[1]}}
+                     : wgmma_units{{unit, unit}};
+}
+
+/* A row's reference m, in dot products of stored keys, in the scores of g.rule, which are natural
+ * with FATTN_DESCALE. (wgmma_add_sink() makes them natural for a sink.) */
+GPU_DEVICE float wgmma_reference(const fattn_gpu_args &g, float m, float factor)
+{
+    const uint64_t features = g.problem.features & (FATTN_DESCALE | FATTN_SINK);
+    const float scale = features == FATTN_DESCALE ? g.rule.scale : 1;
+    return m == -fattn_f32_infinity() ? m : m * factor * scale;
+}
+
 /* The meaning of a tile's x: x times `factor` are scores, and x times `unit` exponents of 2. */
 typedef struct wgmma_scale {
-    float factor, unit;
+    float factor;
+    wgmma_units unit;
 } wgmma_scale;
+
+GPU_DEVICE wgmma_scale wgmma_scaled(const wgmma_units &units, float factor)
+{
+    return {factor, {{units.row[0] * factor, units.row[1] * factor}}};
+}
 
 /* Updates `top` with the largest x of a tile. With 256 channels there is no register for it. */
 template <class S>
@@ -36,8 +71,9 @@ GPU_DEVICE void wgmma_note_top(float x, const wgmma_scale &scale, float shift, f
  * pair. Also updates rows.top with the largest score unless all are negative: `largest` is then
  * another one. */
 template <class S>
-GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_scale &scale, const float shift[2],
-                                     const float x[S::KEYS / 8][4], wgmma_rows<S> &rows)
+GPU_DEVICE bool wgmma_exceeds_margin(const wgmma_units &units, const wgmma_scale &scale,
+                                     const float shift[2], const float x[S::KEYS / 8][4],
+                                     wgmma_rows<S> &rows)
 {
     enum { N = S::KEYS / 8 };
     bool exceeds = false;
@@ -52,8 +88,8 @@ GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_scale &scale, const
         }
         even = wgmma_larger(even, __float_as_int(x[N - 1][2 * h]),
                             __float_as_int(x[N - 1][2 * h + 1]));
-        const float limit = (rows.state[h].m - shift[h]) * unit + MMA_MARGIN;
-        const float largest = __int_as_float(max(even, odd)), top = largest * scale.unit;
+        const float limit = (rows.state[h].m - shift[h]) * units.row[h] + MMA_MARGIN;
+        const float largest = __int_as_float(max(even, odd)), top = largest * scale.unit.row[h];
         exceeds =
             exceeds || !(limit >= 0) || (S::KNOWN == FATTN_BIAS ? !(top <= limit) : top > limit);
         if (largest >= 0) {
@@ -65,12 +101,13 @@ GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_scale &scale, const
 
 /* wgmma_exceeds_margin() by upper bounds of the scores of the thread's rows. */
 template <class S>
-GPU_DEVICE bool wgmma_bound_exceeds_margin(float unit, const wgmma_rows<S> &rows,
+GPU_DEVICE bool wgmma_bound_exceeds_margin(const wgmma_units &units, const wgmma_rows<S> &rows,
                                            const float bound[2])
 {
     bool exceeds = false;
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
+        const float unit = units.row[h];
         exceeds = exceeds || !(bound[h] * unit <= rows.state[h].m * unit + MMA_MARGIN);
     }
     return __any_sync(0xffffffffu, exceeds);
@@ -80,12 +117,14 @@ GPU_DEVICE bool wgmma_bound_exceeds_margin(float unit, const wgmma_rows<S> &rows
  * caller rescales o. A row for which wgmma_exceeds_margin() would be false, because only others of
  * its warp exceed their margin, is left with the same bits as by that function, rows.top too. */
 template <class S>
-GPU_DEVICE void wgmma_raise(float unit, const wgmma_scale &scale, const float shift[2],
-                            float x[S::KEYS / 8][4], wgmma_rows<S> &rows, float alpha[2])
+GPU_DEVICE void wgmma_raise(const wgmma_units &units, const wgmma_scale &scale,
+                            const float shift[2], float x[S::KEYS / 8][4], wgmma_rows<S> &rows,
+                            float alpha[2])
 {
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         fattn_softmax *const state = &rows.state[h];
+        const float unit = units.row[h];
         float even = x[0][2 * h], odd = x[0][2 * h + 1];
         GPU_UNROLL
         for (int n = 1; n < S::KEYS / 8; n++) {
@@ -114,19 +153,19 @@ GPU_DEVICE void wgmma_raise(float unit, const wgmma_scale &scale, const float sh
 
 /* Turns scores into weights relative to the row's reference, and adds them to l. */
 template <class S>
-GPU_DEVICE void wgmma_weigh(float unit, const wgmma_scale &scale, const float shift[2],
-                            wgmma_rows<S> &rows, float x[S::KEYS / 8][4])
+GPU_DEVICE void wgmma_weigh(const wgmma_units &units, const wgmma_scale &scale,
+                            const float shift[2], wgmma_rows<S> &rows, float x[S::KEYS / 8][4])
 {
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const float base = fattn_softmax_base(rows.state[h]) - shift[h];
-        const float to = base * unit - S::type::LIFT;
+        const float to = base * units.row[h] - S::type::LIFT;
         float even = 0, odd = 0;
         GPU_UNROLL
         for (int n = 0; n < S::KEYS / 8; n++) {
             float *const weight = x[n] + 2 * h;
-            weight[0] = mma_exp2(fmaf(weight[0], scale.unit, -to));
-            weight[1] = mma_exp2(fmaf(weight[1], scale.unit, -to));
+            weight[0] = mma_exp2(fmaf(weight[0], scale.unit.row[h], -to));
+            weight[1] = mma_exp2(fmaf(weight[1], scale.unit.row[h], -to));
             even += weight[0];
             odd += weight[1];
         }

@@ -50,33 +50,40 @@ fattn_gpu_map fattn_wgmma_map(size_t buffer, int64_t dim)
     return map;
 }
 
-/* A map with the axes channels, rows, heads and sequences. Packed rows have one sequence. */
-static fattn_gpu_map plain_map(size_t buffer, int64_t dim, int64_t rows, int64_t heads,
-                               int64_t batch, const fattn_strides *s, int box)
+/* Appends the axes rows, heads and sequences. Packed rows have one sequence. */
+static void add_axes(fattn_gpu_map *map, int64_t rows, int64_t heads, int64_t batch,
+                     const fattn_strides *s, int box)
 {
-    fattn_gpu_map map = fattn_wgmma_map(buffer, dim);
-    fattn_wgmma_axis_add(&map, rows, s->seq, box);
-    fattn_wgmma_axis_add(&map, heads, s->head, 1);
-    fattn_wgmma_axis_add(&map, batch, s->batch, 1);
-    return map;
+    fattn_wgmma_axis_add(map, rows, s->seq, box);
+    fattn_wgmma_axis_add(map, heads, s->head, 1);
+    fattn_wgmma_axis_add(map, batch, s->batch, 1);
 }
 
 fattn_gpu_map fattn_wgmma_keys_map(const fattn_problem *p, size_t buffer, int64_t dim,
                                    const fattn_strides *s, int keys)
 {
     const int64_t batch = p->features & FATTN_CU_SEQLENS_K ? 1 : p->batch;
-    if (p->features & FATTN_PAGED) { /* the axes are keys of a page, heads, pages */
-        return plain_map(buffer, dim, p->page_size, p->heads_k, p->num_pages, s,
-                         (int)WGMMA_PIECE(p->page_size, keys));
+    fattn_gpu_map map = fattn_wgmma_map(buffer, dim);
+    if (p->dtype_kv == FATTN_E4M3) {
+        map.bytes = 1;
+        map.box[0] = 128;
     }
-    return plain_map(buffer, dim, p->total_k, p->heads_k, batch, s, keys);
+    if (p->features & FATTN_PAGED) { /* the axes are keys of a page, heads, pages */
+        add_axes(&map, p->page_size, p->heads_k, p->num_pages, s,
+                 (int)WGMMA_PIECE(p->page_size, keys));
+    } else {
+        add_axes(&map, p->total_k, p->heads_k, batch, s, keys);
+    }
+    return map;
 }
 
 fattn_gpu_map fattn_wgmma_rows_map(const fattn_problem *p, size_t buffer, int64_t dim,
                                    const fattn_strides *s, int rows)
 {
     const int64_t batch = p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch;
-    return plain_map(buffer, dim, p->total_q, p->heads_q, batch, s, rows);
+    fattn_gpu_map map = fattn_wgmma_map(buffer, dim);
+    add_axes(&map, p->total_q, p->heads_q, batch, s, rows);
+    return map;
 }
 
 bool fattn_wgmma_term_is_mapped(const int64_t stride[4], int64_t bytes, int64_t group)

@@ -42,14 +42,19 @@ GPU_DEVICE void wgmma_dots(uint64_t a, uint64_t b, float x[N / 8][4])
     wgmma_commit();
 }
 
-/* Begins y += P B, with P in registers, and B with 16 * STEPS rows and N channels. */
-template <class T, int STEPS, int N>
+/* Begins y += P B, with P in registers, and B with 16 * STEPS rows and N channels. PART: channels of
+ * a product. */
+template <class T, int STEPS, int N, int PART = N>
 GPU_DEVICE void wgmma_mix(const uint32_t p[STEPS][4], uint64_t b, float y[N / 8][4])
 {
     wgmma_fence();
     GPU_UNROLL
     for (int i = 0; i < STEPS; i++) {
-        wgmma_product<T, N>::pairs(y, p[i], b + i * WGMMA_ROWS, true);
+        GPU_UNROLL
+        for (int c = 0; c < N; c += PART) {
+            const uint64_t panel = c / 64 * (16 * STEPS * 128 >> 4);
+            wgmma_product<T, PART>::pairs(y + c / 8, p[i], b + panel + i * WGMMA_ROWS, true);
+        }
     }
     wgmma_commit();
 }

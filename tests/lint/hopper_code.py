@@ -25,7 +25,8 @@ import tempfile
 
 import tap
 
-SOURCES = ("backends/cuda/kernels/wgmma_forward.cu", "backends/cuda/kernels/wgmma_backward.cu")
+SOURCES = ("backends/cuda/kernels/wgmma_forward.cu", "backends/cuda/kernels/wgmma_backward.cu",
+           "backends/cuda/kernels/wgmma_forward_e4m3.cu")
 FULL_SOURCES = tuple(f"backends/cuda/kernels/wgmma_{kind}_{width}.cu"
                      for kind in ("full", "backward_full") for width in (64, 128, 256))
 LIST = "tests/lint/hopper_code.txt"
@@ -43,7 +44,8 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 # Most bytes of registers that a thread may spill, by the part of an entry's name behind the type. Warps that do not
 # multiply spill: forward's planner has 32 registers at 64 and 96 channels and 40 in short_128, and backward's other
 # warps have 24. Entries in FETCHES also spill some addresses and bounds of masks, and reload a few of them among products.
-SPILLS = {"64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144, "short_128": 56,
+SPILLS = {"e4m3_64": 128, "e4m3_128": 64, "e4m3_256": 64, "e4m3_split_64": 48, "e4m3_split_128": 64,
+          "e4m3_split_256": 64, "64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144, "short_128": 56,
           "backward_short_64": 100, "backward_64": 216, "backward_128": 92, "backward_256": 64,
           "backward_ordered_256": 104}
 FETCHES = ("backward_64",)
@@ -112,6 +114,9 @@ def shapes(root, full):
     known = {name: int(width) // 16 + int(keys) // 16 for name, width, keys in rows}
     known.update({"onto_" + name: products for name, products in known.items()
                   if not name.startswith(("short_", "split_"))})
+    # Where keys are widened, products of weights and 256 values are made in two halves.
+    widened = re.findall(r"X\((e4m3_\w+), (\d+), \d+, \d+, (\d+), \d+, \d+\)", text)
+    known.update({name: int(width) // 16 + int(keys) // 16 * (1 + (width == "256")) for name, width, keys in widened})
     for row in re.findall(r"X\((\w+), (\d+), (\d+), (\d+), \d+\)", text):
         # Where two blocks share an item, deterministic runs have a kernel of their own.
         for kind in ("backward_", "backward_ordered_") if row[1] == "256" else ("backward_",):
@@ -168,7 +173,7 @@ def shapes_of(root, sources):
     """Those of SOURCES."""
     known = shapes(root, ())
     return {name: products for name, products in known.items()
-            if SOURCES[name.startswith("backward_")] in sources}
+            if SOURCES[2 if name.startswith("e4m3_") else name.startswith("backward_")] in sources}
 
 
 def write(root, nvcc):

@@ -722,7 +722,8 @@ static void paint_descales(draw_case *c)
         for (int64_t n = 0; t->present && n < t->extent[0] * t->extent[1]; n++) {
             const int64_t b = n / t->extent[1], hk = n % t->extent[1];
             const double factor = ldexp(1 + draw_unit(&rng), (int)draw_between(&rng, -3, 1));
-            draw_set(c, id, b * t->stride[0] + hk * t->stride[1], factor);
+            draw_set(c, id, b * t->stride[0] + hk * t->stride[1],
+                     draw_chance(&rng, 8) ? -factor : factor);
         }
     }
 }

@@ -1213,6 +1213,13 @@ static int wgmma_larger(int a, int b, int c) { return max(max(a, b), c); }
 #include "backends/cuda/kernels/mma_decode_e4m3.cu"
 #undef combine
 #undef combine_rows
+#define clear clear_e4m3
+#define combine combine_of_e4m3
+#define combine_rows combine_rows_of_e4m3
+#include "backends/cuda/kernels/wgmma_forward_e4m3.cu"
+#undef clear
+#undef combine
+#undef combine_rows
 
 template <class Maps, void (*KERNEL)(const fattn_gpu_args, const Maps)>
 static void run_mapped(void **with)
@@ -1250,6 +1257,9 @@ static void run_merging(void **with)
         HOPPER_ALONE(name)
 #define HOPPER_ALONE(name, ...) \
     HOPPER_MAPPED(wgmma_f16_##name, wgmma_maps), HOPPER_MAPPED(wgmma_bf16_##name, wgmma_maps),
+#define HOPPER_E4M3(name, ...)                        \
+    HOPPER_MAPPED(wgmma_f16_##name, wgmma_e4m3_maps), \
+        HOPPER_MAPPED(wgmma_bf16_##name, wgmma_e4m3_maps),
 #define HOPPER_FULL(run, features, width, ...)                 \
     HOPPER_MAPPED(wgmma_##run##_f16_##width, wgmma_full_maps), \
         HOPPER_MAPPED(wgmma_##run##_bf16_##width, wgmma_full_maps),
@@ -1276,29 +1286,30 @@ static const struct {
     const char *name;
     void (*kernel)(void **parameters);
     int together = 1; /* blocks of a cluster */
-} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_ALONE)
-                   WGMMA_SHORT_SHAPES(HOPPER_ALONE) WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
-                       WGMMA_BACKWARD_PAIRS(HOPPER_PAIR)
-                           WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
-                               WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
-                                   WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL)
-                                       HOPPER_ROWS(full_256) HOPPER_PLAIN(wgmma_clear_dbias),
-               HOPPER_PLAIN(wgmma_scan_full_64),
-               HOPPER_PLAIN(wgmma_scan_full_128),
-               HOPPER_PLAIN(wgmma_scan_full_256),
-               WGMMA_FULL_64(HOPPER_FULL) WGMMA_FULL_128(HOPPER_FULL) WGMMA_FULL_256(HOPPER_FULL)
-                   HOPPER_PLAIN(wgmma_scan_64_128),
-               HOPPER_PLAIN(wgmma_scan_64_64),
-               HOPPER_PLAIN(wgmma_scan_128_128),
-               HOPPER_PLAIN(wgmma_scan_128_64),
-               HOPPER_PLAIN(wgmma_scan_256_64),
-               HOPPER_PLAIN(wgmma_blocks_64),
-               HOPPER_PLAIN(wgmma_blocks_128),
-               HOPPER_PLAIN(wgmma_blocks_256),
-               MMA_DECODE_E4M3_SHAPES(HOPPER_DECODE) MMA_DECODE_E4M3_WIDE_SHAPES(HOPPER_DECODE_WIDE)
-                   MMA_DECODE_E4M3_FULL_SHAPES(HOPPER_DECODE_FULL) HOPPER_PLAIN(clear),
-               HOPPER_PLAIN(combine),
-               HOPPER_PLAIN(combine_rows)};
+} kernels[] = {
+    WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_ALONE) WGMMA_E4M3_SHAPES(HOPPER_E4M3)
+        WGMMA_E4M3_SPLIT_SHAPES(HOPPER_E4M3) WGMMA_SHORT_SHAPES(HOPPER_ALONE)
+            WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD) WGMMA_BACKWARD_PAIRS(HOPPER_PAIR)
+                WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
+                    WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
+                        WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_256)
+                            HOPPER_PLAIN(wgmma_clear_dbias),
+    HOPPER_PLAIN(wgmma_scan_full_64),
+    HOPPER_PLAIN(wgmma_scan_full_128),
+    HOPPER_PLAIN(wgmma_scan_full_256),
+    WGMMA_FULL_64(HOPPER_FULL) WGMMA_FULL_128(HOPPER_FULL) WGMMA_FULL_256(HOPPER_FULL)
+        HOPPER_PLAIN(wgmma_scan_64_128),
+    HOPPER_PLAIN(wgmma_scan_64_64),
+    HOPPER_PLAIN(wgmma_scan_128_128),
+    HOPPER_PLAIN(wgmma_scan_128_64),
+    HOPPER_PLAIN(wgmma_scan_256_64),
+    HOPPER_PLAIN(wgmma_blocks_64),
+    HOPPER_PLAIN(wgmma_blocks_128),
+    HOPPER_PLAIN(wgmma_blocks_256),
+    MMA_DECODE_E4M3_SHAPES(HOPPER_DECODE) MMA_DECODE_E4M3_WIDE_SHAPES(HOPPER_DECODE_WIDE)
+        MMA_DECODE_E4M3_FULL_SHAPES(HOPPER_DECODE_FULL) HOPPER_PLAIN(clear),
+    HOPPER_PLAIN(combine),
+    HOPPER_PLAIN(combine_rows)};
 
 /* --- Launches --------------------------------------------------------------------------------- */
 

@@ -184,8 +184,8 @@ static void check_without_heads(void)
     tap_check(expect_held(), "no row of Hopper takes a problem without query heads");
 }
 
-/* The rows that the planner takes for caches in e4m3: those for decoding if k and v both are, else
- * SIMT. */
+/* The rows that the planner takes for caches in e4m3: those of tensor cores if k and v both are, q
+ * has 16 bits and rows are aligned, else SIMT. */
 static void check_cache_rows(void)
 {
     static const struct {
@@ -204,8 +204,19 @@ static void check_cache_rows(void)
         {"simt_decode", FATTN_F16, FATTN_F16, FATTN_E4M3, 64, 1, 128, 0},
         {"simt_decode", FATTN_F32, FATTN_E4M3, FATTN_E4M3, 64, 1, 128, 0},
         {"simt_decode", FATTN_F16, FATTN_F16, FATTN_F16, 64, 1, 128, FATTN_DESCALE},
-        {"simt_wide_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 128, FATTN_DESCALE},
-        {"simt_forward", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 4, 512, 192, 0},
+        {"mma_e4m3_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 128, FATTN_DESCALE},
+        {"mma_e4m3_128", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 64, 5, 80, FATTN_CAUSAL}, /* 20 rows */
+        {"mma_e4m3_64", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 1, 8192, 64, FATTN_CAUSAL},
+        {"mma_e4m3_64", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 64, 1, 64, FATTN_BATCH_INVARIANT},
+        {"mma_e4m3_256", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 4, 512, 192, 0},
+        {"mma_e4m3_full_64", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 64, FATTN_SINK},
+        {"mma_e4m3_full_128", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 4, 512, 128,
+         FATTN_SOFTCAP | FATTN_DESCALE},
+        {"mma_e4m3_full_256", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 256, FATTN_ALIBI},
+        {"simt_wide_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 72, 0}, /* rows of 72 bytes */
+        {"simt_wide_128", FATTN_F16, FATTN_F16, FATTN_E4M3, 4, 512, 128, 0},
+        {"simt_wide_128", FATTN_F32, FATTN_E4M3, FATTN_E4M3, 4, 512, 128, 0},
+        {"simt_forward", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 288, 0},
     };
     fattn_device *const device = open_h100("rows for caches");
     EACH (n, cases) {

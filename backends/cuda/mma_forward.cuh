@@ -253,7 +253,7 @@ GPU_DEVICE void mma_weights(const fattn_gpu_args &g, mma_scratch<S> &s, float un
     if (S::KNOWN != FATTN_SOFTCAP || g.problem.features & FATTN_BATCH_INVARIANT ||
         mma_may_raise<S>(unit, largest, rows)) {
         mma_largest<S>(x, largest);
-        if (S::KNOWN == FATTN_BIAS && S::type::DTYPE == FATTN_BF16) {
+        if (S::KNOWN == FATTN_BIAS && (fattn_dtype)S::type::DTYPE == FATTN_BF16) {
             mma_bounded<S>(x, largest);
         }
         mma_raise<S>(unit, largest, rows);
@@ -436,7 +436,7 @@ GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         for (int n = 0; n < 2 * CHUNKS; n++) {
             const int r = mma_row<S>(m, n % 2);
             const float *const pair = rows.o[m][n / 2] + 2 * (n % 2);
-            *(uint32_t *)(s.q + r * S::WIDTH + (n / 2 ^ r & 7) * 8 + lane % 4 * 2) =
+            *(uint32_t *)(s.q + r * S::WIDTH + (n / 2 ^ (r & 7)) * 8 + lane % 4 * 2) =
                 mma_pack_o<S>(g, pair[0], pair[1]);
         }
     }
@@ -452,7 +452,7 @@ GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         GPU_UNROLL
         for (int k = 0; k < BATCH; k++) {
             const int r = r0 + k * STEP;
-            eight[k] = *(const gpu_u4 *)(s.q + r * S::WIDTH + (c ^ r & 7) * 8);
+            eight[k] = *(const gpu_u4 *)(s.q + r * S::WIDTH + (c ^ (r & 7)) * 8);
         }
         GPU_UNROLL
         for (int k = 0; k < BATCH; k++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs the Hopper kernels (wgmma_forward.cuh, wgmma_backward.cuh), and decoding from a cache in
- * e4m3 (mma_decode.cuh), on the host, from their source: the words of wgmma_sm90.cuh and
+ * Runs the Hopper kernels (wgmma_forward.cuh, wgmma_backward.cuh), and those of mma.sync for caches
+ * in e4m3 (mma_decode.cuh, mma_widen.cuh), on the host, from their source: the words of wgmma_sm90.cuh and
  * mma_sm80.cuh are defined here by what the manual of the instruction set says they do. The stub
  * driver calls it for every launch.
  *
@@ -1211,6 +1211,12 @@ static int wgmma_larger(int a, int b, int c) { return max(max(a, b), c); }
 #define combine combine_e4m3
 #define combine_rows combine_rows_e4m3
 #include "backends/cuda/kernels/mma_decode_e4m3.cu"
+#undef MMA_ENTRY
+#undef combine
+#undef combine_rows
+#define combine combine_forward_e4m3
+#define combine_rows combine_rows_forward_e4m3
+#include "backends/cuda/kernels/mma_forward_e4m3.cu"
 #undef combine
 #undef combine_rows
 
@@ -1259,6 +1265,8 @@ static void run_merging(void **with)
 #define HOPPER_DECODE(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_##width##_##keys),
 #define HOPPER_DECODE_WIDE(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_wide_##width##_##keys),
 #define HOPPER_DECODE_FULL(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_full_##width##_##keys),
+#define HOPPER_E4M3(run, features, width, rows, keys, ...) \
+    HOPPER_PLAIN(mma_##run##_##width##_##rows##x##keys),
 #define HOPPER_ROWS(name)                                             \
     HOPPER_PLAIN(wgmma_list_##name), HOPPER_PLAIN(wgmma_rows_##name), \
         HOPPER_PLAIN(wgmma_dq_##name), HOPPER_PLAIN(wgmma_sink_##name),
@@ -1296,7 +1304,10 @@ static const struct {
                HOPPER_PLAIN(wgmma_blocks_128),
                HOPPER_PLAIN(wgmma_blocks_256),
                MMA_DECODE_E4M3_SHAPES(HOPPER_DECODE) MMA_DECODE_E4M3_WIDE_SHAPES(HOPPER_DECODE_WIDE)
-                   MMA_DECODE_E4M3_FULL_SHAPES(HOPPER_DECODE_FULL) HOPPER_PLAIN(clear),
+                   MMA_DECODE_E4M3_FULL_SHAPES(HOPPER_DECODE_FULL) MMA_WIDEN_SHAPES(HOPPER_E4M3)
+                       HOPPER_PLAIN(mma_scan_32),
+               HOPPER_PLAIN(mma_scan_64),
+               HOPPER_PLAIN(clear),
                HOPPER_PLAIN(combine),
                HOPPER_PLAIN(combine_rows)};
 

@@ -30,14 +30,14 @@
 /* The parameters are those of mma_shape. */
 template <int W, int M, int WARPS, int BN, uint64_t FEATURES>
 struct mma_widen_shape : mma_shape<mma_e4m3, W, M, WARPS, BN, FEATURES, 1> {
-    /* How threads copy: chunks of 16 bytes in a stored row, and rows from a thread's chunk to its
-     * next. These rows have the same place in the runs of keys that lanes own. */
+    /* How threads copy: chunks of a stored row, rows from a thread's chunk to its next, and how
+     * many chunks it has. */
     enum { CHUNKS = W / 16, STEP = 32 * WARPS / CHUNKS, COUNT = BN / STEP };
-    static_assert(STEP == BN / 4, "a step is from one lane's own keys to the next lane's");
+    static_assert(STEP == BN / 4,
+                  "as mma_widen_to() has it: the rows of a quarter have one swizzle");
 };
 
-/* Shared memory. Of mma_scratch, k and v are bytes as copies bring them: chunk n of thread t is at
- * n * THREADS + t. */
+/* Shared memory. Of mma_scratch, k and v are stages: bytes as copies bring them (mma_widen.h). */
 template <class S> struct mma_widen_scratch : mma_scratch<S> {
     alignas(128) uint16_t wide_k[S::KEYS * S::WIDTH], wide_v[S::KEYS * S::WIDTH];
     float factor[S::ROWS]; /* of each row's dot products */
@@ -83,35 +83,24 @@ GPU_DEVICE void mma_widen_next(const fattn_gpu_args &g, mma_scratch<S> &s, const
     mma_widen_copy<S>(g, w, s.v[0], g.buffers.v, w.v, p.v, p.dim_v, block);
 }
 
-/*
- * Which half of its chunks thread t widens first. A store of 16 bytes is made for eight threads at
- * a time. They have chunks 2 c, or 2 c + 1, of one row, of which those four apart would be in the
- * same banks; of rows of 64 channels they have two, which the swizzle separates already. A load of 8
- * bytes is made for 16 threads, of which those eight apart would be in the same banks.
- */
-template <int WIDTH> GPU_DEVICE constexpr int mma_widen_turn(int t)
-{
-    return (t / 8 ^ (WIDTH > 64 ? t / 4 : 0)) & 1;
-}
-
 /* Widens the thread's chunks of stage to `tile`. */
 template <class S> GPU_DEVICE void mma_widen_tile(const uint8_t *stage, uint16_t *tile)
 {
-    const int t = gpu_thread_anew(), turn = mma_widen_turn<S::WIDTH>(t);
-    const uint32_t from = mma_shared(stage) + 16 * t;
-    const uint32_t to = mma_key_place<S>(mma_shared(tile), t / S::CHUNKS, t % S::CHUNKS * 2 + turn);
-    uint32_t eight[S::COUNT][2][2];
+    const int t = gpu_thread_anew();
+    const uint32_t from = mma_shared(stage);
+    uint32_t eight[2 * S::COUNT][2];
     GPU_UNROLL
     for (int n = 0; n < 2 * S::COUNT; n++) {
-        mma_get<2>(from + 16 * S::THREADS * (n / 2) + 8 * (turn ^ n % 2), eight[n / 2][n % 2]);
+        mma_get<2>(from + mma_widen_from(S::WIDTH, S::THREADS, t, n / 2, n % 2), eight[n]);
     }
     GPU_UNROLL
     for (int n = 0; n < 2 * S::COUNT; n++) {
         uint32_t wide[4];
-        mma_e4m3_widen<true>(eight[n / 2][n % 2][0], wide);
-        mma_e4m3_widen<true>(eight[n / 2][n % 2][1], wide + 2);
-        const uint32_t at = (to ^ n / 2 << 5 ^ n % 2 << 4) + 2 * S::WIDTH * S::STEP * (n / 2);
-        *(gpu_u4 *)((char *)tile + at) = {wide[0], wide[1], wide[2], wide[3]};
+        mma_e4m3_widen<true>(eight[n][0], wide);
+        mma_e4m3_widen<true>(eight[n][1], wide + 2);
+        gpu_u4 *const to =
+            (gpu_u4 *)((char *)tile + mma_widen_to(S::WIDTH, S::KEYS, t, n / 2, n % 2));
+        *to = {wide[0], wide[1], wide[2], wide[3]};
     }
 }
 

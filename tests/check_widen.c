@@ -44,8 +44,8 @@ static void check_places(const shape *s)
               s->keys, wrong, missing);
 }
 
-/* The most words of one bank that an access by the threads from `first` on needs. The unit serves as
- * many threads at a time as cover all banks once. */
+/* The most words of one bank that an access by the threads from `first` on needs. The unit serves
+ * as many threads at a time as cover all banks once. */
 static int waits(const shape *s, int first, int n, int half, bool stores)
 {
     const int bytes = stores ? 16 : 8, together = 4 * BANKS / bytes;

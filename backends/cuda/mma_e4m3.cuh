@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Products of a few 16-bit queries with keys and values that are stored in e4m3, for decoding, and
- * the conversions that other kernels use too (mma_widen.cuh). Tiles in shared memory hold the stored
- * bytes. They become f16, exactly, when a fragment is loaded:
+ * the conversions, which mma_widen.cuh uses too. Tiles in shared memory hold the stored bytes. They
+ * become f16, exactly, when a fragment is loaded:
  *
  *     K   A dot product may have its channels in any order, as long as it is the same in both rows.
  *         So a lane reads 16 adjacent channels of its key, which are its B fragments of four steps

@@ -340,8 +340,8 @@ GPU_DEVICE int mma_visible_past(const fattn_gpu_args &g, const mma_item &w, int 
     return (int)((past + S::KEYS - 1) / S::KEYS);
 }
 
-/* Sets up the terms of an item's rows and of its first tile, `block`, which is being copied. Returns
- * the end of its tiles. */
+/* Sets up the terms of an item's rows and of its first tile, `block`, which is being copied.
+ * Returns the end of its tiles. */
 template <class S>
 GPU_DEVICE int mma_begin_terms(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
                                int block)

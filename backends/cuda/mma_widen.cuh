@@ -6,9 +6,9 @@
  *     copies     bring the stored bytes of the next tile to shared memory
  *     widening   turns those of this one to f16, in tiles of the layout that the products read
  *
- * A thread widens the chunks that it copied itself. So it waits for its own copies alone, and copies
- * to their places again without a barrier. A tile of 16-bit numbers is there once, and a tile of
- * bytes: less shared memory than two stages of 16 bits. A tile takes two barriers:
+ * A thread widens the chunks that it copied itself. So it waits for its own copies alone, and
+ * copies to their places again without a barrier. One tile of 16-bit numbers and one of bytes take
+ * less shared memory than two of 16 bits. A tile takes two barriers:
  *
  *     K is widened    after the barrier before which all have multiplied the last K
  *     first barrier   all have widened K, and multiplied the last V

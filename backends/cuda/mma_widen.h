@@ -45,13 +45,13 @@
  */
 FATTN_HD int mma_widen_turn(int width, int t) { return (t / 8 ^ (width > 64 ? t / 4 : 0)) & 1; }
 
-/* Where the thread finds half `half`, in its own order, of chunk n: bytes from the stage's begin. */
+/* Where it finds half `half`, in its own order, of chunk n: bytes from the begin of the stage. */
 FATTN_HD int mma_widen_from(int width, int threads, int t, int n, int half)
 {
     return 16 * (n * threads + t) + 8 * (half ^ mma_widen_turn(width, t));
 }
 
-/* Where it writes that, widened: bytes from the tile's begin. */
+/* Where it writes that, widened: bytes from the begin of the tile. */
 FATTN_HD int mma_widen_to(int width, int keys, int t, int n, int half)
 {
     const int chunks = width / 16, row = t / chunks, swizzle = 2 * n + row % 2;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Runs the Hopper kernels (wgmma_forward.cuh, wgmma_backward.cuh), and those of mma.sync for caches
- * in e4m3 (mma_decode.cuh, mma_widen.cuh), on the host, from their source: the words of wgmma_sm90.cuh and
- * mma_sm80.cuh are defined here by what the manual of the instruction set says they do. The stub
- * driver calls it for every launch.
+ * in e4m3 (mma_decode.cuh, mma_widen.cuh), on the host, from their source: the words of
+ * wgmma_sm90.cuh and mma_sm80.cuh are defined here by what the manual of the instruction set says
+ * they do. The stub driver calls it for every launch.
  *
  * The threads of a block, or of a cluster of blocks, are fibers. The lanes of a warp stay together
  * as long as they do the same. The order in which warps run is random, and a warp may sleep for

@@ -235,6 +235,40 @@ static void check_cache_rows(void)
     tap_check(expect_held(), "caches of 8 bits go to the rows that take them");
 }
 
+/* How many rows their tiles have: those of few rows are smaller. */
+static void check_cache_tiles(void)
+{
+    static const struct {
+        int64_t br, bc, seqlen_q, dim;
+        uint64_t features;
+    } cases[] = {
+        {64, 64, 5, 128, 0},    /* 20 rows */
+        {64, 64, 16, 128, 0},   /* 64 */
+        {128, 64, 17, 128, 0},  /* 68 */
+        {64, 64, 36, 128, 0},   /* 144: three tiles beat two */
+        {128, 64, 512, 128, 0}, /* each key is widened half as often */
+        {128, 64, 5, 128, FATTN_BATCH_INVARIANT},
+        {64, 128, 5, 64, 0},
+        {128, 128, 512, 64, 0},
+        {64, 32, 5, 256, 0},
+        {128, 64, 512, 256, 0},
+    };
+    fattn_device *const device = open_h100("tiles for caches");
+    EACH (n, cases) {
+        fattn_problem p = scene_problem(FORWARD);
+        p.dtype_kv = p.dtype_v = FATTN_E4M3;
+        p.features = cases[n].features;
+        p.batch = 64, p.heads_q = 32, p.heads_k = 8;
+        p.seqlen_q = cases[n].seqlen_q, p.seqlen_k = 8192;
+        p.dim = p.dim_v = cases[n].dim;
+        const fattn_plan_info info = plan_info(device, &p, "a tile");
+        expect(info.br == cases[n].br && info.bc == cases[n].bc, "case %d: %s, %d by %d", (int)n,
+               info.kernel, (int)info.br, (int)info.bc);
+    }
+    close_h100(device);
+    tap_check(expect_held(), "tiles over caches of 8 bits have as many rows as pay");
+}
+
 /* The rows that the planner takes for 16-bit types on an H100. */
 static void check_hopper_rows(void)
 {
@@ -586,6 +620,7 @@ int main(void)
         check_without_heads();
         check_hopper_rows();
         check_cache_rows();
+        check_cache_tiles();
         check_half_a_device();
         check_cleared();
         check_packed_rows();

@@ -178,13 +178,25 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     }
 }
 
+/* The cost of a tile in kernels for e4m3, for each of the problem's keys: its rows, whether they
+ * exist or not, and what a tile of keys costs beside the products: it is widened, and two barriers
+ * follow. That is taken to be as much as 32 rows for 64 keys. */
+static double widen_cost(const fattn_kernel *row, const fattn_problem *p,
+                         const fattn_limits *limits, fattn_tile tile)
+{
+    const int64_t rows = fattn_problem_group(p) * p->seqlen_q;
+    (void)row;
+    (void)limits;
+    return (double)fattn_ceil_div(rows, tile.br) * ((double)tile.br + 32.0 * 64 / (double)tile.bc);
+}
+
 /* ...: the tiles, shapes of mma.h, most rows first. */
 #define MMA_ROW(variant, channels, bytes, bits, ...) \
-    MMA_ROW_OF("mma_forward", 0, variant, channels, bytes, bits, __VA_ARGS__)
-#define MMA_WIDEN_ROW(variant, channels, bits, ...)                                    \
-    MMA_ROW_OF("mma_forward_e4m3", FATTN_DTYPE_BIT(FATTN_E4M3), variant, channels, 16, \
+    MMA_ROW_OF("mma_forward", 0, NULL, variant, channels, bytes, bits, __VA_ARGS__)
+#define MMA_WIDEN_ROW(variant, channels, bits, ...)                                                \
+    MMA_ROW_OF("mma_forward_e4m3", FATTN_DTYPE_BIT(FATTN_E4M3), widen_cost, variant, channels, 16, \
                (bits) | FATTN_DESCALE, __VA_ARGS__)
-#define MMA_ROW_OF(file, caches, variant, channels, bytes, bits, ...)                \
+#define MMA_ROW_OF(file, caches, price, variant, channels, bytes, bits, ...)         \
     {                                                                                \
         .row = {.name = "mma_" #variant "_" #channels,                               \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),                                  \
@@ -198,6 +210,7 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                 .must_fit = true,                                                    \
                 .packs_groups = true,                                                \
                 .split = fattn_cuda_split_forward,                                   \
+                .cost = price,                                                       \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                  \
                 .cannot = fattn_cuda_too_large,                                      \
                 .fast_bytes = forward_bytes,                                         \
@@ -438,10 +451,10 @@ const fattn_gpu_kernel fattn_cuda_mma[] = {
     MMA_ROW(full, 64, 0, FATTN_KERNEL_COMMON, {128, 128}),
     MMA_ROW(full, 128, 0, FATTN_KERNEL_COMMON, {128, 64}, {64, 64}),
     MMA_ROW(full, 256, 0, FATTN_KERNEL_COMMON, {128, 64}, {32, 32}),
-    MMA_WIDEN_ROW(e4m3, 64, FATTN_GPU_LEAN, {128, 128}),
+    MMA_WIDEN_ROW(e4m3, 64, FATTN_GPU_LEAN, {128, 128}, {64, 128}),
     MMA_WIDEN_ROW(e4m3, 128, FATTN_GPU_LEAN, {128, 64}, {64, 64}),
     MMA_WIDEN_ROW(e4m3, 256, FATTN_GPU_LEAN, {128, 64}, {64, 32}),
-    MMA_WIDEN_ROW(e4m3_full, 64, FATTN_KERNEL_COMMON, {128, 128}),
+    MMA_WIDEN_ROW(e4m3_full, 64, FATTN_KERNEL_COMMON, {64, 128}),
     MMA_WIDEN_ROW(e4m3_full, 128, FATTN_KERNEL_COMMON, {64, 64}),
     MMA_WIDEN_ROW(e4m3_full, 256, FATTN_KERNEL_COMMON, {64, 32}),
     MMA_BACKWARD_ROW("mma_backward_64", lean, 64, 16, FATTN_GPU_BACKWARD_LEAN, {128, 128}),

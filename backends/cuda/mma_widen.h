@@ -12,18 +12,20 @@
 
 /*
  * The shapes that are compiled, for queries of both types: X(run, its features of pairs, width,
- * rows, keys, tiles, warps, blocks), as in mma.h. The widest tiles of 128 rows are widened half as
- * often as those of 64, but leave room for one block. The smallest shape of each width fits the
- * 99 KiB of a consumer GPU. The kernels for every feature have that alone.
+ * rows, keys, tiles, warps, blocks), as in mma.h. Tiles of 64 rows are for heads that have no more
+ * and for GPUs with 99 KiB of shared memory, which the smallest shape of each width fits. At 256
+ * channels, 128 rows leave room for one block. Kernels for every feature have 64 rows alone: with
+ * 32 a warp, there are no registers for the features.
  */
-#define MMA_WIDEN_SHAPES(X)                      \
-    X(e4m3, 0, 64, 128, 128, 2, 4, 2)            \
-    X(e4m3, 0, 128, 128, 64, 2, 4, 2)            \
-    X(e4m3, 0, 128, 64, 64, 1, 4, 2)             \
-    X(e4m3, 0, 256, 128, 64, 1, 8, 1)            \
-    X(e4m3, 0, 256, 64, 32, 1, 4, 2)             \
-    X(e4m3_full, MMA_ANY, 64, 128, 128, 2, 4, 2) \
-    X(e4m3_full, MMA_ANY, 128, 64, 64, 1, 4, 2)  \
+#define MMA_WIDEN_SHAPES(X)                     \
+    X(e4m3, 0, 64, 128, 128, 2, 4, 2)           \
+    X(e4m3, 0, 64, 64, 128, 1, 4, 2)            \
+    X(e4m3, 0, 128, 128, 64, 2, 4, 2)           \
+    X(e4m3, 0, 128, 64, 64, 1, 4, 2)            \
+    X(e4m3, 0, 256, 128, 64, 1, 8, 1)           \
+    X(e4m3, 0, 256, 64, 32, 1, 4, 2)            \
+    X(e4m3_full, MMA_ANY, 64, 64, 128, 1, 4, 2) \
+    X(e4m3_full, MMA_ANY, 128, 64, 64, 1, 4, 2) \
     X(e4m3_full, MMA_ANY, 256, 64, 32, 1, 4, 2)
 
 /* Shared memory of a block in bytes: a tile of queries, one of keys and one of values in 16 bits,

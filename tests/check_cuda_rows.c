@@ -245,7 +245,8 @@ static void check_cache_tiles(void)
         {64, 64, 5, 128, 0},    /* 20 rows */
         {64, 64, 16, 128, 0},   /* 64 */
         {128, 64, 17, 128, 0},  /* 68 */
-        {64, 64, 36, 128, 0},   /* 144: three tiles beat two */
+        {64, 64, 36, 128, 0},   /* 144: three tiles beat two, */
+        {128, 64, 110, 128, 0}, /* 440: but seven do not beat four */
         {128, 64, 512, 128, 0}, /* each key is widened half as often */
         {128, 64, 5, 128, FATTN_BATCH_INVARIANT},
         {64, 128, 5, 64, 0},

@@ -171,14 +171,20 @@ GPU_DEVICE void mma_widen_walk(const fattn_gpu_args &g, mma_widen_scratch<S> &s,
             mma_widen_next<S>(g, s, s.item, block);
             mma_commit();
         }
+        const int top = mma_warp() * S::TILES * 16;
+        const bool has_rows = top < s.item.rows; /* the warp; or else it only widens */
         float x[S::TILES][S::KEYS / 8][4] = {};
-        mma_dots<typename S::type, S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
-            mma_rows_a<S::WIDTH>(s.q, mma_warp() * S::TILES * 16), mma_key_rows<S>(s.wide_k), x);
-        mma_widen_scale<S>(g, s, x);
-        mma_weights<S>(g, s, g.rule.unit, partial, j0, block, past, rows, x);
+        if (has_rows) {
+            mma_dots<typename S::type, S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
+                mma_rows_a<S::WIDTH>(s.q, top), mma_key_rows<S>(s.wide_k), x);
+            mma_widen_scale<S>(g, s, x);
+            mma_weights<S>(g, s, g.rule.unit, partial, j0, block, past, rows, x);
+        }
         gpu_sync(); /* all have widened the values, and multiplied the keys */
-        mma_mix<typename S::type, S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
-            x, mma_key_columns<S>(s.wide_v), rows.o);
+        if (has_rows) {
+            mma_mix<typename S::type, S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
+                x, mma_key_columns<S>(s.wide_v), rows.o);
+        }
     }
 }
 

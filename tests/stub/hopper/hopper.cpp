@@ -350,6 +350,10 @@ static int64_t gpu_blocks(void) { return m.blocks; }
 static void gpu_sync(void)
 {
     meet(m.barriers[rank_of_running()][0], m.threads, [] {});
+    if (draw(256) == 0) { /* threads behind a barrier need not go on at once */
+        m.sleep[m.running / 32] = (int)draw(300);
+        yield();
+    }
 }
 /* For all threads of the block, whether any says so. */
 static bool gpu_any(bool x)

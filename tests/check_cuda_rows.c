@@ -5,6 +5,7 @@
  */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 
+#include <stdio.h>
 #include <string.h>
 
 #include "backends/gpu/args.h"
@@ -184,8 +185,8 @@ static void check_without_heads(void)
     tap_check(expect_held(), "no row of Hopper takes a problem without query heads");
 }
 
-/* The rows that the planner takes for caches in e4m3: those for such caches if k and v both are, else
- * SIMT. */
+/* The rows that the planner takes for caches in e4m3: those of tensor cores if k and v both are, q
+ * has 16 bits and rows are aligned, else SIMT. */
 static void check_cache_rows(void)
 {
     static const struct {
@@ -211,8 +212,13 @@ static void check_cache_rows(void)
         {"wgmma_e4m3_split_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 1, 8, 128, 0},
         {"wgmma_e4m3_split_64", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 16, 8, 64, FATTN_DESCALE},
         {"wgmma_e4m3_split_256", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 1, 64, 256, FATTN_CAUSAL},
-        {"simt_wide_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 128, FATTN_SOFTCAP},
-        {"simt_forward", FATTN_BF16, FATTN_F16, FATTN_E4M3, 4, 512, 192, 0},
+        {"mma_e4m3_full_128", FATTN_BF16, FATTN_E4M3, FATTN_E4M3, 4, 512, 128,
+         FATTN_SOFTCAP | FATTN_DESCALE},
+        {"mma_e4m3_full_256", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 256, FATTN_ALIBI},
+        {"simt_wide_128", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 72, 0}, /* rows of 72 bytes */
+        {"simt_wide_128", FATTN_F16, FATTN_F16, FATTN_E4M3, 4, 512, 128, 0},
+        {"simt_wide_128", FATTN_F32, FATTN_E4M3, FATTN_E4M3, 4, 512, 128, 0},
+        {"simt_forward", FATTN_F16, FATTN_E4M3, FATTN_E4M3, 4, 512, 288, 0},
     };
     fattn_device *const device = open_h100("rows for caches");
     EACH (n, cases) {
@@ -229,6 +235,46 @@ static void check_cache_rows(void)
     }
     close_h100(device);
     tap_check(expect_held(), "caches of 8 bits go to the rows that take them");
+}
+
+/* How many rows tiles have over caches in e4m3 on GPUs before Hopper: those of few rows are
+ * smaller. */
+static void check_cache_tiles(void)
+{
+    static const struct {
+        int64_t br, bc, seqlen_q, dim;
+        uint64_t features;
+    } cases[] = {
+        {64, 64, 5, 128, 0},    /* 20 rows */
+        {64, 64, 16, 128, 0},   /* 64 */
+        {128, 64, 17, 128, 0},  /* 68 */
+        {64, 64, 36, 128, 0},   /* 144: three tiles beat two, */
+        {128, 64, 110, 128, 0}, /* 440: but seven do not beat four */
+        {128, 64, 512, 128, 0}, /* each key is widened half as often */
+        {128, 64, 5, 128, FATTN_BATCH_INVARIANT},
+        {64, 128, 5, 64, 0},
+        {128, 128, 512, 64, 0},
+        {64, 32, 5, 256, 0},
+        {128, 64, 512, 256, 0},
+    };
+    fattn_device *const device = open_h100("tiles for caches");
+    EACH (n, cases) {
+        char row[32];
+        fattn_problem p = scene_problem(FORWARD);
+        snprintf(row, sizeof row, "mma_e4m3_%d", (int)cases[n].dim);
+        set_environment("FATTN_KERNEL", row);
+        p.dtype_kv = p.dtype_v = FATTN_E4M3;
+        p.features = cases[n].features;
+        p.batch = 64, p.heads_q = 32, p.heads_k = 8;
+        p.seqlen_q = cases[n].seqlen_q, p.seqlen_k = 8192;
+        p.dim = p.dim_v = cases[n].dim;
+        const fattn_plan_info info = plan_info(device, &p, "a tile");
+        expect(info.br == cases[n].br && info.bc == cases[n].bc, "case %d: %s, %d by %d", (int)n,
+               info.kernel, (int)info.br, (int)info.bc);
+    }
+    set_environment("FATTN_KERNEL", NULL);
+    close_h100(device);
+    tap_check(expect_held(), "tiles over caches of 8 bits have as many rows as pay");
 }
 
 /* The rows that the planner takes for 16-bit types on an H100. */
@@ -582,6 +628,7 @@ int main(void)
         check_without_heads();
         check_hopper_rows();
         check_cache_rows();
+        check_cache_tiles();
         check_half_a_device();
         check_cleared();
         check_packed_rows();

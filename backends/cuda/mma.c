@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Kernel rows with mma.sync (mma_decode.cuh, mma_forward.cuh, mma_backward.cuh), for f16 and bf16
- * from Ampere on, and in decoding for k and v in e4m3. There is a row for each padded width, since
+ * from Ampere on, and in forward for k and v in e4m3. There is a row for each padded width, since
  * the tiles depend on it: lean rows for the features that most runs have, and full rows for all.
  */
 #include <stdio.h>
@@ -9,6 +9,7 @@
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/mma.h"
+#include "backends/cuda/mma_widen.h"
 #include "backends/gpu/packed.h"
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
@@ -73,21 +74,26 @@ static uint64_t known_features(const fattn_problem *p)
 
 /* --- Forward ---------------------------------------------------------------------------------- */
 
+/* stages: 0 if k and v are in e4m3 (mma_widen.h). */
 typedef struct mma_shape {
     const char *run;
     uint64_t features;
     int width, rows, keys, stages, tiles, warps, blocks;
 } mma_shape;
 #define MMA_SHAPE(run, ...) {#run, __VA_ARGS__},
-static const mma_shape mma_shapes[] = {MMA_SHAPES(MMA_SHAPE)};
+#define MMA_WIDEN_SHAPE(run, features, width, rows, keys, ...) \
+    {#run, features, width, rows, keys, 0, __VA_ARGS__},
+static const mma_shape mma_shapes[] = {MMA_SHAPES(MMA_SHAPE) MMA_WIDEN_SHAPES(MMA_WIDEN_SHAPE)};
 
-/* The shape compiled for exactly these features, or else the one for any. */
-static const mma_shape *shape_find(uint64_t features, int width, fattn_tile tile)
+/* The shape compiled for exactly these features, or else the one for any. e4m3: whether k and v are
+ * in e4m3. */
+static const mma_shape *shape_find(bool e4m3, uint64_t features, int width, fattn_tile tile)
 {
     const mma_shape *found = NULL;
     for (size_t n = 0; n < sizeof mma_shapes / sizeof *mma_shapes; n++) {
         const mma_shape *const s = mma_shapes + n;
-        const bool fits = s->width == width && s->rows == tile.br && s->keys == tile.bc;
+        const bool fits = s->width == width && s->rows == tile.br && s->keys == tile.bc &&
+                          (s->stages == 0) == e4m3;
         const bool knows = s->features == features, any = s->features == MMA_ANY;
         found = fits && (knows || (any && !found)) ? s : found;
     }
@@ -109,11 +115,14 @@ static uint64_t full_features(const fattn_problem *p)
 static const mma_shape *shape_of(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
     const uint64_t features = row->features & MMA_OF_PAIRS ? full_features(p) : 0;
-    return shape_find(features, fattn_gpu_kernel_of(row)->width, tile);
+    return shape_find(row->caches_alone, features, fattn_gpu_kernel_of(row)->width, tile);
 }
 
 static int64_t shape_bytes(const mma_shape *s)
 {
+    if (s->stages == 0) {
+        return MMA_WIDEN_SHARED(s->features, s->width, s->rows, s->keys);
+    }
     return MMA_SHARED(s->features, s->width, s->rows, s->keys, s->stages);
 }
 
@@ -124,7 +133,8 @@ static int64_t forward_bytes(const fattn_kernel *row, const fattn_problem *p, fa
 
 static void name_entry(char entry[48], const fattn_problem *p, const mma_shape *s)
 {
-    snprintf(entry, 48, "mma_%s_%s_%d_%dx%d", s->run, fattn_dtype_name(p->dtype), s->width, s->rows,
+    const char *const dtype = s->stages == 0 ? "" : fattn_dtype_name(p->dtype);
+    snprintf(entry, 48, "mma_%s%s%s_%d_%dx%d", s->run, *dtype ? "_" : "", dtype, s->width, s->rows,
              s->keys);
 }
 
@@ -162,18 +172,37 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     shape->threads = 32 * s->warps;
     shape->shared = (int)shape_bytes(s);
     if (s->features != 0 && s->features != MMA_ANY) {
-        const mma_shape *const any = shape_find(MMA_ANY, s->width, tile);
+        const mma_shape *const any = shape_find(false, MMA_ANY, s->width, tile);
         name_entry(shape->general, p, any);
         shape->general_shared = (int)shape_bytes(any);
     }
 }
 
+/* The cost of a tile in kernels for e4m3, for each of the problem's keys: its rows, whether they
+ * exist or not, and what a tile of keys costs beside the products: it is widened, and two barriers
+ * follow. That is taken to be as much as 32 rows for 64 keys. */
+static double widen_cost(const fattn_kernel *row, const fattn_problem *p,
+                         const fattn_limits *limits, fattn_tile tile)
+{
+    const int64_t rows = fattn_problem_group(p) * p->seqlen_q;
+    (void)row;
+    (void)limits;
+    return (double)fattn_ceil_div(rows, tile.br) * ((double)tile.br + 32.0 * 64 / (double)tile.bc);
+}
+
 /* ...: the tiles, shapes of mma.h, most rows first. */
-#define MMA_ROW(variant, channels, bytes, bits, ...)                                 \
+#define MMA_ROW(variant, channels, bytes, bits, ...) \
+    MMA_ROW_OF("mma_forward", 0, NULL, variant, channels, bytes, bits, __VA_ARGS__)
+#define MMA_WIDEN_ROW(variant, channels, bits, ...)                                                \
+    MMA_ROW_OF("mma_forward_e4m3", FATTN_DTYPE_BIT(FATTN_E4M3), widen_cost, variant, channels, 16, \
+               (bits) | FATTN_DESCALE, __VA_ARGS__)
+#define MMA_ROW_OF(file, caches, price, variant, channels, bytes, bits, ...)         \
     {                                                                                \
         .row = {.name = "mma_" #variant "_" #channels,                               \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),                                  \
                 .dtypes = FATTN_GPU_HALVES,                                          \
+                .dtypes_kv = caches,                                                 \
+                .caches_alone = (caches) != 0,                                       \
                 .features = bits,                                                    \
                 .dim_max = channels,                                                 \
                 .align = bytes,                                                      \
@@ -181,11 +210,12 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                 .must_fit = true,                                                    \
                 .packs_groups = true,                                                \
                 .split = fattn_cuda_split_forward,                                   \
+                .cost = price,                                                       \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                  \
                 .cannot = fattn_cuda_too_large,                                      \
                 .fast_bytes = forward_bytes,                                         \
                 .workspace = forward_workspace},                                     \
-        .image = "mma_forward", FATTN_CUDA_AMPERE,                                   \
+        .image = file, FATTN_CUDA_AMPERE,                                            \
         .phases = {scan_shape, forward_shape, fattn_gpu_combine}, .width = channels, \
     }
 
@@ -421,6 +451,12 @@ const fattn_gpu_kernel fattn_cuda_mma[] = {
     MMA_ROW(full, 64, 0, FATTN_KERNEL_COMMON, {128, 128}),
     MMA_ROW(full, 128, 0, FATTN_KERNEL_COMMON, {128, 64}, {64, 64}),
     MMA_ROW(full, 256, 0, FATTN_KERNEL_COMMON, {128, 64}, {32, 32}),
+    MMA_WIDEN_ROW(e4m3, 64, FATTN_GPU_LEAN, {128, 128}, {64, 128}),
+    MMA_WIDEN_ROW(e4m3, 128, FATTN_GPU_LEAN, {128, 64}, {64, 64}),
+    MMA_WIDEN_ROW(e4m3, 256, FATTN_GPU_LEAN, {128, 64}, {64, 32}),
+    MMA_WIDEN_ROW(e4m3_full, 64, FATTN_KERNEL_COMMON, {64, 128}),
+    MMA_WIDEN_ROW(e4m3_full, 128, FATTN_KERNEL_COMMON, {64, 64}),
+    MMA_WIDEN_ROW(e4m3_full, 256, FATTN_KERNEL_COMMON, {64, 32}),
     MMA_BACKWARD_ROW("mma_backward_64", lean, 64, 16, FATTN_GPU_BACKWARD_LEAN, {128, 128}),
     MMA_BACKWARD_ROW("mma_backward_128", lean, 128, 16, FATTN_GPU_BACKWARD_LEAN, {64, 128}),
     MMA_BACKWARD_ROW("mma_backward_256", lean, 256, 16, FATTN_GPU_BACKWARD_LEAN, {64, 64}),

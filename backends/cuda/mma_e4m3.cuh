@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Products of a few 16-bit queries with keys and values that are stored in e4m3, for decoding.
- * Tiles in shared memory hold the stored bytes. They become f16, exactly, when a fragment is
- * loaded:
+ * Products of a few 16-bit queries with keys and values that are stored in e4m3, for decoding, and
+ * the conversions, which mma_widen.cuh uses too. Tiles in shared memory hold the stored bytes. They
+ * become f16, exactly, when a fragment is loaded:
  *
  *     K   A dot product may have its channels in any order, as long as it is the same in both rows.
  *         So a lane reads 16 adjacent channels of its key, which are its B fragments of four steps
@@ -74,11 +74,15 @@ template <class S> GPU_DEVICE void mma_e4m3_queries(uint16_t *q, float unscale[S
     enum { SHARE = S::THREADS / S::ROWS, CHUNKS = S::WIDTH / 8 / SHARE }; /* threads of a row */
     static_assert(CHUNKS > 0 && CHUNKS * SHARE * 8 == S::WIDTH && SHARE <= GPU_WAVE, "whole rows");
     const int r = gpu_thread() / SHARE, part = gpu_thread() % SHARE;
+    /* Eight threads access eight chunks at a time. If they have four or more rows, these begin with
+     * chunks of different banks. */
+    const int first = SHARE < 4 ? r * SHARE % 8 : 0;
+    uint16_t *const row = q + r * S::WIDTH;
     gpu_u4 eight[CHUNKS];
     uint32_t largest = 0;
     GPU_UNROLL
     for (int n = 0; n < CHUNKS; n++) {
-        eight[n] = *(const gpu_u4 *)(q + r * S::WIDTH + (n * SHARE + part) * 8);
+        eight[n] = *(const gpu_u4 *)(row + ((n * SHARE + part) ^ first) * 8);
         const uint32_t word[4] = {eight[n].x, eight[n].y, eight[n].z, eight[n].w};
         GPU_UNROLL
         for (int e = 0; e < 8; e++) {
@@ -100,8 +104,7 @@ template <class S> GPU_DEVICE void mma_e4m3_queries(uint16_t *q, float unscale[S
             word[e] = mma_f16::pack(fattn_f32_from_bits(word[e] << 16) * scale,
                                     fattn_f32_from_bits(word[e] & 0xffff0000u) * scale);
         }
-        *(gpu_u4 *)(q + r * S::WIDTH + (n * SHARE + part) * 8) = {word[0], word[1], word[2],
-                                                                  word[3]};
+        *(gpu_u4 *)(row + ((n * SHARE + part) ^ first) * 8) = {word[0], word[1], word[2], word[3]};
     }
     if (part == 0) {
         unscale[r] = fattn_f32_from_bits((254 - exponent) << 23);

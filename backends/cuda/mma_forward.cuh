@@ -231,6 +231,42 @@ GPU_DEVICE void mma_weigh(float unit, mma_rows<S> &rows, float x[S::TILES][S::KE
     }
 }
 
+/* Turns dot products in x, of the tile that begins with key j0, into weights, and adds them to the
+ * rows' sums. partial: some pairs are outside the band. next: the tile after it. */
+template <class S>
+GPU_DEVICE void mma_weights(const fattn_gpu_args &g, mma_scratch<S> &s, float unit, bool partial,
+                            int j0, int next, int past, mma_rows<S> &rows,
+                            float x[S::TILES][S::KEYS / 8][4])
+{
+    float largest[S::TILES][2];
+    if constexpr (mma_is_lean(S::VARIANT)) {
+        mma_score<S>(g, s, partial, j0, x);
+    } else {
+        mma_terms<S>(g, s, j0, x, largest);
+        mma_prefetch_bias<S>(g, s, next, past);
+        if (partial) {
+            mma_apply_band<S>(s, j0, x);
+        }
+    }
+    /* Batch-invariant rows note their largest score even if no row of the warp may raise its
+     * reference. */
+    if (S::KNOWN != FATTN_SOFTCAP || g.problem.features & FATTN_BATCH_INVARIANT ||
+        mma_may_raise<S>(unit, largest, rows)) {
+        mma_largest<S>(x, largest);
+        if (S::KNOWN == FATTN_BIAS && (fattn_dtype)S::type::DTYPE == FATTN_BF16) {
+            mma_bounded<S>(x, largest);
+        }
+        mma_raise<S>(unit, largest, rows);
+    }
+    mma_weigh<S>(unit, rows, x);
+    if constexpr (!mma_is_lean(S::VARIANT)) {
+        mma_stage<S>(g, s, next, past);
+    }
+    if (mma_has<S>(g, FATTN_DROPOUT)) {
+        mma_drop<S>(g, s, j0, x);
+    }
+}
+
 /* --- An item ---------------------------------------------------------------------------------- */
 
 /* Sets up the terms of all rows. */
@@ -304,31 +340,41 @@ GPU_DEVICE int mma_visible_past(const fattn_gpu_args &g, const mma_item &w, int 
     return (int)((past + S::KEYS - 1) / S::KEYS);
 }
 
-/* Visits the tiles of keys of the item's part. */
+/* Sets up the terms of an item's rows and of its first tile, `block`, which is being copied.
+ * Returns the end of its tiles. */
 template <class S>
-GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
-                         mma_rows<S> &rows)
+GPU_DEVICE int mma_begin_terms(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
+                               int block)
 {
-    const float unit = g.rule.unit;
     int past = w.past;
-    int block = mma_next<S>(g, w, w.block);
-    if (block < past) {
-        mma_copy_k<S>(g, w, s.k[0], block);
-        if (S::RING == 2) {
-            mma_copy_v<S>(g, w, s.v[0], block);
-        }
-    }
-    mma_commit();
     if constexpr (!mma_is_lean(S::VARIANT)) {
         if (mma_may_hide<S>() && s.scan) {
             mma_find_kept<S>(s);
         }
         mma_begin(g, s, w);
         if (mma_has<S>(g, FATTN_BIAS) && !(mma_may_hide<S>() && s.scan)) {
-            past = mma_visible_past<S>(g, s.item, block + 1); /* the first tile is being copied */
+            past = mma_visible_past<S>(g, s.item, block + 1);
         }
         mma_stage<S>(g, s, block, past);
     }
+    return past;
+}
+
+/* Visits the tiles of keys of the item's part. */
+template <class S>
+GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
+                         mma_rows<S> &rows)
+{
+    const float unit = g.rule.unit;
+    int block = mma_next<S>(g, w, w.block);
+    if (block < w.past) {
+        mma_copy_k<S>(g, w, s.k[0], block);
+        if (S::RING == 2) {
+            mma_copy_v<S>(g, w, s.v[0], block);
+        }
+    }
+    mma_commit();
+    const int past = mma_begin_terms<S>(g, s, w, block);
     mma_rows_empty(rows);
     if (block >= past) {
         mma_wait<0>();
@@ -349,35 +395,10 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
             mma_copy_v<S>(g, s.item, s.v[stage ^ 1], block);
             mma_commit();
         }
-        float x[S::TILES][S::KEYS / 8][4] = {}, largest[S::TILES][2];
+        float x[S::TILES][S::KEYS / 8][4] = {};
         mma_dots<typename S::type, S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
             mma_rows_a<S::WIDTH>(s.q, mma_warp() * S::TILES * 16), mma_key_rows<S>(s.k[stage]), x);
-        if constexpr (mma_is_lean(S::VARIANT)) {
-            mma_score<S>(g, s, partial, j0, x);
-        } else {
-            mma_terms<S>(g, s, j0, x, largest);
-            mma_prefetch_bias<S>(g, s, block, past);
-            if (partial) {
-                mma_apply_band<S>(s, j0, x);
-            }
-        }
-        /* Batch-invariant rows note their largest score even if no row of the warp may raise its
-         * reference. */
-        if (S::KNOWN != FATTN_SOFTCAP || g.problem.features & FATTN_BATCH_INVARIANT ||
-            mma_may_raise<S>(unit, largest, rows)) {
-            mma_largest<S>(x, largest);
-            if (S::KNOWN == FATTN_BIAS && S::type::DTYPE == FATTN_BF16) {
-                mma_bounded<S>(x, largest);
-            }
-            mma_raise<S>(unit, largest, rows);
-        }
-        mma_weigh<S>(unit, rows, x);
-        if constexpr (!mma_is_lean(S::VARIANT)) {
-            mma_stage<S>(g, s, block, past);
-        }
-        if (mma_has<S>(g, FATTN_DROPOUT)) {
-            mma_drop<S>(g, s, j0, x);
-        }
+        mma_weights<S>(g, s, unit, partial, j0, block, past, rows, x);
         if (S::RING == 1) {
             mma_wait<0>();
             gpu_sync(); /* the values have landed, and all threads have read the keys */
@@ -388,6 +409,16 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
         }
         mma_mix<typename S::type, S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
             x, mma_key_columns<S>(s.v[stage]), rows.o);
+    }
+}
+
+/* Two elements of o. That of a cache in e4m3 has the type of the queries. */
+template <class S> GPU_DEVICE uint32_t mma_pack_o(const fattn_gpu_args &g, float lo, float hi)
+{
+    if constexpr (sizeof(typename S::type::element) == 1) {
+        return g.problem.dtype_o == FATTN_BF16 ? mma_bf16::pack(lo, hi) : mma_f16::pack(lo, hi);
+    } else {
+        return S::type::pack(lo, hi);
     }
 }
 
@@ -405,8 +436,8 @@ GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         for (int n = 0; n < 2 * CHUNKS; n++) {
             const int r = mma_row<S>(m, n % 2);
             const float *const pair = rows.o[m][n / 2] + 2 * (n % 2);
-            *(uint32_t *)(s.q + r * S::WIDTH + (n / 2 ^ r & 7) * 8 + lane % 4 * 2) =
-                S::type::pack(pair[0], pair[1]);
+            *(uint32_t *)(s.q + r * S::WIDTH + (n / 2 ^ (r & 7)) * 8 + lane % 4 * 2) =
+                mma_pack_o<S>(g, pair[0], pair[1]);
         }
     }
     __syncwarp();
@@ -421,7 +452,7 @@ GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         GPU_UNROLL
         for (int k = 0; k < BATCH; k++) {
             const int r = r0 + k * STEP;
-            eight[k] = *(const gpu_u4 *)(s.q + r * S::WIDTH + (c ^ r & 7) * 8);
+            eight[k] = *(const gpu_u4 *)(s.q + r * S::WIDTH + (c ^ (r & 7)) * 8);
         }
         GPU_UNROLL
         for (int k = 0; k < BATCH; k++) {
@@ -512,9 +543,10 @@ template <class S> GPU_DEVICE void mma_rows_clear(mma_rows<S> &rows)
     }
 }
 
-/* Writes the rows to o and lse, or their parts to the workspace. */
+/* Writes the rows to o and lse, or their parts to the workspace. v: what sums of values are
+ * multiplied by. */
 template <class S>
-GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows)
+GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows, float v = 1)
 {
     const bool whole = s.item.whole;
     bool empty = false;
@@ -528,7 +560,7 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
             const float weight = S::type::weight(rows.top[m][h], g.rule.unit, base);
             const float added = mma_rounding<S>(g, weight) * lower;
             state->l = mma_quad_sum(state->l) * lower;
-            float factor = lower, alpha = 1; /* not multiplied: alpha may be tiny */
+            float factor = lower * v, alpha = 1; /* not multiplied: alpha may be tiny */
             if (!mma_is_lean(S::VARIANT)) {
                 factor *= s.item.z_kept;
                 alpha = mma_add_sink(g, s.item, mma_query(s.item, mma_row<S>(m, h)), state);
@@ -625,9 +657,10 @@ GPU_DEVICE void mma_item_set(const fattn_gpu_args &g, int64_t number, mma_item &
 }
 
 /* Processes an item. Every thread computes the item's description itself, to begin copies as early
- * as possible. */
-template <class S>
-GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int64_t number)
+ * as possible. walk visits the tiles of keys, and returns what mma_end() multiplies by. */
+template <class S, class Walk>
+GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int64_t number,
+                                 const Walk &walk)
 {
     mma_item w;
     mma_item_rows<S>(g, number, w);
@@ -651,8 +684,16 @@ GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int
         gpu_sync(); /* the item */
     }
     mma_rows<S> rows;
-    mma_walk(g, s, w, rows);
-    mma_end(g, s, rows);
+    const float v = walk(w, rows);
+    mma_end(g, s, rows, v);
+}
+
+template <class S, class Walk>
+GPU_DEVICE void mma_forward_items(const fattn_gpu_args &g, mma_scratch<S> &s, const Walk &walk)
+{
+    for (int64_t n = gpu_block(); n < g.tiling.items; n = s.item.number + gpu_blocks()) {
+        mma_forward_item<S>(g, s, n, walk);
+    }
 }
 
 template <class S> GPU_DEVICE void mma_forward_all(const fattn_gpu_args &g)
@@ -662,9 +703,10 @@ template <class S> GPU_DEVICE void mma_forward_all(const fattn_gpu_args &g)
                   "too small");
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;
-    for (int64_t n = gpu_block(); n < g.tiling.items; n = s.item.number + gpu_blocks()) {
-        mma_forward_item<S>(g, s, n);
-    }
+    mma_forward_items<S>(g, s, [&](const mma_item &w, mma_rows<S> &rows) {
+        mma_walk(g, s, w, rows);
+        return 1.0f;
+    });
 }
 
 #endif

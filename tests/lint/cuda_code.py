@@ -25,7 +25,7 @@ import tap
 LIST = "tests/lint/cuda_code.txt"
 ARCHS = ("80", "90")
 IMAGES = ("bf16x3_backward", "bf16x3_forward", "mma_backward", "mma_decode", "mma_decode_e4m3", "mma_forward",
-          "simt_backward", "simt_forward", "simt_wide")
+          "mma_forward_e4m3", "simt_backward", "simt_forward", "simt_wide")
 
 # Of an image whose sources have changed: lists of shapes that are cut to these before it is compiled. Images that
 # have no such list take a minute and are left to optimised builds.
@@ -34,6 +34,7 @@ SAMPLES = {
     "mma_decode": {"MMA_DECODE_SHAPES(X)": "X(128, 16, 4, 3)", "MMA_DECODE_WIDE_SHAPES(X)": ""},
     "mma_decode_e4m3": {"MMA_DECODE_E4M3_SHAPES(X)": "X(128, 32, 4, 3)", "MMA_DECODE_E4M3_WIDE_SHAPES(X)": "",
                         "MMA_DECODE_E4M3_FULL_SHAPES(X)": ""},
+    "mma_forward_e4m3": {"MMA_WIDEN_SHAPES(X)": "X(e4m3, 0, 128, 128, 64, 2, 4, 2)"},
     "mma_backward": {"MMA_BACKWARD_SHAPES(X)": "X(128, 64, 128)", "MMA_RUNS_OF_ONE(Y, ...)": ""},
     "bf16x3_forward": {"BF16X3_SHAPES(X)": "X(forward, 0, 128, 128, 64, 1, 8, 1) X(full, MMA_ANY, 128, 64, 32, 1, 4, 2)"},
     "bf16x3_backward": {"BF16X3_BACKWARD_SHAPES(X)": "X(64, 32, 128, 8, 2, 2, 1)"},
@@ -108,7 +109,7 @@ def compile_sample(root, nvcc, image):
     with tempfile.TemporaryDirectory() as folder:
         source = os.path.join(folder, "sample.cu")
         with open(source, "w", encoding="utf-8") as file:
-            file.write(f'#include "backends/cuda/vendor.h"\n#include "backends/cuda/mma.h"\n{lists}'
+            file.write(f'#include "backends/cuda/vendor.h"\n#include "backends/cuda/mma_widen.h"\n{lists}'
                        f'#include "backends/cuda/kernels/{image}.cu"\n')
         cubin, said = hopper_code.compile_image(root, nvcc, folder, source, "80", ["-DFATTN_BAND_CHUNKS=0"])
     return entries(cubin), [line for line in said.splitlines() if re.search(r"\bC75\d\d\b", line)]

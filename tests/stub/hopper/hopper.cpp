@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs the Hopper kernels (wgmma_forward.cuh, wgmma_backward.cuh), and decoding from a cache in
- * e4m3 (mma_decode.cuh), on the host, from their source: the words of wgmma_sm90.cuh and
- * mma_sm80.cuh are defined here by what the manual of the instruction set says they do. The stub
- * driver calls it for every launch.
+ * Runs the Hopper kernels (wgmma_forward.cuh, wgmma_backward.cuh), and those of mma.sync for caches
+ * in e4m3 (mma_decode.cuh, mma_widen.cuh), on the host, from their source: the words of
+ * wgmma_sm90.cuh and mma_sm80.cuh are defined here by what the manual of the instruction set says
+ * they do. The stub driver calls it for every launch.
  *
  * The threads of a block, or of a cluster of blocks, are fibers. The lanes of a warp stay together
  * as long as they do the same. The order in which warps run is random, and a warp may sleep for
@@ -350,6 +350,10 @@ static int64_t gpu_blocks(void) { return m.blocks; }
 static void gpu_sync(void)
 {
     meet(m.barriers[rank_of_running()][0], m.threads, [] {});
+    if (draw(256) == 0) { /* threads behind a barrier need not go on at once */
+        m.sleep[m.running / 32] = (int)draw(300);
+        yield();
+    }
 }
 /* For all threads of the block, whether any says so. */
 static bool gpu_any(bool x)
@@ -1211,6 +1215,12 @@ static int wgmma_larger(int a, int b, int c) { return max(max(a, b), c); }
 #define combine combine_e4m3
 #define combine_rows combine_rows_e4m3
 #include "backends/cuda/kernels/mma_decode_e4m3.cu"
+#undef MMA_ENTRY
+#undef combine
+#undef combine_rows
+#define combine combine_forward_e4m3
+#define combine_rows combine_rows_forward_e4m3
+#include "backends/cuda/kernels/mma_forward_e4m3.cu"
 #undef combine
 #undef combine_rows
 #define clear clear_e4m3
@@ -1257,7 +1267,7 @@ static void run_merging(void **with)
         HOPPER_ALONE(name)
 #define HOPPER_ALONE(name, ...) \
     HOPPER_MAPPED(wgmma_f16_##name, wgmma_maps), HOPPER_MAPPED(wgmma_bf16_##name, wgmma_maps),
-#define HOPPER_E4M3(name, ...)                        \
+#define HOPPER_WIDENED(name, ...)                     \
     HOPPER_MAPPED(wgmma_f16_##name, wgmma_e4m3_maps), \
         HOPPER_MAPPED(wgmma_bf16_##name, wgmma_e4m3_maps),
 #define HOPPER_FULL(run, features, width, ...)                 \
@@ -1269,6 +1279,8 @@ static void run_merging(void **with)
 #define HOPPER_DECODE(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_##width##_##keys),
 #define HOPPER_DECODE_WIDE(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_wide_##width##_##keys),
 #define HOPPER_DECODE_FULL(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_full_##width##_##keys),
+#define HOPPER_E4M3(run, features, width, rows, keys, ...) \
+    HOPPER_PLAIN(mma_##run##_##width##_##rows##x##keys),
 #define HOPPER_ROWS(name)                                             \
     HOPPER_PLAIN(wgmma_list_##name), HOPPER_PLAIN(wgmma_rows_##name), \
         HOPPER_PLAIN(wgmma_dq_##name), HOPPER_PLAIN(wgmma_sink_##name),
@@ -1287,8 +1299,8 @@ static const struct {
     void (*kernel)(void **parameters);
     int together = 1; /* blocks of a cluster */
 } kernels[] = {
-    WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_ALONE) WGMMA_E4M3_SHAPES(HOPPER_E4M3)
-        WGMMA_E4M3_SPLIT_SHAPES(HOPPER_E4M3) WGMMA_SHORT_SHAPES(HOPPER_ALONE)
+    WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_ALONE) WGMMA_E4M3_SHAPES(HOPPER_WIDENED)
+        WGMMA_E4M3_SPLIT_SHAPES(HOPPER_WIDENED) WGMMA_SHORT_SHAPES(HOPPER_ALONE)
             WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD) WGMMA_BACKWARD_PAIRS(HOPPER_PAIR)
                 WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
                     WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
@@ -1307,7 +1319,10 @@ static const struct {
     HOPPER_PLAIN(wgmma_blocks_128),
     HOPPER_PLAIN(wgmma_blocks_256),
     MMA_DECODE_E4M3_SHAPES(HOPPER_DECODE) MMA_DECODE_E4M3_WIDE_SHAPES(HOPPER_DECODE_WIDE)
-        MMA_DECODE_E4M3_FULL_SHAPES(HOPPER_DECODE_FULL) HOPPER_PLAIN(clear),
+        MMA_DECODE_E4M3_FULL_SHAPES(HOPPER_DECODE_FULL) MMA_WIDEN_SHAPES(HOPPER_E4M3)
+            HOPPER_PLAIN(mma_scan_32),
+    HOPPER_PLAIN(mma_scan_64),
+    HOPPER_PLAIN(clear),
     HOPPER_PLAIN(combine),
     HOPPER_PLAIN(combine_rows)};
 

@@ -126,8 +126,9 @@ static void check_sums(void)
     tap_check(banks, "a warp writes its sums of dQ to all banks at once");
 }
 
-/* Wideners: each chunk of 16 stored channels of each key is taken once, and its halves come to where
- * products read them. Eight lanes, which shared memory serves at once, access different banks. */
+/* Wideners: each chunk of 16 stored channels of each key is taken once, and its halves come to
+ * where products read them. Eight lanes, which shared memory serves at once, access different
+ * banks. */
 static void check_wideners(int warps)
 {
     enum { KEYS = 64, PANELS = 2 };

@@ -331,9 +331,9 @@ FATTN_HD uint32_t wgmma_offset(uint32_t rows, uint32_t r, uint32_t c)
 /*
  * How warps widen stored panels of 128 channels in e4m3, in wgmma_widen.cuh, to panels of 64
  * channels. A lane takes chunk `chunk`, or 4 + `chunk`, of 16 channels of keys row, row +
- * WGMMA_WIDENED * (the number of warps), ..., and stores it as two chunks of 8 channels. Eight lanes
- * have four chunks of two keys, whose numbers differ in bits 0 and 2, so that they access all banks
- * at once, when they load as well as when they store.
+ * WGMMA_WIDENED * (the number of warps), ..., and stores it as two chunks of 8 channels. Eight
+ * lanes have four chunks of two keys, whose numbers differ in bits 0 and 2, so that they access all
+ * banks at once, when they load as well as when they store.
  */
 #define WGMMA_WIDENERS(warpgroups) ((warpgroups) < 3 ? 4 : 2)
 #define WGMMA_WIDENED 8 /* keys that a warp widens at once */

@@ -23,8 +23,8 @@ typedef enum wgmma_result {
  * warpgroups. BN: keys of a tile. STAGES: pipeline stages of keys, and of values. FEATURES: those
  * of MMA_OF_PAIRS that the run has, 0 for lean kernels, or MMA_ANY. TERM_STAGES: staged panels of a
  * bias or mask, if that is the only feature. BLOCKS: how many a multiprocessor holds. STORED:
- * pipeline stages of panels in e4m3, if keys and values are stored in that type, and products are of
- * f16. OWN_TYPE: the type of q and o. */
+ * pipeline stages of panels in e4m3, if keys and values are stored in that type, and products are
+ * of f16. OWN_TYPE: the type of q and o. */
 template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
           int TERM_STAGES = 0, wgmma_result RESULT = WGMMA_WHOLE, int BLOCKS = 1, int STORED = 0,
           class OWN_TYPE = T>

@@ -21,8 +21,8 @@ typedef struct wgmma_factors {
     float v;      /* of sums of values */
 } wgmma_factors;
 
-/* The scores of a thread's two rows times these are exponents of 2. The rows differ only if keys and
- * values are in e4m3. */
+/* The scores of a thread's two rows times these are exponents of 2. The rows differ only if keys
+ * and values are in e4m3. */
 typedef struct wgmma_units {
     float row[2];
 } wgmma_units;

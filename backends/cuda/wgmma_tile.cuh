@@ -42,8 +42,8 @@ GPU_DEVICE void wgmma_dots(uint64_t a, uint64_t b, float x[N / 8][4])
     wgmma_commit();
 }
 
-/* Begins y += P B, with P in registers, and B with 16 * STEPS rows and N channels. PART: channels of
- * a product. */
+/* Begins y += P B, with P in registers, and B with 16 * STEPS rows and N channels. PART: channels
+ * of a product. */
 template <class T, int STEPS, int N, int PART = N>
 GPU_DEVICE void wgmma_mix(const uint32_t p[STEPS][4], uint64_t b, float y[N / 8][4])
 {

@@ -115,8 +115,9 @@ enum mma_variant {
     X(256, 16, 2, 4)
 
 /*
- * The same for k and v in e4m3: tiles of as many bytes, and so of twice the keys. The kernels for
- * every feature have the smallest shape of each width alone.
+ * The same for k and v in e4m3: tiles of as many bytes, and so of twice the keys. A warp takes
+ * longer for a tile, because it converts it, so the wide shapes of 64 and 256 channels have twice
+ * the warps. The kernels for every feature have the smallest shape of each width alone.
  */
 #define MMA_DECODE_E4M3_SHAPES(X) \
     X(64, 32, 4, 5)               \
@@ -125,9 +126,9 @@ enum mma_variant {
     X(256, 32, 2, 3)              \
     X(256, 16, 2, 5)
 #define MMA_DECODE_E4M3_WIDE_SHAPES(X) \
-    X(64, 32, 4, 8)                    \
+    X(64, 32, 8, 4)                    \
     X(128, 32, 8, 3)                   \
-    X(256, 32, 2, 4)
+    X(256, 32, 4, 3)
 #define MMA_DECODE_E4M3_FULL_SHAPES(X) \
     X(64, 32, 4, 5)                    \
     X(128, 16, 4, 5)                   \

@@ -274,6 +274,9 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->merges = fattn_gpu_merges(p, t, shape->threads);
 }
 
+/* A sink costs lean kernels nothing: they add it when a row's keys have been summed. */
+#define DECODE_LEAN (FATTN_GPU_LEAN | FATTN_SINK)
+
 /* Not batch-invariant: the warps divide a row's keys, so its bits depend on the number of warps.
  * No block masks: other kernels skip whole tiles. */
 #define MMA_DECODE(bits) ((bits) & ~(FATTN_BATCH_INVARIANT | FATTN_BLOCK_MASK))
@@ -427,21 +430,21 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
     }
 
 const fattn_gpu_kernel fattn_cuda_mma[] = {
-    MMA_DECODE_ROW(wide, 64, FATTN_GPU_LEAN, has_units_alone, TILE_OF(32)),
-    MMA_DECODE_ROW(lean, 64, FATTN_GPU_LEAN, NULL, TILE_OF(16)),
-    MMA_DECODE_ROW(wide, 128, FATTN_GPU_LEAN, has_units_alone, TILE_OF(16), TILE_OF(32)),
-    MMA_DECODE_ROW(lean, 128, FATTN_GPU_LEAN, NULL, TILE_OF(16), TILE_OF(32)),
-    MMA_DECODE_ROW(wide, 256, FATTN_GPU_LEAN, has_units_alone, TILE_OF(16)),
-    MMA_DECODE_ROW(lean, 256, FATTN_GPU_LEAN, NULL, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(wide, 64, DECODE_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_ROW(lean, 64, DECODE_LEAN, NULL, TILE_OF(16)),
+    MMA_DECODE_ROW(wide, 128, DECODE_LEAN, has_units_alone, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(lean, 128, DECODE_LEAN, NULL, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(wide, 256, DECODE_LEAN, has_units_alone, TILE_OF(16)),
+    MMA_DECODE_ROW(lean, 256, DECODE_LEAN, NULL, TILE_OF(16), TILE_OF(32)),
     MMA_DECODE_ROW(full, 64, FATTN_KERNEL_COMMON, NULL, TILE_OF(16)),
     MMA_DECODE_ROW(full, 128, FATTN_KERNEL_COMMON, NULL, TILE_OF(16), TILE_OF(32)),
     MMA_DECODE_ROW(full, 256, FATTN_KERNEL_COMMON, NULL, TILE_OF(16), TILE_OF(32)),
-    MMA_DECODE_E4M3_ROW(e4m3_wide, 64, FATTN_GPU_LEAN, has_units_alone, TILE_OF(32)),
-    MMA_DECODE_E4M3_ROW(e4m3, 64, FATTN_GPU_LEAN, NULL, TILE_OF(32)),
-    MMA_DECODE_E4M3_ROW(e4m3_wide, 128, FATTN_GPU_LEAN, has_units_alone, TILE_OF(32)),
-    MMA_DECODE_E4M3_ROW(e4m3, 128, FATTN_GPU_LEAN, NULL, TILE_OF(32), TILE_OF(16)),
-    MMA_DECODE_E4M3_ROW(e4m3_wide, 256, FATTN_GPU_LEAN, has_units_alone, TILE_OF(32)),
-    MMA_DECODE_E4M3_ROW(e4m3, 256, FATTN_GPU_LEAN, NULL, TILE_OF(32), TILE_OF(16)),
+    MMA_DECODE_E4M3_ROW(e4m3_wide, 64, DECODE_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3, 64, DECODE_LEAN, NULL, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3_wide, 128, DECODE_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3, 128, DECODE_LEAN, NULL, TILE_OF(32), TILE_OF(16)),
+    MMA_DECODE_E4M3_ROW(e4m3_wide, 256, DECODE_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3, 256, DECODE_LEAN, NULL, TILE_OF(32), TILE_OF(16)),
     MMA_DECODE_E4M3_ROW(e4m3_full, 64, FATTN_KERNEL_COMMON, NULL, TILE_OF(32)),
     MMA_DECODE_E4M3_ROW(e4m3_full, 128, FATTN_KERNEL_COMMON, NULL, TILE_OF(16)),
     MMA_DECODE_E4M3_ROW(e4m3_full, 256, FATTN_KERNEL_COMMON, NULL, TILE_OF(16)),

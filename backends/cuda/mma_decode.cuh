@@ -495,7 +495,17 @@ GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
     const gpu_part to = whole ? gpu_part_output(g, w.pairs.seq, q) : gpu_part_of(g, item, r);
     float factor[S::WARPS];
     fattn_softmax all = mma_merge_warps(g, s, r, factor);
-    const float alpha = mma_is_lean(S::VARIANT) ? 1 : mma_add_sink(g, w, q, &all);
+    float sums[S::WIDTH / GPU_WAVE]; /* loaded before the branch for a sink */
+    GPU_UNROLL
+    for (int n = 0; n < S::WIDTH / GPU_WAVE; n++) {
+        sums[n] = 0;
+        GPU_UNROLL
+        for (int warp = 0; warp < S::WARPS; warp++) {
+            const float *const o = mma_part_by(s, warp).o[r];
+            sums[n] += o[n * GPU_WAVE + gpu_thread() % GPU_WAVE] * factor[warp];
+        }
+    }
+    const float alpha = mma_add_sink(g, w, q, &all);
     const float last =
         (mma_is_lean(S::VARIANT) ? 1 : w.z_kept) * (whole ? fattn_softmax_normaliser(all) : 1);
     if (gpu_thread() % GPU_WAVE == 0 && whole) {
@@ -508,14 +518,10 @@ GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
         return;
     }
     GPU_UNROLL
-    for (int n = 0; n < S::WIDTH; n += GPU_WAVE) {
-        const int c = n + gpu_thread() % GPU_WAVE;
-        float o = 0;
-        GPU_UNROLL
-        for (int warp = 0; warp < S::WARPS; warp++) {
-            o += mma_part_by(s, warp).o[r][c] * factor[warp];
-        }
-        o = whole && all.l == 0 ? 0 : o * last * alpha; /* selected: a sum may be 0 * inf */
+    for (int n = 0; n < S::WIDTH / GPU_WAVE; n++) {
+        const int c = n * GPU_WAVE + gpu_thread() % GPU_WAVE;
+        /* Selected: a sum may be 0 * inf. */
+        const float o = whole && all.l == 0 ? 0 : sums[n] * last * alpha;
         if (c >= g.problem.dim_v) {
             continue;
         }

@@ -274,7 +274,7 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->merges = fattn_gpu_merges(p, t, shape->threads);
 }
 
-/* A sink costs lean kernels nothing: they add it when a row's keys have been summed. */
+/* Lean kernels add a sink when all keys of a row have been summed. */
 #define DECODE_LEAN (FATTN_GPU_LEAN | FATTN_SINK)
 
 /* Not batch-invariant: the warps divide a row's keys, so its bits depend on the number of warps.

@@ -309,10 +309,10 @@ GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma
 template <class S>
 GPU_DEVICE void mma_read_queries(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w)
 {
-    enum { CHUNKS = S::WIDTH / 8, EACH = S::THREADS / CHUNKS };
-    enum { STEP = EACH < S::ROWS ? EACH : S::ROWS }; /* rows at once */
+    constexpr int threads = S::THREADS, all = S::ROWS * S::WIDTH / 8; /* chunks */
+    enum { CHUNKS = S::WIDTH / 8, STEP = (threads < all ? threads : all) / CHUNKS };
     static_assert(S::ROWS % STEP == 0, "a thread copies as many rows as any");
-    if (STEP < EACH && gpu_thread() >= STEP * CHUNKS) {
+    if (threads > all && gpu_thread() >= all) {
         return;
     }
     const int group = (int)w.group, c = gpu_thread() % CHUNKS;

@@ -71,10 +71,10 @@ template <bool BESIDE> GPU_DEVICE void mma_e4m3_widen(uint32_t word, uint32_t pa
  */
 template <class S> GPU_DEVICE void mma_e4m3_queries(uint16_t *q, float unscale[S::ROWS])
 {
-    enum { EACH = S::THREADS / S::ROWS, ALL = S::WIDTH / 8 };
-    enum { SHARE = EACH < ALL ? EACH : ALL, CHUNKS = ALL / SHARE }; /* threads of a row */
+    constexpr int each = S::THREADS / S::ROWS, all = S::WIDTH / 8;
+    enum { SHARE = each < all ? each : all, CHUNKS = all / SHARE }; /* threads of a row */
     static_assert(CHUNKS > 0 && CHUNKS * SHARE * 8 == S::WIDTH && SHARE <= GPU_WAVE, "whole rows");
-    if (SHARE < EACH && gpu_thread() >= S::ROWS * SHARE) { /* they have no chunk */
+    if (each > all && gpu_thread() >= S::ROWS * SHARE) { /* they have no chunk */
         return;
     }
     const int r = gpu_thread() / SHARE, part = gpu_thread() % SHARE;

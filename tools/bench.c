@@ -574,7 +574,7 @@ static const char notes[] =
     "fattn_execute(); ceiling is then the time budget in ms.\n"
     "\n"
     "The benchmark fails (exit status 1) if a ratio is above 1.02 (except for decode, whose reads\n"
-    "can outrun a plain read), if the ceiling's loop is over 3 % from a whole number of\n"
+    "can outrun a plain read, and plan), if the ceiling's loop is over 3 % from a whole number of\n"
     "instructions per cycle, or if the peer's result differs.";
 
 /* Prints, once at the end, why figures of this run are doubtful. */

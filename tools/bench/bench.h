@@ -31,8 +31,8 @@ typedef struct bench {
     char checked[1024]; /* devices with checked ceilings, one per line */
 } bench;
 
-/* Prints a row. A ratio above 1.02 is a failure unless the row is exempt: peers are, and so is
- * decoding, whose reads can outrun a plain read. */
+/* Prints a row. A ratio above 1.02 is a failure unless the row is exempt: peers are, and so are
+ * decoding, whose reads can outrun a plain read, and planning, whose ceiling is a budget. */
 void bench_report(bench *b, const bench_row *row);
 
 /* The median of n values; sorts them. */

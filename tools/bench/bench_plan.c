@@ -98,6 +98,7 @@ fattn_status bench_plan(bench *b, fattn_device *device, const char *device_word,
     }
     bench_row row = {.device = device_word, .kernel = c->kernel ? c->kernel : "best", .of = c};
     row.gflops = row.gbytes_s = row.fed = row.cpu = NAN;
+    row.exempt = true;
     row.dir = "plan";
     row.median_ms = plan_ms;
     row.ceiling = plan_budget_ms;

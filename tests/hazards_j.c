@@ -229,13 +229,10 @@ static void j5(void)
             check_codes(FATTN_F32, 1, dims[d], 1, n);
             check_codes(FATTN_F16, 1, dims[d], 1, n);
             check_codes(FATTN_BF16, 4, dims[d], 1, n);
-            check_codes(FATTN_F16, 20, dims[d], 1, n);
-            check_codes(FATTN_BF16, 20, dims[d], 1, n);
+            check_codes(n ? FATTN_F16 : FATTN_BF16, 5, dims[d], 1, n); /* more rows than decoding */
         }
         check_codes(FATTN_BF16, 1, dims[d], 0x1p-100, false);
         check_codes(FATTN_BF16, 1, dims[d], 0x1p100, false);
-        check_codes(FATTN_BF16, 20, dims[d], 0x1p-100, false);
-        check_codes(FATTN_BF16, 20, dims[d], 0x1p100, false);
         check_unlike(dims[d]);
     }
 }

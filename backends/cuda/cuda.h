@@ -42,6 +42,10 @@ int64_t fattn_cuda_forward_workspace(const fattn_kernel *row, const fattn_proble
 /* Fields of rows that need Ampere or newer. */
 #define FATTN_CUDA_AMPERE .isa = 80, .needs = "sm_80 or newer"
 
+/* Fields of rows whose keys and values have the types `bits` and not that of queries; 0: that of
+ * queries alone. */
+#define FATTN_CUDA_CACHES(bits) .dtypes_kv = (bits), .caches_alone = (bits) != 0
+
 /* How finely keys are split: so that the parts fill whole rounds of all multiprocessors. */
 fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_problem *p,
                                          const fattn_limits *limits);

@@ -201,8 +201,7 @@ static double widen_cost(const fattn_kernel *row, const fattn_problem *p,
         .row = {.name = "mma_" #variant "_" #channels,                               \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),                                  \
                 .dtypes = FATTN_GPU_HALVES,                                          \
-                .dtypes_kv = caches,                                                 \
-                .caches_alone = (caches) != 0,                                       \
+                FATTN_CUDA_CACHES(caches),                                           \
                 .features = bits,                                                    \
                 .dim_max = channels,                                                 \
                 .align = bytes,                                                      \
@@ -329,8 +328,7 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
         .row = {.name = "mma_decode_" #variant "_" #channels,                          \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),                                    \
                 .dtypes = FATTN_GPU_HALVES,                                            \
-                .dtypes_kv = caches,                                                   \
-                .caches_alone = (caches) != 0,                                         \
+                FATTN_CUDA_CACHES(caches),                                             \
                 .features = bits,                                                      \
                 .dim_max = channels,                                                   \
                 .rows_max = MMA_DECODE_ROWS,                                           \

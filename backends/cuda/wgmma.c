@@ -295,8 +295,7 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     {                                                                                       \
         .row = {.name = "wgmma_" #name_,                                                    \
                 WGMMA_FORWARD_ROW(channels),                                                \
-                .dtypes_kv = caches,                                                        \
-                .caches_alone = (caches) != 0,                                              \
+                FATTN_CUDA_CACHES(caches),                                                  \
                 .features = bits,                                                           \
                 .dim_v_max = channels_v,                                                    \
                 .tiles = (const fattn_tile[]){{64 * (warpgroups), keys}, {0, 0}},           \
@@ -329,8 +328,7 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     {                                                                            \
         .row = {.name = "wgmma_" #name_,                                         \
                 WGMMA_FORWARD_ROW(channels),                                     \
-                .dtypes_kv = caches,                                             \
-                .caches_alone = (caches) != 0,                                   \
+                FATTN_CUDA_CACHES(caches),                                       \
                 .features = bits,                                                \
                 .tiles = (const fattn_tile[]){{WGMMA_SPLIT_ROWS, keys}, {0, 0}}, \
                 .cannot = cannot_split,                                          \

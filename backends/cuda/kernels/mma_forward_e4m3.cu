@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Image "mma_forward_e4m3": mma_<run>_<width>_<rows>x<keys> for each shape of mma.h whose keys and
- * values are in e4m3, and the scan kernels that run before them. Queries are f16 or bf16. */
+/* Image "mma_forward_e4m3": mma_<run>_<width>_<rows>x<keys> for each shape of mma_widen.h, and the
+ * scan kernels that run before them. Queries are f16 or bf16. */
 #define FATTN_SMALL_QUOTIENTS /* fattn_cuda_too_large() */
 #include "backends/cuda/vendor.h"
 

@@ -462,6 +462,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     c->splits = draw_chance(rng, 2) ? 0 : draw_between(rng, 1, 9);
     c->twice = draw_chance(rng, 4);
     c->without_workspace = draw_chance(rng, 8);
+    c->v_in_k = draw_chance(rng, 4);
     return 0;
 }
 
@@ -514,11 +515,11 @@ void draw_describe(const draw_case *c, char *text, size_t size)
             say(&w, " %s:%s", others[n].name, fattn_dtype_name(others[n].dtype));
         }
     }
-    say(&w, " B=%lld Hq=%lld Hk=%lld Sq=%lld Sk=%lld D=%lld Dv=%lld %s%s%s", (long long)p->batch,
+    say(&w, " B=%lld Hq=%lld Hk=%lld Sq=%lld Sk=%lld D=%lld Dv=%lld %s%s%s%s", (long long)p->batch,
         (long long)p->heads_q, (long long)p->heads_k, (long long)p->seqlen_q,
         (long long)p->seqlen_k, (long long)p->dim, (long long)p->dim_v, layouts[p->layout],
         c->packed && p->layout == FATTN_STRIDED ? " packed" : "",
-        p->anchor == FATTN_TOP_LEFT ? " top-left" : "");
+        draw_has_v_in_k(c) ? " v-in-k" : "", p->anchor == FATTN_TOP_LEFT ? " top-left" : "");
     say_features(&w, p);
     say(&w, " outputs=0x%x family=%s", (unsigned)p->outputs, draw_family_names[c->family]);
     if (p->features &

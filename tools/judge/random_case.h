@@ -131,8 +131,9 @@ typedef struct draw_case {
     uint64_t seed_value, offset_value; /* contents of DRAW_SEED and DRAW_OFFSET */
 
     /* Layout, used by draw_build. */
-    bool aligned_rows;  /* rows of q, k, v and the like begin at multiples of 16 bytes */
-    bool packed;        /* q, k, v (and dq, dk, dv) are slices of one array; FATTN_STRIDED only */
+    bool aligned_rows; /* rows of q, k, v and the like begin at multiples of 16 bytes */
+    bool packed;       /* q, k, v (and dq, dk, dv) are slices of one array; FATTN_STRIDED only */
+    bool v_in_k; /* v is the first channels of k, if types and sizes allow; FATTN_STRIDED only */
     bool pass_unwanted; /* outputs that are not requested have pointers too */
     bool clean;         /* zeros instead of poison, except in outputs */
     int64_t lead;       /* unused rows before the first sequence of packed tensors */
@@ -156,6 +157,9 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index);
  * sequences. Rows and keys allotted come from seqlen_q and seqlen_k; with cu_seqlens a test may
  * write own_rows and own_keys. */
 int draw_sequences(draw_case *c);
+
+/* Whether v is the first channels of k. */
+bool draw_has_v_in_k(const draw_case *c);
 
 /* Lays out, allocates, poisons and fills. Returns 0, or -1 if memory runs out. */
 int draw_build(draw_case *c);

@@ -342,6 +342,15 @@ static int place_slices(draw_case *c, bool placed[DRAW_IDS], draw_rng *rng)
     return 0;
 }
 
+bool draw_has_v_in_k(const draw_case *c)
+{
+    const fattn_problem *const p = &c->problem;
+    const fattn_dtype type_k = p->dtype_kv ? p->dtype_kv : p->dtype;
+    const fattn_dtype type_v = p->dtype_v ? p->dtype_v : type_k;
+    return c->v_in_k && !c->packed && p->layout == FATTN_STRIDED && p->dim_v <= p->dim &&
+           type_v == type_k;
+}
+
 /* Strides of the tensors that follow problem.layout. */
 static void stride_tensor(draw_case *c, draw_id id, draw_rng *rng)
 {
@@ -427,10 +436,19 @@ static int place(draw_case *c, draw_rng *rng)
         place_slices(c, placed, rng)) {
         return -1;
     }
+    const bool v_in_k = draw_has_v_in_k(c);
     for (int id = 0; id < DRAW_IDS; id++) {
-        if (c->tensors[id].present && !placed[id] && place_alone(c, (draw_id)id, rng)) {
+        const bool alone = c->tensors[id].present && !placed[id] && !(v_in_k && id == DRAW_V);
+        if (alone && place_alone(c, (draw_id)id, rng)) {
             return -1;
         }
+    }
+    if (v_in_k) {
+        const draw_tensor *const k = &c->tensors[DRAW_K];
+        draw_tensor *const v = &c->tensors[DRAW_V];
+        memcpy(v->stride, k->stride, sizeof v->stride);
+        v->image = k->image;
+        v->offset = k->offset;
     }
     return 0;
 }
@@ -906,7 +924,8 @@ int draw_build(draw_case *c)
 
     static const draw_id inputs[] = {DRAW_Q, DRAW_K, DRAW_V, DRAW_DOUT, DRAW_DLSE};
     for (size_t n = 0; n < sizeof inputs / sizeof *inputs; n++) {
-        if (c->tensors[inputs[n]].present) {
+        const bool in_k = inputs[n] == DRAW_V && draw_has_v_in_k(c);
+        if (c->tensors[inputs[n]].present && !in_k) {
             paint_tensor(c, inputs[n], rng);
             if (c->family == DRAW_WILD && inputs[n] != DRAW_DLSE) {
                 sprinkle(c, inputs[n], rng);

@@ -239,6 +239,53 @@ static void check_cache_rows(void)
     tap_check(expect_held(), "caches of 8 bits go to the rows that take them");
 }
 
+/* The rows that the planner takes for more than 256 channels, and into how many parts it cuts the
+ * keys: Hopper's own for 16 bits, aligned rows, lean features and groups of heads that fill tiles,
+ * else SIMT. */
+static void check_halves_rows(void)
+{
+    static const struct {
+        const char *row;
+        fattn_dtype dtype;
+        int64_t batch, heads_q, heads_k, seqlen_q, dim, dim_v, splits;
+        uint64_t features;
+    } cases[] = {
+        {"wgmma_split_576", FATTN_BF16, 1, 128, 1, 1, 576, 512, 64, 0},
+        {"wgmma_split_576", FATTN_F16, 8, 16, 1, 1, 576, 512, 16, FATTN_SINK},
+        {"wgmma_split_576", FATTN_BF16, 1, 16, 1, 4, 576, 512, 64, FATTN_CAUSAL},
+        {"wgmma_split_576", FATTN_BF16, 1, 40, 1, 1, 576, 512, 64, 0},
+        {"wgmma_576", FATTN_BF16, 1, 40, 1, 4, 576, 512, 1, 0},
+        {"wgmma_576", FATTN_BF16, 200, 128, 1, 1, 576, 512, 1, 0},
+        {"wgmma_576", FATTN_BF16, 1, 128, 1, 1, 576, 512, 1, FATTN_BATCH_INVARIANT},
+        {"wgmma_576", FATTN_F16, 64, 8, 8, 512, 320, 320, 1, FATTN_CAUSAL},
+        {"simt_forward", FATTN_BF16, 1, 96, 1, 1, 576, 512, 0, 0},
+        {"simt_decode", FATTN_BF16, 1, 16, 1, 1, 576, 512, 0, FATTN_SOFTCAP},
+        {"simt_decode", FATTN_F32, 1, 16, 1, 1, 576, 512, 0, 0},
+        {"simt_decode", FATTN_BF16, 1, 16, 1, 1, 300, 300, 0, 0}, /* rows of 600 bytes */
+        {"simt_decode", FATTN_BF16, 1, 16, 1, 1, 576, 520, 0, 0},
+        {"mma_full_256", FATTN_BF16, 1, 96, 1, 1, 256, 256, 0, FATTN_SOFTCAP},
+        {"wgmma_split_256", FATTN_BF16, 200, 128, 1, 1, 256, 256, 0, 0},
+    };
+    fattn_device *const device = open_h100("rows for more than 256 channels");
+    EACH (n, cases) {
+        fattn_problem p = scene_problem(FORWARD);
+        p.dtype = cases[n].dtype;
+        p.features = cases[n].features;
+        p.softcap = cases[n].features & FATTN_SOFTCAP ? 20 : 0;
+        p.batch = cases[n].batch, p.heads_q = cases[n].heads_q, p.heads_k = cases[n].heads_k;
+        p.seqlen_q = cases[n].seqlen_q, p.seqlen_k = 8192;
+        p.dim = cases[n].dim, p.dim_v = cases[n].dim_v;
+        const fattn_plan_info info = plan_info(device, &p, cases[n].row);
+        expect(strcmp(info.kernel, cases[n].row) == 0, "case %d: %s, expected %s", (int)n,
+               info.kernel, cases[n].row);
+        expect(cases[n].splits == 0 || info.splits == cases[n].splits,
+               "case %d: %lld parts, expected %lld", (int)n, (long long)info.splits,
+               (long long)cases[n].splits);
+    }
+    close_h100(device);
+    tap_check(expect_held(), "more than 256 channels go to the rows that take them");
+}
+
 /* How many rows tiles have over caches in e4m3 on GPUs before Hopper: those of few rows are
  * smaller. */
 static void check_cache_tiles(void)
@@ -630,6 +677,7 @@ int main(void)
         check_without_heads();
         check_hopper_rows();
         check_cache_rows();
+        check_halves_rows();
         check_cache_tiles();
         check_half_a_device();
         check_cleared();

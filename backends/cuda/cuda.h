@@ -6,8 +6,9 @@
 #include "backends/gpu/gpu.h"
 
 /* Rows on tensor cores, best first; the last has no name. Those of Hopper (wgmma.c,
- * wgmma_backward.c) exist only if the build has code for it. */
-extern const fattn_gpu_kernel fattn_cuda_wgmma[], fattn_cuda_wgmma_backward[];
+ * wgmma_halves.c, wgmma_backward.c) exist only if the build has code for it. */
+extern const fattn_gpu_kernel fattn_cuda_wgmma[], fattn_cuda_wgmma_halves[];
+extern const fattn_gpu_kernel fattn_cuda_wgmma_backward[];
 extern const fattn_gpu_kernel fattn_cuda_mma[];
 extern const fattn_gpu_kernel fattn_cuda_bf16x3[]; /* f32, bf16x3.c */
 /* Rows of plain multiply-adds (simt_wide.c). */

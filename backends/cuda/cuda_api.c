@@ -240,9 +240,9 @@ static int find_isa(gpu_module module, int version, int *isa)
 
 static const fattn_gpu_kernel *const tables[] = {
 #ifdef FATTN_CUDA_WGMMA
-    fattn_cuda_wgmma, fattn_cuda_wgmma_backward,
+    fattn_cuda_wgmma, fattn_cuda_wgmma_halves, fattn_cuda_wgmma_backward,
 #endif
-    fattn_cuda_mma,   fattn_cuda_bf16x3,         fattn_cuda_wide, fattn_gpu_simt, NULL};
+    fattn_cuda_mma,   fattn_cuda_bf16x3,       fattn_cuda_wide,           fattn_gpu_simt, NULL};
 
 static const fattn_gpu_image images[] = {
 #define FATTN_CUDA_IMAGE(name) {#name, fattn_cuda_image_##name},

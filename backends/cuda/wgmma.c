@@ -18,11 +18,7 @@
 /* Batch-invariant problems run on the rows for long sequences, whatever their lengths, because
  * other rows add in another order. Those for every feature do not take such problems: their path
  * for a softcap or ALiBi depends on all rows of a warp. */
-#define WGMMA_FEATURES ((FATTN_GPU_LEAN & ~FATTN_BATCH_INVARIANT) | FATTN_SINK)
 #define WGMMA_FULL_FEATURES (FATTN_KERNEL_COMMON & ~FATTN_BATCH_INVARIANT)
-
-#define WGMMA_FORWARD_ROW(channels) \
-    WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_FORWARD), .packs_groups = true
 
 static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
@@ -39,7 +35,7 @@ enum {
     SPLIT_KEYS_LONG = 1024
 };
 
-static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
+const char *fattn_wgmma_cannot_forward(const fattn_kernel *row, const fattn_problem *p)
 {
     if (p->heads_q == 0) { /* tiles are divided among the heads of a group */
         return "takes no problem without query heads";
@@ -69,7 +65,7 @@ static bool sequences_differ(const fattn_problem *p)
 }
 
 /* How many blocks of `rows` rows the problem has. */
-static double blocks_of(const fattn_problem *p, int64_t rows)
+double fattn_wgmma_blocks_of(const fattn_problem *p, int64_t rows)
 {
     return (double)p->batch * (double)p->heads_k *
            (double)fattn_ceil_div(fattn_problem_rows(p), rows);
@@ -83,7 +79,7 @@ static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_li
 {
     (void)row;
     return p->features & FATTN_BATCH_INVARIANT ||
-           (fattn_problem_rows(p) > 64 && blocks_of(p, 128) >= least_blocks(limits));
+           (fattn_problem_rows(p) > 64 && fattn_wgmma_blocks_of(p, 128) >= least_blocks(limits));
 }
 
 /* Rows for keys and values in e4m3 leave only decoding to others. */
@@ -99,7 +95,7 @@ static const char *cannot_short(const fattn_kernel *row, const fattn_problem *p)
 {
     return fattn_problem_group(p) > row->tiles[0].br
                ? "takes at most 64 query heads per key/value head"
-               : cannot(row, p);
+               : fattn_wgmma_cannot_forward(row, p);
 }
 
 /* Whether the sequences of a packed batch are short on average. In tiles of more rows, most rows
@@ -122,7 +118,7 @@ static bool are_short(const fattn_kernel *row, const fattn_problem *p, const fat
     enum { KEYS_MAX = 1024 };
     const int64_t keys = fattn_cuda_mask_halves_keys(p) ? p->seqlen_k / 2 : p->seqlen_k;
     const int64_t rows = fattn_problem_rows(p);
-    const double units = (double)limits->units, blocks = blocks_of(p, 64);
+    const double units = (double)limits->units, blocks = fattn_wgmma_blocks_of(p, 64);
     const bool few = blocks <= 1.5 * units;
     return rows > MMA_DECODE_ROWS &&
            (are_short_in_mean(p) ||
@@ -139,7 +135,7 @@ static bool short_pays(const fattn_kernel *row, const fattn_problem *p, const fa
  * merge the parts. */
 static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
 {
-    const char *const why = cannot(row, p);
+    const char *const why = fattn_wgmma_cannot_forward(row, p);
     return !why && WGMMA_SPLIT_ROWS % fattn_problem_group(p)
                ? "takes 1, 2, 4 ... or 128 query heads per key/value head"
                : why;
@@ -219,16 +215,17 @@ static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fa
 
 /* --- Launches --------------------------------------------------------------------------------- */
 
-/* The map of queries has one more axis: the heads of a group, which are adjacent in a tile. */
-static int maps_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
-                   fattn_gpu_map maps[FATTN_GPU_MAPS])
+/* The map of queries has one more axis: the heads of a group, which are adjacent in a tile. A group
+ * that is larger than a tile counts as several. */
+int fattn_wgmma_forward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                             const fattn_tiling *t, fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
     (void)kernel;
-    const int64_t group = fattn_problem_group(p);
+    const int64_t group = fattn_min64(fattn_problem_group(p), t->br);
     maps[0] = fattn_wgmma_map(offsetof(fattn_buffers, q), p->dim);
     fattn_wgmma_axis_add(&maps[0], group, p->q.head, (int)group);
     fattn_wgmma_axis_add(&maps[0], p->total_q, p->q.seq, (int)(t->br / group));
-    fattn_wgmma_axis_add(&maps[0], p->heads_k, group * p->q.head, 1);
+    fattn_wgmma_axis_add(&maps[0], p->heads_q / group, group * p->q.head, 1);
     fattn_wgmma_axis_add(&maps[0], p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->q.batch, 1);
     maps[1] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, k), p->dim, &p->k, (int)t->bc);
     maps[2] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, v), p->dim_v, &p->v, (int)t->bc);
@@ -242,8 +239,8 @@ static bool counts(const fattn_problem *p)
     return sequences_differ(p) || p->window_left >= 0 || p->window_right >= 0;
 }
 
-static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
-                        const fattn_tiling *t, fattn_gpu_shape *shape)
+void fattn_wgmma_clear(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     (void)kernel;
     snprintf(shape->entry, sizeof shape->entry, "clear");
@@ -262,30 +259,31 @@ static void launch_shape(const fattn_tiling *t, int threads, int shared, fattn_g
     shape->resident = true;
 }
 
-static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
-                          const fattn_tiling *t, fattn_gpu_shape *shape)
+void fattn_wgmma_forward(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                         const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", fattn_dtype_name(p->dtype),
              kernel->run);
     const int warpgroups = (int)t->br / 64;
-    const int threads =
-        kernel->row.caches_alone ? WGMMA_E4M3_THREADS(warpgroups) : WGMMA_THREADS(warpgroups);
+    const int threads = kernel->threads            ? kernel->threads
+                        : kernel->row.caches_alone ? WGMMA_E4M3_THREADS(warpgroups)
+                                                   : WGMMA_THREADS(warpgroups);
     launch_shape(t, threads, kernel->shared, shape);
 }
 
 static void lean_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    forward_shape(kernel, p, t, shape);
+    fattn_wgmma_forward(kernel, p, t, shape);
     snprintf(shape->onto, sizeof shape->onto, "wgmma_onto_%s_%s", fattn_dtype_name(p->dtype),
              kernel->run);
 }
 
 /* If lengths differ, each item has a block of its own; otherwise a resident grid takes them. */
-static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
-                        const fattn_tiling *t, fattn_gpu_shape *shape)
+void fattn_wgmma_split(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    forward_shape(kernel, p, t, shape);
+    fattn_wgmma_forward(kernel, p, t, shape);
     shape->resident = !sequences_differ(p);
 }
 
@@ -304,23 +302,25 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                 .fast_bytes = fattn_gpu_shared_bytes,                                       \
                 .workspace = workspace},                                                    \
         WGMMA_KERNEL(file, channels),                                                       \
-        .phases = {clear_shape, shape_},                                                    \
-        .maps = maps_of,                                                                    \
+        .phases = {fattn_wgmma_clear, shape_},                                              \
+        .maps = fattn_wgmma_forward_maps,                                                   \
         .shared = bytes,                                                                    \
         .run = #name_,                                                                      \
     },
-#define WGMMA_ROW(name, channels, channels_v, warpgroups, keys, stages)                       \
-    WGMMA_WHOLE_ROW("wgmma_forward", 0, WGMMA_FEATURES | FATTN_BATCH_INVARIANT, cannot, pays, \
-                    lean_shape, WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages), \
-                    name, channels, channels_v, warpgroups, keys)
+#define WGMMA_ROW(name, channels, channels_v, warpgroups, keys, stages)                           \
+    WGMMA_WHOLE_ROW("wgmma_forward", 0, WGMMA_FEATURES | FATTN_BATCH_INVARIANT,                   \
+                    fattn_wgmma_cannot_forward, pays, lean_shape,                                 \
+                    WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages), name, channels, \
+                    channels_v, warpgroups, keys)
 #define WGMMA_SHORT_ROW(name, channels, channels_v, warpgroups, keys, stages)                     \
-    WGMMA_WHOLE_ROW("wgmma_forward", 0, WGMMA_FEATURES, cannot_short, short_pays, forward_shape,  \
+    WGMMA_WHOLE_ROW("wgmma_forward", 0, WGMMA_FEATURES, cannot_short, short_pays,                 \
+                    fattn_wgmma_forward,                                                          \
                     WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages), name, channels, \
                     channels_v, warpgroups, keys)
 #define WGMMA_E4M3_ROW(name, channels, channels_v, warpgroups, keys, stages, stored)           \
     WGMMA_WHOLE_ROW("wgmma_forward_e4m3", FATTN_DTYPE_BIT(FATTN_E4M3),                         \
-                    WGMMA_FEATURES | FATTN_BATCH_INVARIANT | FATTN_DESCALE, cannot, e4m3_pays, \
-                    forward_shape,                                                             \
+                    WGMMA_FEATURES | FATTN_BATCH_INVARIANT | FATTN_DESCALE,                    \
+                    fattn_wgmma_cannot_forward, e4m3_pays, fattn_wgmma_forward,                \
                     WGMMA_E4M3_SHARED(channels, channels_v, warpgroups, keys, stages, stored), \
                     name, channels, channels_v, warpgroups, keys)
 
@@ -337,8 +337,8 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                 .fast_bytes = fattn_gpu_shared_bytes,                            \
                 .workspace = fattn_cuda_parts_workspace},                        \
         WGMMA_KERNEL(file, channels),                                            \
-        .phases = {split_shape, fattn_gpu_combine},                              \
-        .maps = maps_of,                                                         \
+        .phases = {fattn_wgmma_split, fattn_gpu_combine},                        \
+        .maps = fattn_wgmma_forward_maps,                                        \
         .shared = (bytes) + WGMMA_SPLIT_CONTROL,                                 \
         .run = #name_,                                                           \
     },
@@ -440,7 +440,7 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
     if (features & FATTN_BLOCK_MASK && features != FATTN_BLOCK_MASK) {
         return "takes a block mask without bias, mask, ALiBi, softcap or dropout";
     }
-    const char *const why = cannot(row, p);
+    const char *const why = fattn_wgmma_cannot_forward(row, p);
     for (const fattn_tile *tile = row->tiles; !why && features & WGMMA_HIDES && tile->br; tile++) {
         const bool has_run = run_of(fattn_gpu_kernel_of(row), p, tile->br);
         const int64_t tiles = has_run ? full_tiles(p, tile->br, tile->bc) : 0;
@@ -463,11 +463,12 @@ static bool full_blocks_pay(const fattn_kernel *row, const fattn_problem *p,
     const int width = fattn_gpu_kernel_of(row)->width;
     const double enough = (double)limits->units * (width == 64 ? 0.36 : 0.33);
     if (fattn_problem_rows(p) > 64) {
-        return (double)p->seqlen_k * (enough - blocks_of(p, 128)) <= (width == 64 ? 32e3 : 42e3);
+        return (double)p->seqlen_k * (enough - fattn_wgmma_blocks_of(p, 128)) <=
+               (width == 64 ? 32e3 : 42e3);
     }
     const bool wide = width > 128 && fattn_wgmma_needs_width(row, p);
     return fattn_problem_rows(p) > MMA_DECODE_ROWS && (p->seqlen_k > 128 || wide) &&
-           blocks_of(p, 64) >= least_blocks(limits);
+           fattn_wgmma_blocks_of(p, 64) >= least_blocks(limits);
 }
 
 /* If the blocks of a block mask are not multiples of a tile, most tiles are partial, and take 3
@@ -513,7 +514,7 @@ static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem
         shape->threads = WGMMA_BLOCK_THREADS;
         shape->early = true;
     } else {
-        clear_shape(kernel, p, t, shape);
+        fattn_wgmma_clear(kernel, p, t, shape);
         return;
     }
     shape->blocks = fattn_max64(shape->blocks, t->items > 0); /* also if there are no keys */
@@ -533,7 +534,7 @@ static void full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                      fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
-    const int count = maps_of(kernel, p, t, maps);
+    const int count = fattn_wgmma_forward_maps(kernel, p, t, maps);
     const uint64_t features = run_of(kernel, p, t->br)->features;
     if (features != FATTN_BIAS && features != FATTN_MASK) {
         return count;

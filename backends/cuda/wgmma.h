@@ -55,6 +55,14 @@
     X(e4m3_split_128, 128, 128, 2, 128, 2, 3) \
     X(e4m3_split_256, 256, 256, 2, 64, 2, 3)
 
+/* The same for more than 256 channels, with two warpgroups that share 64 rows (wgmma_halves.cuh):
+ * X(name, width, width_v). Tiles have 64 keys. The block has the first name if its keys are one
+ * part, and the second if they may be cut into parts. */
+#define WGMMA_HALVES_SHAPES(X) X(576, 576, 512)
+#define WGMMA_HALVES_SPLIT_SHAPES(X) X(split_576, 576, 512)
+#define WGMMA_HALVES_ROWS 64
+#define WGMMA_HALVES_KEYS 64
+
 #define WGMMA_WARPGROUP 128 /* threads */
 
 /* A producer warpgroup, which copies and plans, and the consumer warpgroups, which multiply. */
@@ -81,6 +89,14 @@
 #define WGMMA_STORED_PANEL(keys) (128 * (keys))
 #define WGMMA_STORED_PANELS(width) (((width) + 127) / 128) /* of a tile of keys */
 #define WGMMA_STORED_CONTROL 64
+
+/* The same for two warpgroups that share rows: a tile of queries, two of keys or values, a tile of
+ * weights, and what the warpgroups tell each other. Rows of o are stored by way of the weights. */
+#define WGMMA_HALVES_SHARED(width)                                                             \
+    (128 * WGMMA_PANELS(width) * (WGMMA_HALVES_ROWS + 2 * WGMMA_HALVES_KEYS) +                 \
+     2 * WGMMA_HALVES_ROWS * WGMMA_HALVES_KEYS + WGMMA_CONTROL + WGMMA_HALVES_CONTROL(width) + \
+     WGMMA_ALIGN)
+#define WGMMA_HALVES_CONTROL(width) (16 * WGMMA_PANELS(width) + 88 + 8 * WGMMA_HALVES_ROWS)
 
 /*
  * Kernels for features of pairs, as in mma.h: X(run, its features of pairs, width, warpgroups,

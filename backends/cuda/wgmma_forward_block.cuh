@@ -55,6 +55,7 @@ struct wgmma_shape {
         IS_LEAN = FEATURES == 0,
         WIDENS = STORED > 0, /* keys and values are stored in e4m3 */
         WIDENERS = WGMMA_WIDENERS(GROUPS),
+        HALVES = false, /* two warpgroups share rows (wgmma_halves.cuh) */
         /* Channels of a product of weights and values: with the registers that each of 512 threads
          * is given at first, ptxas takes no 256. */
         PART_V = WIDENS && WV == 256 ? 128 : WV,
@@ -215,6 +216,12 @@ enum {
     WGMMA_FORWARD_HIDDEN = 7     /* .. 9: this warpgroup */
 };
 enum { WGMMA_PING_PONG_THREADS = 2 * WGMMA_WARPGROUP };
+
+/* The first channel of o that the thread's warpgroup has. */
+template <class S> GPU_DEVICE int wgmma_first_channel(void)
+{
+    return S::HALVES ? (gpu_thread() / WGMMA_WARPGROUP - S::FIRST_GROUP) * S::WIDTH_V : 0;
+}
 
 /* How many rows of the tile are used: a tile has all heads of a query, or none. */
 template <class S> GPU_DEVICE int wgmma_tile_rows(int group)

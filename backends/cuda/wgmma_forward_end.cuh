@@ -42,6 +42,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
     const uint32_t out = b.out + warp * WGMMA_OUT_BYTES;
     const uint32_t to = out + lane / 4 * 128 + lane % 4 * 4, swizzle = lane / 4 << 4;
     const uint32_t from = out + lane / 8 * 128;
+    const int first = wgmma_first_channel<S>();
     const auto store = [&](int h) {
         const float own = h ? factor[1] : factor[0];
         const bool none = h ? empty[1] : empty[0];
@@ -68,7 +69,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
                 uint32_t x[4];
                 mma_get<4>(from + 512 * k + ((lane % 8 ^ (4 * k + lane / 8)) << 4), x);
                 if (exists[k]) {
-                    wgmma_store_eight<S>(g, at[k], 64 * panel + lane % 8 * 8, x);
+                    wgmma_store_eight<S>(g, at[k], first + 64 * panel + lane % 8 * 8, x);
                 }
             }
             __syncwarp();
@@ -94,13 +95,14 @@ GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, const wgmma_block<S>
                                    const bool empty[2], const wgmma_rows<S> &rows)
 {
     const fattn_strides stride = g.problem.o;
+    const int first = wgmma_first_channel<S>();
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int r = row + mma_lane() / 4 + 8 * h, i = wgmma_query(b, r);
         const int64_t at = w.o + i * stride.seq + (r - i * b.group) * stride.head;
         GPU_UNROLL
         for (int n = 0; n < S::WIDTH_V / 4; n++) {
-            const int c = n / 2 * 8 + mma_lane() % 4 * 2 + n % 2;
+            const int c = first + n / 2 * 8 + mma_lane() % 4 * 2 + n % 2;
             if (r < w.rows && c < g.problem.dim_v) {
                 ((float *)g.buffers.o)[at + c] =
                     empty[h] ? 0 : rows.o[n / 2][2 * h + n % 2] * factor[h];
@@ -116,18 +118,19 @@ GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, i
                                  const wgmma_rows<S> &rows)
 {
     const bool pairs = g.problem.dim_v % 2 == 0; /* then each part has an even number of floats */
+    const int first = wgmma_first_channel<S>();
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int r = row + mma_lane() / 4 + 8 * h;
         const gpu_part part = gpu_part_of(g, number, r);
         float *const o = (float *)part.o.data + part.at;
-        if (r < w.rows && mma_lane() % 4 == 0) {
+        if (r < w.rows && mma_lane() % 4 == 0 && first == 0) {
             *part.m = state[h].m;
             *part.l = state[h].l;
         }
         GPU_UNROLL
         for (int n = 0; n < S::WIDTH_V / 8; n++) {
-            const int c = n * 8 + mma_lane() % 4 * 2;
+            const int c = first + n * 8 + mma_lane() % 4 * 2;
             const gpu_f2 pair = {rows.o[n][2 * h] * factor[h], rows.o[n][2 * h + 1] * factor[h]};
             if (r < w.rows && c < g.problem.dim_v) {
                 if (pairs) {
@@ -264,7 +267,8 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
             wgmma_merge_row(b, w, r, h, lse, factor[h], rows);
             factor[h] = 1;
             empty[h] = false;
-        } else if (p.outputs & FATTN_OUT_LSE && part.whole && r < w.rows && mma_lane() % 4 == 0) {
+        } else if (p.outputs & FATTN_OUT_LSE && part.whole && r < w.rows && mma_lane() % 4 == 0 &&
+                   wgmma_first_channel<S>() == 0) {
             const int i = wgmma_query(b, r);
             ((float *)g.buffers.lse)[w.lse + (r - i * b.group) * p.total_q + i] =
                 fattn_softmax_lse(state, g.rule.natural);

@@ -176,6 +176,25 @@ GPU_DEVICE fattn_work wgmma_listed_work(const fattn_gpu_args &g, fattn_tiling ti
     return work;
 }
 
+/* The block of queries of an item, and its group of query heads. In kernels whose warpgroups share
+ * rows, a key/value head may have several groups, which follow each other as blocks do. */
+typedef struct wgmma_place {
+    int64_t block, head;
+} wgmma_place;
+
+template <class S>
+GPU_DEVICE wgmma_place wgmma_place_of(const fattn_problem &p, const wgmma_block<S> &b,
+                                      const fattn_work &work)
+{
+    wgmma_place at = {work.block, work.head};
+    if constexpr (S::HALVES) {
+        const int groups = wgmma_group_of(p) / b.group;
+        at.block = fattn_quotient(work.block, groups);
+        at.head = work.head * groups + work.block - at.block * groups;
+    }
+    return at;
+}
+
 /* The work of item `number`. If sequences share a bias or mask, and heads do not, the items of all
  * sequences of a head are consecutive, so that it is read from memory once. */
 template <class S>
@@ -298,8 +317,9 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     }
     wgmma_forget();
     const int tile_rows = wgmma_tile_rows<S>(b.group);
-    const int64_t i0 = work.block * wgmma_query(b, tile_rows);
-    const int64_t head = work.head * b.group;
+    const wgmma_place at = wgmma_place_of<S>(p, b, work);
+    const int64_t i0 = at.block * wgmma_query(b, tile_rows);
+    const int64_t head = at.head * b.group;
     w.rows = (int)gpu_clamp((seq.sq - i0) * b.group, 0, tile_rows);
     if (w.rows == 0) {
         return false;
@@ -323,7 +343,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     w.batch = (int)work.batch;
     w.q_batch = p.q.batch ? (int)seq.q_batch : 0;
     w.k_batch = (int)seq.k_batch;
-    w.q_head = (int)work.head;
+    w.q_head = (int)at.head;
     w.k_head = (int)work.head;
     w.o = gpu_query_at(seq, p.o, i0, head);
     w.lse = gpu_lse_at(p, seq, work.batch, head) + i0;
@@ -343,6 +363,9 @@ GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &
     const int queries = wgmma_query(b, wgmma_tile_rows<S>(b.group));
     tiling = g.tiling; /* its q_blocks has blocks of br rows; here they have whole queries */
     tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
+    if constexpr (S::HALVES) {
+        tiling.q_blocks *= wgmma_group_of(g.problem) / b.group;
+    }
     tiling.items = tiling.heads * tiling.q_blocks * (S::IS_SPLIT ? tiling.splits : 1);
     b.control->listed = wgmma_lists(&g.problem, g.tiling.items);
     if (S::MAY_LIST && b.control->listed) {

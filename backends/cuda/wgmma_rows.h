@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the rows of Hopper's forward kernels (wgmma.c) and those of its backward kernels
- * (wgmma_backward.c) share: fields, bounds, and the tensor maps by which both copy (wgmma_maps.c).
+ * What the rows of Hopper's forward kernels (wgmma.c, wgmma_halves.c) and those of its backward
+ * kernels (wgmma_backward.c) share: fields, bounds, and the tensor maps by which both copy
+ * (wgmma_maps.c).
  */
 #ifndef FATTN_CUDA_WGMMA_ROWS_H
 #define FATTN_CUDA_WGMMA_ROWS_H
@@ -15,6 +16,12 @@
 #define WGMMA_KERNEL(image_, channels) \
     .image = image_, .isa = 90, .isa_past = 100, .needs = "sm_90", .width = channels
 
+/* The same for forward, and the features of its lean rows. Some of these take
+ * FATTN_BATCH_INVARIANT, too. */
+#define WGMMA_FORWARD_ROW(channels) \
+    WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_FORWARD), .packs_groups = true
+#define WGMMA_FEATURES ((FATTN_GPU_LEAN & ~FATTN_BATCH_INVARIANT) | FATTN_SINK)
+
 #define WGMMA_COUNT_MAX 0x1p31 /* bound of items, of rows of all heads, and of scanned tiles */
 
 /* Whether a row of half as many channels would be too narrow. If not, this row would spend half of
@@ -24,6 +31,14 @@ static inline bool fattn_wgmma_needs_width(const fattn_kernel *row, const fattn_
     const int width = fattn_gpu_kernel_of(row)->width;
     return width == 64 || p->dim > width / 2 || p->dim_v > width / 2;
 }
+
+/* For forward rows: why one cannot take the problem, or NULL; how many blocks of `rows` rows the
+ * problem has; the kernel that clears the counter of items, and the forward kernel of a row, with
+ * or without parts of keys; and the maps of queries, keys and values. */
+const char *fattn_wgmma_cannot_forward(const fattn_kernel *row, const fattn_problem *problem);
+double fattn_wgmma_blocks_of(const fattn_problem *problem, int64_t rows);
+fattn_gpu_phase fattn_wgmma_clear, fattn_wgmma_forward, fattn_wgmma_split;
+fattn_gpu_maps fattn_wgmma_forward_maps;
 
 /* Why a row cannot take the problem's lengths, strides or scale, or NULL. */
 const char *fattn_wgmma_cannot(const fattn_kernel *row, const fattn_problem *problem);

@@ -440,7 +440,8 @@ template <int N> GPU_DEVICE void wgmma_settle(float c[N][4])
  *
  *     tiles()           a and b are descriptors; channels are summed over
  *     transposed_a()    a is transposed: channels are the product's rows, a's rows are summed over
- *     transposed_ab()   b is transposed too: its rows are summed over
+ *     transposed_b()    b is transposed: its rows are summed over
+ *     transposed_ab()   both are
  *     pairs()           a is in registers; the rows of b are summed over
  *     new_..            replaces the accumulators, which need not be initialised
  */
@@ -478,6 +479,10 @@ template <class T, int N> struct wgmma_product;
         GPU_DEVICE void transposed_a(float (*c)[4], uint64_t a, uint64_t b)                    \
         {                                                                                      \
             WGMMA_ADD(type, n, groups, o0, o1, "1, 0");                                        \
+        }                                                                                      \
+        GPU_DEVICE void transposed_b(float (*c)[4], uint64_t a, uint64_t b)                    \
+        {                                                                                      \
+            WGMMA_ADD(type, n, groups, o0, o1, "0, 1");                                        \
         }                                                                                      \
         GPU_DEVICE void transposed_ab(float (*c)[4], uint64_t a, uint64_t b)                   \
         {                                                                                      \

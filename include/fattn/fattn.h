@@ -267,7 +267,7 @@ typedef struct fattn_problem {
     int64_t heads_k;  /* Hk, default 1 */
     int64_t seqlen_q; /* Sq; with cu_seqlens_q the most rows that a sequence may have */
     int64_t seqlen_k; /* Sk; with cu_seqlens_k or FATTN_PAGED the most keys that one may have */
-    int64_t dim;      /* D, 1..576, no default. Above 256 GPUs have plain (SIMT) kernels only */
+    int64_t dim;      /* D, 1..576, no default. Above 256 most GPUs only have SIMT kernels */
     int64_t dim_v;    /* Dv, likewise. Latent attention (MLA) is D 576, Dv 512, Hk 1, with v = k */
     int64_t total_q;  /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
     int64_t total_k;  /* FATTN_CU_SEQLENS_K: rows of the packed k and v, at least cu_seqlens_k[B] */

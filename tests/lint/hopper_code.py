@@ -26,7 +26,7 @@ import tempfile
 import tap
 
 SOURCES = ("backends/cuda/kernels/wgmma_forward.cu", "backends/cuda/kernels/wgmma_backward.cu",
-           "backends/cuda/kernels/wgmma_forward_e4m3.cu")
+           "backends/cuda/kernels/wgmma_forward_e4m3.cu", "backends/cuda/kernels/wgmma_forward_576.cu")
 FULL_SOURCES = tuple(f"backends/cuda/kernels/wgmma_{kind}_{width}.cu"
                      for kind in ("full", "backward_full") for width in (64, 128, 256))
 LIST = "tests/lint/hopper_code.txt"
@@ -47,7 +47,9 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 SPILLS = {"e4m3_64": 132, "e4m3_128": 64, "e4m3_256": 64, "e4m3_split_64": 48, "e4m3_split_128": 64,
           "e4m3_split_256": 64, "64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144, "short_128": 56,
           "backward_short_64": 100, "backward_64": 216, "backward_128": 92, "backward_256": 64,
-          "backward_ordered_256": 104}
+          "backward_ordered_256": 104,
+          # Addresses of rows of o, which are stored at the end of an item.
+          "576": 312}
 FETCHES = ("backward_64",)
 # Products that an item ends with: dQ of its last tile, of 128 keys, where dQ is made a tile later.
 DEFERRED = {"backward_short_64": 8, "backward_64": 8, "backward_blocks_64": 8, "backward_softcap_64": 8,
@@ -117,6 +119,7 @@ def shapes(root, full):
     # Where keys are widened, products of weights and 256 values are made in two halves.
     widened = re.findall(r"X\((e4m3_\w+), (\d+), \d+, \d+, (\d+), \d+, \d+\)", text)
     known.update({name: int(width) // 16 + int(keys) // 16 * (1 + (width == "256")) for name, width, keys in widened})
+    known.update(halves(text))
     for row in re.findall(r"X\((\w+), (\d+), (\d+), (\d+), \d+\)", text):
         # Where two blocks share an item, deterministic runs have a kernel of their own.
         for kind in ("backward_", "backward_ordered_") if row[1] == "256" else ("backward_",):
@@ -124,16 +127,24 @@ def shapes(root, full):
     return known
 
 
-def look(code, products, deferred, barred):
+def halves(text):
+    """Shapes whose warpgroups share rows: half of the products of both. The first has its own scores twice, in its loop
+    and for an odd last tile, and the second once. Each multiplies weights and values three times, of 64 keys."""
+    rows = re.findall(r"X\((\w+), (\d+), \d+\)", text)
+    return {name: (3 * int(width) // 16 + 6 * 64 // 16) // 2 for name, width in rows}
+
+
+def look(code, products, deferred, barred, gap=1 << 30):
     """Findings about an entry's code, whose loop makes so many products, and whose first or last tile does too, and
-    so many that were deferred."""
+    so many that were deferred. gap: so many instructions apart, products are not of one loop."""
     words = [struct.unpack_from("<Q", code, n)[0] & 0xFFF for n in range(0, len(code), 16)]
     found = [n for n, word in enumerate(words) if word in PRODUCT]
     if len(found) != 2 * products + deferred:
         yield f"{len(found)} products, {2 * products + deferred} expected"
-    for n in range(found[0], found[-1]) if found else []:
-        if words[n] in barred:
-            yield f"{barred[words[n]]} at {16 * n:#x}, among the products"
+    for first, last in zip(found, found[1:]):
+        for n in range(first, last if last - first < gap else first):
+            if words[n] in barred:
+                yield f"{barred[words[n]]} at {16 * n:#x}, among the products"
 
 
 def judges(nvcc):
@@ -172,8 +183,12 @@ def results(root, nvcc, *full):
 def shapes_of(root, sources):
     """Those of SOURCES."""
     known = shapes(root, ())
-    return {name: products for name, products in known.items()
-            if SOURCES[2 if name.startswith("e4m3_") else name.startswith("backward_")] in sources}
+    return {name: products for name, products in known.items() if source_of(name) in sources}
+
+
+def source_of(name):
+    """The source that has the entries of a shape."""
+    return SOURCES[3 if name.endswith("576") else 2 if name.startswith("e4m3_") else name.startswith("backward_")]
 
 
 def write(root, nvcc):
@@ -202,8 +217,8 @@ def judged(root, nvcc, sources, known):
                 shape = (entry[2] or "") + entry[3]
                 barred = {0x948: BARRED[0x948]} if shape in FETCHES or shape in FULL_SPILLS else BARRED
                 seen += 1
-                deferred = DEFERRED.get(shape, 0)
-                loops += [f"{entry[1]}: {finding}" for finding in look(code, known[shape], deferred, barred)]
+                deferred, gap = DEFERRED.get(shape, 0), 512 if source == SOURCES[3] else 1 << 30
+                loops += [f"{entry[1]}: {finding}" for finding in look(code, known[shape], deferred, barred, gap)]
     if seen != 2 * len(known):
         loops.append(f"{seen} entries, {2 * len(known)} expected")
     return list(zip(titles, (notes, spills, loops)))

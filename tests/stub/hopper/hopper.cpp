@@ -1182,6 +1182,10 @@ template <class T, int N> struct wgmma_product {
     {
         begin({true, true, false, false, F16, N, 0, c, NULL, a, b});
     }
+    static void transposed_b(float (*c)[4], uint64_t a, uint64_t b)
+    {
+        begin({true, false, true, true, F16, N, 0, c, NULL, a, b});
+    }
     static void transposed_ab(float (*c)[4], uint64_t a, uint64_t b)
     {
         begin({true, true, true, true, F16, N, 0, c, NULL, a, b});
@@ -1230,6 +1234,13 @@ static int wgmma_larger(int a, int b, int c) { return max(max(a, b), c); }
 #undef clear
 #undef combine
 #undef combine_rows
+#define clear clear_576
+#define combine combine_576
+#define combine_rows combine_rows_576
+#include "backends/cuda/kernels/wgmma_forward_576.cu"
+#undef clear
+#undef combine
+#undef combine_rows
 
 template <class Maps, void (*KERNEL)(const fattn_gpu_args, const Maps)>
 static void run_mapped(void **with)
@@ -1270,6 +1281,9 @@ static void run_merging(void **with)
 #define HOPPER_WIDENED(name, ...)                     \
     HOPPER_MAPPED(wgmma_f16_##name, wgmma_e4m3_maps), \
         HOPPER_MAPPED(wgmma_bf16_##name, wgmma_e4m3_maps),
+#define HOPPER_HALVES(name, ...)                        \
+    HOPPER_MAPPED(wgmma_f16_##name, wgmma_halves_maps), \
+        HOPPER_MAPPED(wgmma_bf16_##name, wgmma_halves_maps),
 #define HOPPER_FULL(run, features, width, ...)                 \
     HOPPER_MAPPED(wgmma_##run##_f16_##width, wgmma_full_maps), \
         HOPPER_MAPPED(wgmma_##run##_bf16_##width, wgmma_full_maps),
@@ -1301,11 +1315,12 @@ static const struct {
 } kernels[] = {
     WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_ALONE) WGMMA_E4M3_SHAPES(HOPPER_WIDENED)
         WGMMA_E4M3_SPLIT_SHAPES(HOPPER_WIDENED) WGMMA_SHORT_SHAPES(HOPPER_ALONE)
-            WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD) WGMMA_BACKWARD_PAIRS(HOPPER_PAIR)
-                WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
-                    WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
-                        WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_256)
-                            HOPPER_PLAIN(wgmma_clear_dbias),
+            WGMMA_HALVES_SHAPES(HOPPER_HALVES) WGMMA_HALVES_SPLIT_SHAPES(HOPPER_HALVES)
+                WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD) WGMMA_BACKWARD_PAIRS(HOPPER_PAIR)
+                    WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
+                        WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
+                            WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_256)
+                                HOPPER_PLAIN(wgmma_clear_dbias),
     HOPPER_PLAIN(wgmma_scan_full_64),
     HOPPER_PLAIN(wgmma_scan_full_128),
     HOPPER_PLAIN(wgmma_scan_full_256),

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Kernel rows of Hopper's forward kernels for more than 256 channels, such as latent attention
+ * (wgmma_halves.cuh), for f16 and bf16: one whose kernel may cut the keys into parts, and one for
+ * many rows, and for batch-invariant problems. They have the features of the lean rows of wgmma.c.
+ */
+#include "backends/cuda/cuda.h"
+#include "backends/cuda/wgmma_rows.h"
+#include "core/integer.h"
+#include "core/problem.h"
+
+/* A tile has all heads of a query, or half of 128. */
+static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
+{
+    const char *const why = fattn_wgmma_cannot_forward(row, p);
+    const int64_t group = fattn_problem_group(p);
+    return !why && group > WGMMA_HALVES_ROWS && group % WGMMA_HALVES_ROWS
+               ? "takes at most 64 query heads per key/value head, or 128"
+               : why;
+}
+
+/* The kernels that merge parts count a head's rows in blocks of 64. */
+static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
+{
+    const char *const why = cannot(row, p);
+    const int64_t group = fattn_problem_group(p);
+    return !why && group < WGMMA_HALVES_ROWS && WGMMA_HALVES_ROWS % group &&
+                   fattn_problem_rows(p) > WGMMA_HALVES_ROWS
+               ? "takes 1, 2, 4 ... or 128 query heads per key/value head, or at most 64 rows"
+               : why;
+}
+
+/* Narrower problems are left to other rows. */
+static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
+{
+    (void)row;
+    (void)limits;
+    return p->dim > 256 || p->dim_v > 256;
+}
+
+/* Whether there are so few blocks that cutting the keys may pay. */
+static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
+{
+    return pays(row, p, limits) && p->seqlen_k >= 2 * WGMMA_HALVES_KEYS &&
+           fattn_wgmma_blocks_of(p, WGMMA_HALVES_ROWS) < 3 * (double)limits->units;
+}
+
+/* A part has at least two tiles of keys, one for each warpgroup's scores. */
+static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem *p,
+                                   const fattn_limits *limits)
+{
+    fattn_split_cost cost = fattn_cuda_split_evenly(row, p, limits);
+    const double pairs = fattn_wgmma_blocks_of(p, WGMMA_HALVES_ROWS) *
+                         (double)fattn_ceil_div(p->seqlen_k, 2 * WGMMA_HALVES_KEYS);
+    cost.units = pairs < (double)cost.units ? (int64_t)pairs : cost.units;
+    return cost;
+}
+
+static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
+{
+    (void)row;
+    (void)p;
+    (void)t;
+    return WGMMA_WORKSPACE;
+}
+
+/* ...: fields of fattn_kernel. */
+#define WGMMA_HALVES_ROW(name_, channels, channels_v, more_shared, ...)                    \
+    .row = {.name = "wgmma_" #name_,                                                       \
+            WGMMA_FORWARD_ROW(channels),                                                   \
+            .dim_v_max = channels_v,                                                       \
+            .tiles = (const fattn_tile[]){{WGMMA_HALVES_ROWS, WGMMA_HALVES_KEYS}, {0, 0}}, \
+            .fast_bytes = fattn_gpu_shared_bytes,                                          \
+            __VA_ARGS__},                                                                  \
+    WGMMA_KERNEL("wgmma_forward_576", channels), .maps = fattn_wgmma_forward_maps,         \
+    .threads = WGMMA_THREADS(2), .shared = WGMMA_HALVES_SHARED(channels) + (more_shared),  \
+    .run = #name_
+#define WGMMA_HALVES_PARTS(name, channels, channels_v)                                             \
+    {WGMMA_HALVES_ROW(name, channels, channels_v, WGMMA_SPLIT_CONTROL, .features = WGMMA_FEATURES, \
+                      .cannot = cannot_split, .pays = split_pays, .split = split_cost,             \
+                      .workspace = fattn_cuda_parts_workspace),                                    \
+     .phases = {fattn_wgmma_split, fattn_gpu_combine}},
+#define WGMMA_HALVES_WHOLE(name, channels, channels_v)                                      \
+    {WGMMA_HALVES_ROW(name, channels, channels_v, 0,                                        \
+                      .features = WGMMA_FEATURES | FATTN_BATCH_INVARIANT, .cannot = cannot, \
+                      .pays = pays, .workspace = workspace),                                \
+     .phases = {fattn_wgmma_clear, fattn_wgmma_forward}},
+
+const fattn_gpu_kernel fattn_cuda_wgmma_halves[] = {WGMMA_HALVES_SPLIT_SHAPES(
+    WGMMA_HALVES_PARTS) WGMMA_HALVES_SHAPES(WGMMA_HALVES_WHOLE){.row = {.name = NULL}}};

@@ -308,7 +308,8 @@ GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_bl
         __syncwarp(); /* all lanes have published their stores */
         wgmma_release(&state.weights[GROUP]);
     };
-    /* Adds a tile of the other warpgroup to o, after its references. */
+    /* Takes over the references after a tile of the other warpgroup, and begins to add the tile's
+     * weights times values to o. */
     const auto take = [&](int n) {
         bool raises = false;
         wgmma_await(&state.weights[OTHER], taken++ % 2);

@@ -264,11 +264,7 @@ void fattn_wgmma_forward(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 {
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", fattn_dtype_name(p->dtype),
              kernel->run);
-    const int warpgroups = (int)t->br / 64;
-    const int threads = kernel->threads            ? kernel->threads
-                        : kernel->row.caches_alone ? WGMMA_E4M3_THREADS(warpgroups)
-                                                   : WGMMA_THREADS(warpgroups);
-    launch_shape(t, threads, kernel->shared, shape);
+    launch_shape(t, kernel->threads, kernel->shared, shape);
 }
 
 static void lean_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
@@ -287,6 +283,10 @@ void fattn_wgmma_split(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->resident = !sequences_differ(p);
 }
 
+/* caches: as below. */
+#define WGMMA_ROW_THREADS(caches, warpgroups) \
+    ((caches) ? WGMMA_E4M3_THREADS(warpgroups) : WGMMA_THREADS(warpgroups))
+
 /* Rows that do not split keys. caches: types of keys and values besides that of queries, or 0. */
 #define WGMMA_WHOLE_ROW(file, caches, bits, cannot_, pays_, shape_, bytes, name_, channels, \
                         channels_v, warpgroups, keys)                                       \
@@ -304,6 +304,7 @@ void fattn_wgmma_split(const fattn_gpu_kernel *kernel, const fattn_problem *p,
         WGMMA_KERNEL(file, channels),                                                       \
         .phases = {fattn_wgmma_clear, shape_},                                              \
         .maps = fattn_wgmma_forward_maps,                                                   \
+        .threads = WGMMA_ROW_THREADS(caches, warpgroups),                                   \
         .shared = bytes,                                                                    \
         .run = #name_,                                                                      \
     },
@@ -339,6 +340,7 @@ void fattn_wgmma_split(const fattn_gpu_kernel *kernel, const fattn_problem *p,
         WGMMA_KERNEL(file, channels),                                            \
         .phases = {fattn_wgmma_split, fattn_gpu_combine},                        \
         .maps = fattn_wgmma_forward_maps,                                        \
+        .threads = WGMMA_ROW_THREADS(caches, WGMMA_SPLIT_ROWS / 64),             \
         .shared = (bytes) + WGMMA_SPLIT_CONTROL,                                 \
         .run = #name_,                                                           \
     },

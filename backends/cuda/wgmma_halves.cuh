@@ -36,14 +36,7 @@
 template <class T, int W, wgmma_result RESULT>
 struct wgmma_halves_shape
     : wgmma_shape<T, W, 64 * WGMMA_SET_PANELS, 1, WGMMA_HALVES_KEYS, 2, 0, 0, RESULT> {
-    enum {
-        HALVES = true,
-        WARPS = 8,
-        MAY_LIST = false,
-        THREADS = WGMMA_THREADS(2),
-        OWN_REGISTERS = 216,
-        COPY_REGISTERS = 72
-    };
+    enum { HALVES = true, WARPS = 8, MAY_LIST = false, OWN_REGISTERS = 216, COPY_REGISTERS = 72 };
 };
 
 /* What the warpgroups of a block tell each other, and the copier. */
@@ -60,23 +53,20 @@ template <class S> struct wgmma_halves_state {
 template <class S> struct wgmma_halves_block : wgmma_block<S> {
     wgmma_halves_state<S> *state;
     uint32_t p;          /* address of the tile of weights */
-    int panels_v;        /* of values */
+    int panels_v;        /* panels of values */
     bool keys_have_both; /* values are the first channels of keys */
 };
 
-/* A tile in shared memory, and the parity of its phase. n: counts the block's tiles of keys. */
+/* Which of the two tiles in shared memory, and the parity of its phase. */
 typedef struct wgmma_buffer {
     int number, phase;
 } wgmma_buffer;
 
-GPU_DEVICE wgmma_buffer wgmma_keys_at(bool have_both, int n)
+/* The place of a tile of keys and values or, if they are apart, of one of them, number `own`: 0 for
+ * keys, 1 for values. n: counts the block's tiles of keys. */
+GPU_DEVICE wgmma_buffer wgmma_buffer_of(bool have_both, int own, int n)
 {
-    return have_both ? wgmma_buffer{n % 2, n / 2 % 2} : wgmma_buffer{0, n % 2};
-}
-
-GPU_DEVICE wgmma_buffer wgmma_values_at(bool have_both, int n)
-{
-    return have_both ? wgmma_buffer{n % 2, n / 2 % 2} : wgmma_buffer{1, n % 2};
+    return have_both ? wgmma_buffer{n % 2, n / 2 % 2} : wgmma_buffer{own, n % 2};
 }
 
 enum { WGMMA_HALVES_CLEARED = 1 }; /* .. 2: named barriers of one warpgroup each */
@@ -147,10 +137,10 @@ GPU_DEVICE void wgmma_halves_copy(const fattn_gpu_args &g, const wgmma_map *maps
             if (PAGED) {
                 piece = wgmma_piece_of(g, w, piece.tile, now, next);
             }
-            wgmma_copy_panels<S, PAGED>(g, b, maps + 1, wgmma_keys_at(b.keys_have_both, used),
+            wgmma_copy_panels<S, PAGED>(g, b, maps + 1, wgmma_buffer_of(b.keys_have_both, 0, used),
                                         S::PANELS, w, p.k, piece, shift);
             if (!b.keys_have_both) {
-                wgmma_copy_panels<S, PAGED>(g, b, maps + 2, wgmma_values_at(false, used),
+                wgmma_copy_panels<S, PAGED>(g, b, maps + 2, wgmma_buffer_of(false, 1, used),
                                             b.panels_v, w, p.v, piece, shift);
             }
             if (left == min(last, 2) && counts && elected) {
@@ -220,7 +210,7 @@ GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_bl
         past[h] = keys.past - mma_lane() % 4 * 2;
     }
     const auto begin_scores = [&](int n) {
-        const wgmma_buffer at = wgmma_keys_at(b.keys_have_both, used + n);
+        const wgmma_buffer at = wgmma_buffer_of(b.keys_have_both, 0, used + n);
         if (GROUP == 1 && !b.keys_have_both) {
             /* Both warpgroups' keys are in one place, and a parity can be waited for only after the
              * phase before, in which the other one's keys land. */
@@ -241,7 +231,7 @@ GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_bl
         wgmma_commit();
     };
     const auto end_scores = [&](int n) {
-        const wgmma_buffer at = wgmma_keys_at(b.keys_have_both, used + n);
+        const wgmma_buffer at = wgmma_buffer_of(b.keys_have_both, 0, used + n);
         wgmma_settle<S::KEYS / 8>(x);
         if (!b.keys_have_both) {
             wgmma_release(&state.empty[at.number][0]);
@@ -254,7 +244,7 @@ GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_bl
     };
     /* Waits for the values of a tile, and returns their descriptor. */
     const auto await_values = [&](int n) {
-        const wgmma_buffer at = wgmma_values_at(b.keys_have_both, used + n);
+        const wgmma_buffer at = wgmma_buffer_of(b.keys_have_both, 1, used + n);
         GPU_ROLLED
         for (int c = VALUE_PANEL; c < min(VALUE_PANEL + WGMMA_SET_PANELS, b.panels_v); c++) {
             wgmma_await(&state.full[at.number][c], at.phase);
@@ -267,7 +257,7 @@ GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_bl
         return v + (at.number * S::KEY_BYTES >> 4);
     };
     const auto end_output = [&](int n) {
-        const wgmma_buffer at = wgmma_values_at(b.keys_have_both, used + n);
+        const wgmma_buffer at = wgmma_buffer_of(b.keys_have_both, 1, used + n);
         wgmma_wait<0>();
         wgmma_settle<S::WIDTH_V / 8>(rows.o);
         if (has_values) {

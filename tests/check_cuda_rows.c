@@ -250,14 +250,19 @@ static void check_halves_rows(void)
         int64_t batch, heads_q, heads_k, seqlen_q, dim, dim_v, splits;
         uint64_t features;
     } cases[] = {
-        {"wgmma_split_576", FATTN_BF16, 1, 128, 1, 1, 576, 512, 64, 0},
+        {"wgmma_pair_split_576", FATTN_BF16, 1, 128, 1, 1, 576, 512, 64, 0},
+        {"wgmma_pair_split_576", FATTN_BF16, 8, 128, 1, 1, 576, 512, 8, 0},
+        {"wgmma_pair_split_576", FATTN_BF16, 8, 16, 1, 8, 576, 512, 8, FATTN_CAUSAL},
+        {"wgmma_split_576", FATTN_F16, 8, 64, 1, 1, 576, 512, 16, 0},
         {"wgmma_split_576", FATTN_F16, 8, 16, 1, 1, 576, 512, 16, FATTN_SINK},
         {"wgmma_split_576", FATTN_BF16, 1, 16, 1, 4, 576, 512, 64, FATTN_CAUSAL},
         {"wgmma_split_576", FATTN_BF16, 1, 40, 1, 1, 576, 512, 64, 0},
         {"wgmma_576", FATTN_BF16, 1, 40, 1, 4, 576, 512, 1, 0},
-        {"wgmma_576", FATTN_BF16, 200, 128, 1, 1, 576, 512, 1, 0},
-        {"wgmma_576", FATTN_BF16, 1, 128, 1, 1, 576, 512, 1, FATTN_BATCH_INVARIANT},
-        {"wgmma_576", FATTN_F16, 64, 8, 8, 512, 320, 320, 1, FATTN_CAUSAL},
+        {"wgmma_pair_576", FATTN_BF16, 200, 128, 1, 1, 576, 512, 1, 0},
+        {"wgmma_pair_576", FATTN_BF16, 1, 128, 1, 1, 576, 512, 1, FATTN_BATCH_INVARIANT},
+        {"wgmma_576", FATTN_BF16, 1, 16, 1, 4, 576, 512, 1, FATTN_BATCH_INVARIANT},
+        {"wgmma_pair_576", FATTN_F16, 64, 8, 8, 512, 320, 320, 1, FATTN_CAUSAL},
+        {"wgmma_576", FATTN_F16, 512, 8, 8, 64, 320, 320, 1, 0},
         {"simt_forward", FATTN_BF16, 1, 96, 1, 1, 576, 512, 0, 0},
         {"simt_decode", FATTN_BF16, 1, 16, 1, 1, 576, 512, 0, FATTN_SOFTCAP},
         {"simt_decode", FATTN_F32, 1, 16, 1, 1, 576, 512, 0, 0},

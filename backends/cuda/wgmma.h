@@ -56,10 +56,14 @@
     X(e4m3_split_256, 256, 256, 2, 64, 2, 3)
 
 /* The same for more than 256 channels, with two warpgroups that share 64 rows (wgmma_halves.cuh):
- * X(name, width, width_v). Tiles have 64 keys. The block has the first name if its keys are one
- * part, and the second if they may be cut into parts. */
-#define WGMMA_HALVES_SHAPES(X) X(576, 576, 512)
-#define WGMMA_HALVES_SPLIT_SHAPES(X) X(split_576, 576, 512)
+ * X(name, width, width_v, blocks). Tiles have 64 keys. Two blocks of a cluster may share an item,
+ * each with 64 of its rows. The kernels of the second list may cut keys into parts. */
+#define WGMMA_HALVES_SHAPES(X) \
+    X(pair_576, 576, 512, 2)   \
+    X(576, 576, 512, 1)
+#define WGMMA_HALVES_SPLIT_SHAPES(X) \
+    X(pair_split_576, 576, 512, 2)   \
+    X(split_576, 576, 512, 1)
 #define WGMMA_HALVES_ROWS 64
 #define WGMMA_HALVES_KEYS 64
 
@@ -92,10 +96,11 @@
 
 /* The same for two warpgroups that share rows: a tile of queries, two of keys or values, a tile of
  * weights, and what the warpgroups tell each other. Rows of o are stored by way of the weights. */
-#define WGMMA_HALVES_SHARED(width)                                                             \
+#define WGMMA_HALVES_SHARED(width, blocks)                                                     \
     (128 * WGMMA_PANELS(width) * (WGMMA_HALVES_ROWS + 2 * WGMMA_HALVES_KEYS) +                 \
      2 * WGMMA_HALVES_ROWS * WGMMA_HALVES_KEYS + WGMMA_CONTROL + WGMMA_HALVES_CONTROL(width) + \
-     WGMMA_ALIGN)
+     ((blocks) > 1 ? WGMMA_SENT : 0) + WGMMA_ALIGN)
+#define WGMMA_SENT 24 /* the number of an item (wgmma_pair.cuh) */
 #define WGMMA_HALVES_CONTROL(width) (16 * WGMMA_PANELS(width) + 88 + 8 * WGMMA_HALVES_ROWS)
 
 /*

@@ -270,8 +270,7 @@ template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &
     }
     if (S::IS_PAIR) {
         wgmma_barrier_make(&control.peer.k_full, 1);
-        wgmma_barrier_make(&control.peer.number_full, 1);
-        wgmma_barrier_make(&control.peer.number_empty, 1);
+        wgmma_sent_number_make(control.peer.item);
     }
     wgmma_barriers_made();
 }

@@ -7,8 +7,8 @@
 #define FATTN_CUDA_WGMMA_BACKWARD_BLOCK_CUH
 
 #include "backends/cuda/wgmma_backward_items.cuh"
+#include "backends/cuda/wgmma_pair.cuh"
 #include "backends/cuda/wgmma_terms.cuh"
-#include "backends/cuda/wgmma_tile.cuh"
 
 /* A visited tile of queries, of one of the group's heads. */
 typedef struct wgmma_visit {
@@ -19,8 +19,8 @@ typedef struct wgmma_visit {
 /* For items that two blocks share: barriers of the other block's keys and dS, and the number of the
  * next item. */
 typedef struct wgmma_peer_control {
-    uint64_t k_full, ds_full[2], number_full, number_empty;
-    int number;
+    uint64_t k_full, ds_full[2];
+    wgmma_sent_number item;
 } wgmma_peer_control;
 
 /* A block's shared memory beside the tiles. */

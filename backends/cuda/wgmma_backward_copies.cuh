@@ -100,9 +100,9 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
         }
         if (n > 0 || ordered) {
             const int begun = ordered ? 0 : (int)gpu_blocks() / S::BLOCKS;
-            number = S::IS_PAIR
-                         ? wgmma_take_together<S>(b, workspace.counter, begun, ordered ? n : n - 1)
-                         : wgmma_take(g, workspace.counter);
+            number = S::IS_PAIR ? wgmma_take_together(b.control->peer.item, b.rank,
+                                                      workspace.counter, begun, ordered ? n : n - 1)
+                                : wgmma_take(g, workspace.counter);
         }
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;

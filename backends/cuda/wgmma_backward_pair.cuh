@@ -13,28 +13,6 @@
 
 #include "backends/cuda/wgmma_backward_block.cuh"
 
-/* The number of the next item, for a warp of each block: block 0 takes it and sends it to block 1.
- * begun: the number of items that blocks begin with without the counter; n: how many calls there
- * have been before. */
-template <class S>
-GPU_DEVICE int wgmma_take_together(const wgmma_backward_block<S> &b, unsigned *counter, int begun,
-                                   int n)
-{
-    wgmma_backward_control<S> &control = *b.control;
-    int number = 0;
-    if (mma_lane() == 0 && b.rank == 0) {
-        number = (int)atomicAdd(counter, 1u) + begun;
-        wgmma_await(&control.peer.number_empty, n % 2 ^ 1);
-        wgmma_send_number(1, &control.peer.number, number, &control.peer.number_full);
-    } else if (mma_lane() == 0) {
-        wgmma_arrive_expect_tx(&control.peer.number_full, sizeof control.peer.number);
-        wgmma_await(&control.peer.number_full, n % 2);
-        number = *(volatile int *)&control.peer.number;
-        wgmma_arrive_in(0, &control.peer.number_empty);
-    }
-    return __shfl_sync(0xffffffffu, number, 0);
-}
-
 /* Multicasts this block's half of the channels of a tile of rows to both blocks. */
 template <int PANELS, int ROWS>
 GPU_DEVICE void wgmma_copy_half(int rank, uint32_t to, const wgmma_map *map, uint64_t *full,
@@ -93,16 +71,6 @@ template <class S> GPU_DEVICE void wgmma_send_ds(const wgmma_backward_block<S> &
                    &control.peer.ds_full[at]);
     }
     __syncwarp();
-}
-
-/* Releases a stage that both blocks copy to. */
-template <class S>
-GPU_DEVICE void wgmma_release_in_both(const wgmma_backward_block<S> &b, uint64_t *barrier)
-{
-    if (mma_lane() == 0) {
-        wgmma_arrive(barrier);
-        wgmma_arrive_in(b.rank ^ 1, barrier);
-    }
 }
 
 /* Begins the product for 64 of this block's channels of dQ^T, for all queries and over the keys of

@@ -119,7 +119,7 @@ GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_named_sync(WGMMA_DS_MADE, WGMMA_BOTH);
     wgmma_pair_mix<S>(b.ds + walk.ds, q, walk.group, dk);
     wgmma_wait<1>();
-    wgmma_release_in_both<S>(b, &control.dout_empty[walk.dout.stage]);
+    wgmma_release_in_both(b.rank, &control.dout_empty[walk.dout.stage]);
     wgmma_ring_advance(walk.dout);
     if constexpr (MORE) {
         if constexpr (S::SKIPS) {
@@ -134,7 +134,7 @@ GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_pair_dq<S>(b, walk.group, at, sums.dq);
     wgmma_step_ds<S>(walk);
     wgmma_wait<MORE ? 2 : 1>();
-    wgmma_release_in_both<S>(b, &control.q_empty[walk.q_used.stage]);
+    wgmma_release_in_both(b.rank, &control.q_empty[walk.q_used.stage]);
     wgmma_ring_advance(walk.q_used);
     if constexpr (MORE) {
         wgmma_evaluate_term<S>(g, b, walk, next.head, next.tile);

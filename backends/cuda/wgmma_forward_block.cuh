@@ -6,8 +6,8 @@
 #ifndef FATTN_CUDA_WGMMA_FORWARD_BLOCK_CUH
 #define FATTN_CUDA_WGMMA_FORWARD_BLOCK_CUH
 
+#include "backends/cuda/wgmma_pair.cuh"
 #include "backends/cuda/wgmma_terms.cuh"
-#include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/merge.cuh"
 
 #define WGMMA_ITEMS 4 /* stages of the queue of items */
@@ -56,6 +56,7 @@ struct wgmma_shape {
         WIDENS = STORED > 0, /* keys and values are stored in e4m3 */
         WIDENERS = WGMMA_WIDENERS(GROUPS),
         HALVES = false, /* two warpgroups share rows (wgmma_halves.cuh) */
+        CLUSTER = 1,    /* blocks that share items, each with a share of the rows */
         /* Channels of a product of weights and values: with the registers that each of 512 threads
          * is given at first, ptxas takes no 256. */
         PART_V = WIDENS && WV == 256 ? 128 : WV,
@@ -162,6 +163,13 @@ template <class S> struct wgmma_parts<S, true> {
     wgmma_part part[WGMMA_ITEMS];
 };
 
+/* For items that two blocks share. */
+template <class S, bool SHARES = (S::CLUSTER > 1)> struct wgmma_shared_items {
+};
+template <class S> struct wgmma_shared_items<S, true> {
+    wgmma_sent_number sent;
+};
+
 /* Barriers of stored panels. */
 template <class S, bool WIDENS = S::WIDENS> struct wgmma_stored {
 };
@@ -170,7 +178,8 @@ template <class S> struct wgmma_stored<S, true> {
 };
 
 /* A block's shared memory beside the tiles. */
-template <class S> struct wgmma_control : wgmma_terms<S>, wgmma_parts<S>, wgmma_stored<S> {
+template <class S>
+struct wgmma_control : wgmma_terms<S>, wgmma_parts<S>, wgmma_shared_items<S>, wgmma_stored<S> {
     wgmma_item item[WGMMA_ITEMS];
     fattn_tiling tiling; /* this and seq are the planner's, which has few registers */
     fattn_sequence seq;
@@ -223,7 +232,10 @@ template <class S> GPU_DEVICE int wgmma_first_channel(void)
     return S::HALVES ? (gpu_thread() / WGMMA_WARPGROUP - S::FIRST_GROUP) * S::WIDTH_V : 0;
 }
 
-/* How many rows of the tile are used: a tile has all heads of a query, or none. */
+/* The number of this block among those that share an item. */
+template <class S> GPU_DEVICE int wgmma_share(void) { return S::CLUSTER > 1 ? wgmma_rank() : 0; }
+
+/* How many rows of an item are used: it has all heads of a query, or none. */
 template <class S> GPU_DEVICE int wgmma_tile_rows(int group)
 {
     return group == 1 ? S::ROWS : S::ROWS / group * group;

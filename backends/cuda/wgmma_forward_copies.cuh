@@ -140,16 +140,24 @@ template <class S>
 GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map,
                                    const wgmma_block<S> &b, int n, const wgmma_item &w)
 {
+    enum { PANEL = 128 * S::ROWS / S::CLUSTER };
     const fattn_strides &stride = g.problem.q;
-    const int head = stride.head ? w.q_head : 0;
+    const int rows = wgmma_tile_rows<S>(b.group) / S::CLUSTER;
+    int head = w.q_head, query = w.q_row;
+    if (S::CLUSTER > 1 && b.group > rows) {
+        head = head * S::CLUSTER + wgmma_share<S>();
+    } else if (S::CLUSTER > 1) {
+        query += wgmma_share<S>() * wgmma_query(b, rows);
+    }
+    head = stride.head ? head : 0;
     wgmma_control<S> &control = *b.control;
     wgmma_await(&control.q_empty, n % 2 ^ 1);
-    wgmma_arrive_expect_tx(&control.q_full, 128 * S::PANELS * wgmma_tile_rows<S>(b.group));
+    wgmma_arrive_expect_tx(&control.q_full, 128 * S::PANELS * rows);
     GPU_UNROLL
     for (int c = 0; c < S::PANELS; c++) {
-        wgmma_poison(b.q + c * S::ROWS * 128, 128 * wgmma_tile_rows<S>(b.group));
-        wgmma_copy(b.q + c * S::ROWS * 128, map, &control.q_full, 64 * c, 0, w.q_row, head,
-                   w.q_batch, WGMMA_EVICT_FIRST);
+        wgmma_poison(b.q + c * PANEL, 128 * rows);
+        wgmma_copy(b.q + c * PANEL, map, &control.q_full, 64 * c, 0, query, head, w.q_batch,
+                   WGMMA_EVICT_FIRST);
     }
 }
 

@@ -29,6 +29,23 @@ GPU_DEVICE void wgmma_store_eight(const fattn_gpu_args &g, int64_t at, int c, co
     }
 }
 
+/* Calls store(h) for each of a thread's two rows. Where fewer misses of the instruction cache pay,
+ * one piece of code serves both. */
+template <class S, class Store> GPU_DEVICE void wgmma_each_row(const Store &store)
+{
+    if constexpr (S::HALVES || (S::IS_STAGED && S::WARPGROUPS == 1)) {
+        GPU_ROLLED
+        for (int h = 0; h < 2; h++) {
+            store(h);
+        }
+    } else {
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            store(h);
+        }
+    }
+}
+
 /* Stores rows of o in the input's type. A warp stages its sums in shared memory, 64 channels of
  * eight rows at a time, swizzled like a tile, so that eight lanes store 128 bytes of a row. row:
  * the warp's first; factor, empty: of each of the thread's two rows. */
@@ -75,17 +92,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
             __syncwarp();
         }
     };
-    if constexpr (S::IS_STAGED && S::WARPGROUPS == 1) { /* fewer instruction cache misses */
-        GPU_ROLLED
-        for (int h = 0; h < 2; h++) {
-            store(h);
-        }
-    } else {
-        GPU_UNROLL
-        for (int h = 0; h < 2; h++) {
-            store(h);
-        }
-    }
+    wgmma_each_row<S>(store);
 }
 
 /* The same in floats, without staging. */
@@ -96,19 +103,21 @@ GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, const wgmma_block<S>
 {
     const fattn_strides stride = g.problem.o;
     const int first = wgmma_first_channel<S>();
-    GPU_UNROLL
-    for (int h = 0; h < 2; h++) {
+    wgmma_each_row<S>([&](int h) {
+        const float own = h ? factor[1] : factor[0];
+        const bool none = h ? empty[1] : empty[0];
         const int r = row + mma_lane() / 4 + 8 * h, i = wgmma_query(b, r);
         const int64_t at = w.o + i * stride.seq + (r - i * b.group) * stride.head;
         GPU_UNROLL
         for (int n = 0; n < S::WIDTH_V / 4; n++) {
             const int c = first + n / 2 * 8 + mma_lane() % 4 * 2 + n % 2;
+            const float *const four = rows.o[n / 2];
+            const float x = h ? four[2 + n % 2] : four[n % 2];
             if (r < w.rows && c < g.problem.dim_v) {
-                ((float *)g.buffers.o)[at + c] =
-                    empty[h] ? 0 : rows.o[n / 2][2 * h + n % 2] * factor[h];
+                ((float *)g.buffers.o)[at + c] = none ? 0 : x * own;
             }
         }
-    }
+    });
 }
 
 /* Stores a part of the rows, not yet divided by l, and its m and l. */
@@ -119,19 +128,20 @@ GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, i
 {
     const bool pairs = g.problem.dim_v % 2 == 0; /* then each part has an even number of floats */
     const int first = wgmma_first_channel<S>();
-    GPU_UNROLL
-    for (int h = 0; h < 2; h++) {
+    wgmma_each_row<S>([&](int h) {
+        const float own = h ? factor[1] : factor[0];
         const int r = row + mma_lane() / 4 + 8 * h;
         const gpu_part part = gpu_part_of(g, number, r);
         float *const o = (float *)part.o.data + part.at;
         if (r < w.rows && mma_lane() % 4 == 0 && first == 0) {
-            *part.m = state[h].m;
-            *part.l = state[h].l;
+            *part.m = h ? state[1].m : state[0].m;
+            *part.l = h ? state[1].l : state[0].l;
         }
         GPU_UNROLL
         for (int n = 0; n < S::WIDTH_V / 8; n++) {
             const int c = first + n * 8 + mma_lane() % 4 * 2;
-            const gpu_f2 pair = {rows.o[n][2 * h] * factor[h], rows.o[n][2 * h + 1] * factor[h]};
+            const float *const four = rows.o[n];
+            const gpu_f2 pair = {(h ? four[2] : four[0]) * own, (h ? four[3] : four[1]) * own};
             if (r < w.rows && c < g.problem.dim_v) {
                 if (pairs) {
                     *(gpu_f2 *)(o + c) = pair;
@@ -143,7 +153,7 @@ GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, i
                 }
             }
         }
-    }
+    });
 }
 
 /* Adds the sink of row r, as mma_add_sink() does, to the first part. The sink is in natural units,

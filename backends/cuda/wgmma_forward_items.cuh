@@ -389,15 +389,22 @@ template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgm
     wgmma_control<S> &control = *b.control;
     const bool counts = wgmma_counts<S>(g);
     wgmma_plan_begin(g, b);
-    unsigned number = (unsigned)gpu_block();
+    const unsigned begun = (unsigned)(gpu_blocks() / S::CLUSTER);
     const unsigned items = (unsigned)control.tiling.items;
+    unsigned number = (unsigned)(gpu_block() / S::CLUSTER);
+    int taken = 0; /* from the counter */
     const auto next = [&]() {
+        if constexpr (S::CLUSTER > 1) {
+            return counts
+                       ? (unsigned)wgmma_take_together(control.sent, wgmma_rank(),
+                                                       (unsigned *)g.workspace, (int)begun, taken++)
+                       : number + begun;
+        }
         unsigned other = 0;
         if (counts && mma_lane() == 0) {
             other = atomicAdd((unsigned *)g.workspace, 1u);
         }
-        return (unsigned)gpu_blocks() +
-               (counts ? (unsigned)__shfl_sync(0xffffffffu, (int)other, 0) : number);
+        return begun + (counts ? (unsigned)__shfl_sync(0xffffffffu, (int)other, 0) : number);
     };
     for (int n = 0;; n++) {
         wgmma_item &w = control.item[n % WGMMA_ITEMS];

@@ -10,9 +10,12 @@
  *                       other warpgroup, and each row's reference
  *     o = o alpha + p V of every tile, for its own channels
  *
- * The rest is as in wgmma_forward.cuh: a block is persistent, a warp plans, a thread (with paged
- * keys a warp) copies, tiles are visited from the last to the first, and a row's reference is
- * raised only if its own maximum exceeds it by more than MMA_MARGIN.
+ * The rest is as in wgmma_forward.cuh: a block is persistent, a warp plans, a thread (with pages
+ * smaller than a tile a warp) copies, tiles are visited from the last to the first, and a row's
+ * reference is raised only if its own maximum exceeds it by more than MMA_MARGIN.
+ *
+ * Two blocks of a cluster may share an item, each with 64 of its 128 rows. Each copies every second
+ * panel and multicasts it to both, so that L2 reads half as much.
  *
  * Shared memory has room for two tiles. If values are the first channels of keys, each is a tile
  * of both, and tiles alternate between them. Otherwise one is for keys and the other for values.
@@ -32,22 +35,32 @@
 #define WGMMA_SETS 3
 
 /* W: padded channels of q and k; those of v and o are 512 or fewer. WIDTH_V: those of o that a
- * warpgroup has. Items are those of one warpgroup. */
-template <class T, int W, wgmma_result RESULT>
+ * warpgroup has. BLOCKS: in a cluster, which share an item, each with BLOCK_ROWS of its rows. */
+template <class T, int W, wgmma_result RESULT, int BLOCKS>
 struct wgmma_halves_shape
-    : wgmma_shape<T, W, 64 * WGMMA_SET_PANELS, 1, WGMMA_HALVES_KEYS, 2, 0, 0, RESULT> {
-    enum { HALVES = true, WARPS = 8, MAY_LIST = false, OWN_REGISTERS = 216, COPY_REGISTERS = 72 };
+    : wgmma_shape<T, W, 64 * WGMMA_SET_PANELS, BLOCKS, WGMMA_HALVES_KEYS, 2, 0, 0, RESULT> {
+    enum {
+        HALVES = true,
+        CLUSTER = BLOCKS,
+        WARPS = 8,
+        BLOCK_ROWS = WGMMA_HALVES_ROWS,
+        QUERY_BYTES = 128 * WGMMA_PANELS(W) * WGMMA_HALVES_ROWS,
+        MAY_LIST = false,
+        OWN_REGISTERS = 216,
+        COPY_REGISTERS = 72
+    };
 };
 
 /* What the warpgroups of a block tell each other, and the copier. */
 template <class S> struct wgmma_halves_state {
     uint64_t full[2][S::PANELS]; /* panels of the two tiles in shared memory */
     uint64_t empty[2][WGMMA_SETS];
-    uint64_t weights[2];   /* a warpgroup's weights and references have been stored */
-    uint64_t summed;       /* both have ended an item's products */
-    uint64_t stated;       /* both have stored their sums l */
-    uint64_t ended;        /* the second has stored its part of o, so that the first may go on */
-    float row[2][S::ROWS]; /* by warpgroup: the references of rows, and at the end their sums l */
+    uint64_t weights[2]; /* a warpgroup's weights and references have been stored */
+    uint64_t summed;     /* both have ended an item's products */
+    uint64_t stated;     /* both have stored their sums l */
+    uint64_t ended;      /* the second has stored its part of o, so that the first may go on */
+    /* By warpgroup: the references of rows, and at the end their sums l. */
+    float row[2][S::BLOCK_ROWS];
 };
 
 template <class S> struct wgmma_halves_block : wgmma_block<S> {
@@ -73,8 +86,10 @@ enum { WGMMA_HALVES_CLEARED = 1 }; /* .. 2: named barriers of one warpgroup each
 
 /* --- The copier ------------------------------------------------------------------------------- */
 
-/* Copies the panels of a tile of keys or values, each as soon as its set is free. */
-template <class S, bool PAGED>
+/* Copies the panels of a tile of keys or values, each as soon as its set is free. PIECES: a warp
+ * does so, each lane a piece of 2^shift keys, and none past the last key. Otherwise one thread
+ * copies the whole tile. */
+template <class S, bool PIECES>
 GPU_DEVICE void wgmma_copy_panels(const fattn_gpu_args &g, const wgmma_halves_block<S> &b,
                                   const wgmma_map *map, wgmma_buffer to, int panels,
                                   const wgmma_item &w, const fattn_strides &stride,
@@ -82,8 +97,8 @@ GPU_DEVICE void wgmma_copy_panels(const fattn_gpu_args &g, const wgmma_halves_bl
 {
     wgmma_halves_state<S> &state = *b.state;
     const int head = stride.head ? w.k_head : 0, j = piece.tile * S::KEYS;
-    const int pieces = PAGED ? (min(w.keys - j, (int)S::KEYS) + (1 << shift) - 1) >> shift : 1;
-    const int page = PAGED ? piece.page : w.k_batch, row = PAGED ? piece.row : w.k_row + j;
+    const int pieces = PIECES ? (min(w.keys - j, (int)S::KEYS) + (1 << shift) - 1) >> shift : 1;
+    const int batch = stride.batch ? piece.page : 0;
     const uint32_t tile = b.k + to.number * S::KEY_BYTES;
     GPU_ROLLED
     for (int c = 0; c < panels; c++) {
@@ -92,30 +107,55 @@ GPU_DEVICE void wgmma_copy_panels(const fattn_gpu_args &g, const wgmma_halves_bl
         if (c % WGMMA_SET_PANELS == 0) {
             wgmma_await(&state.empty[to.number][c / WGMMA_SET_PANELS], to.phase ^ 1);
         }
-        if (!PAGED || mma_lane() == 0) {
-            wgmma_poison(at, S::KEYS * 128);
-            wgmma_arrive_expect_tx(full, PAGED ? (pieces << shift) * 128 : S::KEYS * 128);
+        const bool copies = c % S::CLUSTER == wgmma_share<S>();
+        if (!PIECES || mma_lane() == 0) {
+            if (copies) {
+                wgmma_poison(at, S::KEYS * 128);
+            }
+            wgmma_arrive_expect_tx(full, PIECES ? (pieces << shift) * 128 : S::KEYS * 128);
         }
-        if (PAGED) {
+        if (PIECES) {
             __syncwarp();
         }
-        if (!PAGED || mma_lane() < pieces) {
-            wgmma_copy(PAGED ? at + (mma_lane() << shift) * 128 : at, map, full, 64 * c, row, head,
-                       stride.batch ? page : 0, wgmma_key_policy<S>(g));
+        if (copies && (!PIECES || mma_lane() < pieces)) {
+            const uint32_t own = PIECES ? at + (mma_lane() << shift) * 128 : at;
+            if (S::CLUSTER > 1) {
+                wgmma_copy_to_both(own, map, full, 64 * c, piece.row, head, batch,
+                                   wgmma_key_policy<S>(g));
+            } else {
+                wgmma_copy(own, map, full, 64 * c, piece.row, head, batch, wgmma_key_policy<S>(g));
+            }
         }
     }
 }
 
-/* The loop of the copier, as wgmma_copy_all(). */
-template <class S, bool PAGED>
+/* A tile of which one copy brings all keys: they are not paged, or on one page. */
+template <class S>
+GPU_DEVICE wgmma_piece wgmma_tile_piece(const fattn_gpu_args &g, const wgmma_item &w, int tile)
+{
+    const fattn_problem &p = g.problem;
+    const int j = tile * S::KEYS;
+    if (!(p.features & FATTN_PAGED)) {
+        return {tile, w.k_batch, w.k_row + j};
+    }
+    if (tile < 0) {
+        return {tile, 0, 0};
+    }
+    const int number = j / (int)p.page_size;
+    const int page = (g.buffers.block_table + w.batch * p.block_table_stride)[number];
+    return {tile, min(max(page, 0), (int)p.num_pages - 1), j - number * (int)p.page_size};
+}
+
+/* The loop of the copier, as wgmma_copy_all(). PIECES: a tile may have several pages. */
+template <class S, bool PIECES>
 GPU_DEVICE void wgmma_halves_copy(const fattn_gpu_args &g, const wgmma_map *maps,
                                   const wgmma_halves_block<S> &b)
 {
     wgmma_control<S> &control = *b.control;
     const fattn_problem &p = g.problem;
-    const bool elected = !PAGED || mma_lane() == 0;
+    const bool elected = !PIECES || mma_lane() == 0;
     const bool counts = wgmma_counts<S>(g);
-    const int shift = PAGED ? 31 - __clz(WGMMA_PIECE((int)p.page_size, S::KEYS)) : 0;
+    const int shift = PIECES ? 31 - __clz(WGMMA_PIECE((int)p.page_size, S::KEYS)) : 0;
     wgmma_pages<S> now = {shift, 0, 0, 0}, next = now;
     int used = 0; /* tiles of keys so far */
     for (int n = 0;; n++) {
@@ -126,22 +166,26 @@ GPU_DEVICE void wgmma_halves_copy(const fattn_gpu_args &g, const wgmma_map *maps
             return;
         }
         const int last = w.past - w.block - 1;
-        wgmma_piece piece = {w.past, 0, 0};
         now.first = next.first = w.past;
         if (elected) {
             wgmma_copy_queries(g, maps, b, n, w);
         }
+        wgmma_piece ahead = {w.past, 0, 0};
+        if (!PIECES && last >= 0) {
+            ahead = wgmma_tile_piece<S>(g, w, w.past - 1);
+        }
         GPU_ROLLED
         for (int left = last; left >= 0; left--, used++) {
-            piece.tile--;
-            if (PAGED) {
-                piece = wgmma_piece_of(g, w, piece.tile, now, next);
+            const int tile = w.block + left;
+            const wgmma_piece piece = PIECES ? wgmma_piece_of(g, w, tile, now, next) : ahead;
+            if (!PIECES) {
+                ahead = wgmma_tile_piece<S>(g, w, tile - 1);
             }
-            wgmma_copy_panels<S, PAGED>(g, b, maps + 1, wgmma_buffer_of(b.keys_have_both, 0, used),
-                                        S::PANELS, w, p.k, piece, shift);
+            wgmma_copy_panels<S, PIECES>(g, b, maps + 1, wgmma_buffer_of(b.keys_have_both, 0, used),
+                                         S::PANELS, w, p.k, piece, shift);
             if (!b.keys_have_both) {
-                wgmma_copy_panels<S, PAGED>(g, b, maps + 2, wgmma_buffer_of(false, 1, used),
-                                            b.panels_v, w, p.v, piece, shift);
+                wgmma_copy_panels<S, PIECES>(g, b, maps + 2, wgmma_buffer_of(false, 1, used),
+                                             b.panels_v, w, p.v, piece, shift);
             }
             if (left == min(last, 2) && counts && elected) {
                 wgmma_arrive(&control.item_wanted);
@@ -150,7 +194,7 @@ GPU_DEVICE void wgmma_halves_copy(const fattn_gpu_args &g, const wgmma_map *maps
         if (last < 0 && counts && elected) {
             wgmma_arrive(&control.item_wanted);
         }
-        if (PAGED) {
+        if (PIECES) {
             __syncwarp(); /* all lanes have read the item */
         }
         if (elected) {
@@ -181,9 +225,20 @@ template <class S> GPU_DEVICE void wgmma_rescale(const float alpha[2], wgmma_row
     }
 }
 
-/* Visits the tiles of keys of an item. row: the warp's first; used: the block's tiles of keys
- * before; taken: how often the warpgroup has taken the other one's weights. The steps come first,
- * as closures over its state, and then the loop. Tiles of the item are numbered as visited. */
+/* Releases a set of panels for the next copy. */
+template <class S> GPU_DEVICE void wgmma_release_set(uint64_t *empty)
+{
+    if (S::CLUSTER > 1) {
+        wgmma_release_in_both(wgmma_share<S>(), empty);
+    } else {
+        wgmma_release(empty);
+    }
+}
+
+/* Visits the tiles of keys of an item. row: the warp's first in the block's tile; used: the block's
+ * tiles of keys before; taken: how often the warpgroup has taken the other one's weights. The steps
+ * come first, as closures over its state, and then the loop. Tiles of the item are numbered as
+ * visited. */
 template <class S, int GROUP>
 GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_block<S> &b, int slot,
                                   int row, int used, int &taken, wgmma_rows<S> &rows)
@@ -195,17 +250,19 @@ GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_bl
     const wgmma_item &w = control.item[slot];
     const wgmma_units units = wgmma_units_of<S>(g, wgmma_factors{{1, 1}, 1});
     const wgmma_scale scale = {1, units};
-    const int tiles = w.past - w.block, full = w.full[0], full_past = w.full_past[0];
+    const int tiles = w.past - w.block, full = w.full[wgmma_share<S>()];
+    const int full_past = w.full_past[wgmma_share<S>()];
     const uint64_t q = wgmma_descriptor(b.q, 0), k = wgmma_descriptor(b.k, 0);
     const uint64_t v = wgmma_descriptor(b.k + VALUE_PANEL * S::KEYS * 128, S::KEYS * 128);
     const float shift[2] = {0, 0};
     const bool has_values = b.keys_have_both || VALUE_PANEL < b.panels_v;
+    const int item_row = wgmma_share<S>() * S::BLOCK_ROWS + row;
     float x[S::KEYS / 8][4], alpha[2];
     uint32_t p[STEPS][4];
     int first[2], past[2]; /* keys in the two rows' bands, less the thread's column */
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
-        const mma_range keys = mma_band_row(w, wgmma_query(b, row + mma_lane() / 4 + 8 * h));
+        const mma_range keys = mma_band_row(w, wgmma_query(b, item_row + mma_lane() / 4 + 8 * h));
         first[h] = keys.first - mma_lane() % 4 * 2;
         past[h] = keys.past - mma_lane() % 4 * 2;
     }
@@ -218,7 +275,7 @@ GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_bl
         }
         GPU_UNROLL
         for (int c = 0; c < S::PANELS; c++) {
-            const uint64_t a = q + (c * S::ROWS * 128 >> 4);
+            const uint64_t a = q + (c * S::BLOCK_ROWS * 128 >> 4);
             const uint64_t to = k + ((at.number * S::KEY_BYTES + c * S::KEYS * 128) >> 4);
             wgmma_await(&state.full[at.number][c], at.phase);
             wgmma_fence();
@@ -234,10 +291,10 @@ GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_bl
         const wgmma_buffer at = wgmma_buffer_of(b.keys_have_both, 0, used + n);
         wgmma_settle<S::KEYS / 8>(x);
         if (!b.keys_have_both) {
-            wgmma_release(&state.empty[at.number][0]);
-            wgmma_release(&state.empty[at.number][1]);
+            wgmma_release_set<S>(&state.empty[at.number][0]);
+            wgmma_release_set<S>(&state.empty[at.number][1]);
         }
-        wgmma_release(&state.empty[at.number][WGMMA_SETS - 1]);
+        wgmma_release_set<S>(&state.empty[at.number][WGMMA_SETS - 1]);
         if (n + 2 >= tiles) {
             wgmma_release(&control.q_empty);
         }
@@ -261,7 +318,7 @@ GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_bl
         wgmma_wait<0>();
         wgmma_settle<S::WIDTH_V / 8>(rows.o);
         if (has_values) {
-            wgmma_release(&state.empty[at.number][GROUP]);
+            wgmma_release_set<S>(&state.empty[at.number][GROUP]);
         }
     };
     /* Turns the scores of a tile into weights, and returns whether references have been raised. */
@@ -329,6 +386,7 @@ GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_bl
     GPU_ROLLED
     for (; n + 1 < tiles; n += 2) {
         const int own = n + GROUP;
+        wgmma_wait<0>(); /* none is in flight: else ptxas waits for scores before it changes o */
         begin_scores(own);
         if constexpr (GROUP == 1) {
             take(n);
@@ -359,9 +417,10 @@ GPU_DEVICE void wgmma_halves_walk(const fattn_gpu_args &g, const wgmma_halves_bl
     }
 }
 
-/* The loop of a consumer warpgroup. */
-template <class S, int GROUP>
-GPU_DEVICE void wgmma_halves_consume(const fattn_gpu_args &g, const wgmma_halves_block<S> &b)
+/* The loop of consumer warpgroup 0 or 1. */
+template <class S>
+GPU_DEVICE void wgmma_halves_consume(const fattn_gpu_args &g, const wgmma_halves_block<S> &b,
+                                     int group)
 {
     wgmma_control<S> &control = *b.control;
     wgmma_halves_state<S> &state = *b.state;
@@ -382,10 +441,14 @@ GPU_DEVICE void wgmma_halves_consume(const fattn_gpu_args &g, const wgmma_halves
             rows.o[c / 4][c % 4] = 0;
         }
         wgmma_await(&control.q_full, n % 2);
-        if (GROUP == 0 && n > 0) {
+        if (group == 0 && n > 0) {
             wgmma_await(&state.ended, (n - 1) % 2);
         }
-        wgmma_halves_walk<S, GROUP>(g, b, slot, row, used, taken, rows);
+        if (group == 0) {
+            wgmma_halves_walk<S, 0>(g, b, slot, row, used, taken, rows);
+        } else {
+            wgmma_halves_walk<S, 1>(g, b, slot, row, used, taken, rows);
+        }
         used += w.past - w.block;
 
         /* Each has the sums l over its own tiles. */
@@ -396,7 +459,7 @@ GPU_DEVICE void wgmma_halves_consume(const fattn_gpu_args &g, const wgmma_halves
         for (int h = 0; h < 2; h++) {
             const float l = mma_quad_sum(rows.state[h].l);
             if (mma_lane() % 4 == 0) {
-                state.row[GROUP][row + mma_lane() / 4 + 8 * h] = l;
+                state.row[group][row + mma_lane() / 4 + 8 * h] = l;
             }
         }
         __syncwarp();
@@ -407,10 +470,11 @@ GPU_DEVICE void wgmma_halves_consume(const fattn_gpu_args &g, const wgmma_halves
             const int r = row + mma_lane() / 4 + 8 * h;
             rows.state[h].l = mma_lane() % 4 == 0 ? state.row[0][r] + state.row[1][r] : 0;
         }
-        wgmma_end(g, b, slot, row, 1, wgmma_factors{{1, 1}, 1}, rows);
+        wgmma_end(g, b, slot, wgmma_share<S>() * S::BLOCK_ROWS + row, 1, wgmma_factors{{1, 1}, 1},
+                  rows);
         __syncwarp();
         wgmma_release(&control.item_empty[slot]);
-        if (GROUP == 1) {
+        if (group == 1) {
             wgmma_release(&state.ended);
         }
     }
@@ -426,29 +490,37 @@ GPU_DEVICE bool wgmma_keys_have_both(const fattn_gpu_args &g)
            p.k.seq == p.v.seq && p.k.head == p.v.head;
 }
 
-/* A block of forward. maps: of q, k and v. */
-template <class S> GPU_DEVICE void wgmma_halves_all(const fattn_gpu_args &g, const wgmma_map *maps)
+template <class S>
+GPU_DEVICE wgmma_halves_block<S> wgmma_halves_block_of(const fattn_gpu_args &g, char *shared)
 {
-    static_assert(sizeof(wgmma_control<S>) <=
-                      WGMMA_CONTROL + (S::IS_SPLIT ? WGMMA_SPLIT_CONTROL : 0),
-                  "too small");
-    static_assert(sizeof(wgmma_halves_state<S>) <= WGMMA_HALVES_CONTROL(S::WIDTH), "too small");
-    extern __shared__ char shared[];
     wgmma_halves_block<S> b;
     b.q = (mma_shared(shared) + WGMMA_ALIGN - 1) & ~(WGMMA_ALIGN - 1u);
     b.k = b.v = b.q + S::QUERY_BYTES;
     b.p = b.terms = b.stored = b.out = b.k + 2 * S::KEY_BYTES;
-    b.state =
-        (wgmma_halves_state<S> *)(shared + (b.p + 2 * S::ROWS * S::KEYS - mma_shared(shared)));
+    const uint32_t state = b.p + 2 * S::BLOCK_ROWS * S::KEYS - mma_shared(shared);
+    b.state = (wgmma_halves_state<S> *)(shared + state);
     b.control = (wgmma_control<S> *)(b.state + 1);
     b.group = min(wgmma_group_of(g.problem), (int)S::ROWS);
     b.ping_pong = false;
     b.onto = NULL;
     b.panels_v = WGMMA_PANELS((int)g.problem.dim_v);
     b.keys_have_both = wgmma_keys_have_both(g);
+    return b;
+}
+
+/* A block of forward. maps: of q, k and v. */
+template <class S> GPU_DEVICE void wgmma_halves_all(const fattn_gpu_args &g, const wgmma_map *maps)
+{
+    static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL +
+                                                  (S::IS_SPLIT ? WGMMA_SPLIT_CONTROL : 0) +
+                                                  (S::CLUSTER > 1 ? WGMMA_SENT : 0),
+                  "too small");
+    static_assert(sizeof(wgmma_halves_state<S>) <= WGMMA_HALVES_CONTROL(S::WIDTH), "too small");
+    extern __shared__ char shared[];
+    const wgmma_halves_block<S> b = wgmma_halves_block_of<S>(g, wgmma_own_memory(shared));
     wgmma_control<S> &control = *b.control;
     wgmma_halves_state<S> &state = *b.state;
-    const bool paged = g.problem.features & FATTN_PAGED;
+    const bool pieces = g.problem.features & FATTN_PAGED && g.problem.page_size % S::KEYS != 0;
     if (gpu_thread() == 0) {
         for (int n = 0; n < WGMMA_ITEMS; n++) {
             wgmma_barrier_make(&control.item_full[n], 1);
@@ -465,26 +537,33 @@ template <class S> GPU_DEVICE void wgmma_halves_all(const fattn_gpu_args &g, con
                 wgmma_barrier_make(&state.full[n][c], 1);
             }
             for (int c = 0; c < WGMMA_SETS; c++) {
-                wgmma_barrier_make(&state.empty[n][c], 4);
+                wgmma_barrier_make(&state.empty[n][c], 4 * S::CLUSTER);
             }
             wgmma_barrier_make(&state.weights[n], 4);
+        }
+        if constexpr (S::CLUSTER > 1) {
+            wgmma_sent_number_make(control.sent);
         }
         wgmma_barriers_made();
     }
     if (S::IS_SPLIT) {
         gpu_admit_later(); /* the kernel that merges parts */
     }
-    gpu_sync();
+    if (S::CLUSTER > 1) {
+        wgmma_cluster_sync();
+    } else {
+        gpu_sync();
+    }
     const int group = wgmma_group();
     if (group == 0) {
         wgmma_give_registers<S::COPY_REGISTERS>();
         static_assert(WGMMA_COPIER == 0, "its threads are the block's first");
-        if (gpu_thread() < (paged ? GPU_WAVE : 1)) {
+        if (gpu_thread() < (pieces ? GPU_WAVE : 1)) {
             wgmma_prefetch(maps);
             wgmma_prefetch(maps + 1);
             wgmma_prefetch(maps + 2);
             gpu_await_earlier();
-            if (paged) {
+            if (pieces) {
                 wgmma_halves_copy<S, true>(g, maps, b);
             } else {
                 wgmma_halves_copy<S, false>(g, maps, b);
@@ -493,12 +572,12 @@ template <class S> GPU_DEVICE void wgmma_halves_all(const fattn_gpu_args &g, con
             gpu_await_earlier();
             wgmma_plan(g, b);
         }
-    } else if (group == 1) {
-        wgmma_take_registers<S::OWN_REGISTERS>();
-        wgmma_halves_consume<S, 0>(g, b);
     } else {
         wgmma_take_registers<S::OWN_REGISTERS>();
-        wgmma_halves_consume<S, 1>(g, b);
+        wgmma_halves_consume<S>(g, b, group - 1);
+    }
+    if (S::CLUSTER > 1) {
+        wgmma_cluster_sync(); /* the other block may still access this one's barriers */
     }
 }
 

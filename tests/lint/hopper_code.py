@@ -47,9 +47,9 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 SPILLS = {"e4m3_64": 132, "e4m3_128": 64, "e4m3_256": 64, "e4m3_split_64": 48, "e4m3_split_128": 64,
           "e4m3_split_256": 64, "64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144, "short_128": 56,
           "backward_short_64": 100, "backward_64": 216, "backward_128": 92, "backward_256": 64,
-          "backward_ordered_256": 104,
+          "backward_ordered_256": 112,
           # Addresses of rows of o, which are stored at the end of an item.
-          "576": 312}
+          "576": 312, "pair_576": 312}
 FETCHES = ("backward_64",)
 # Products that an item ends with: dQ of its last tile, of 128 keys, where dQ is made a tile later.
 DEFERRED = {"backward_short_64": 8, "backward_64": 8, "backward_blocks_64": 8, "backward_softcap_64": 8,
@@ -130,7 +130,7 @@ def shapes(root, full):
 def halves(text):
     """Shapes whose warpgroups share rows: half of the products of both. The first has its own scores twice, in its loop
     and for an odd last tile, and the second once. Each multiplies weights and values three times, of 64 keys."""
-    rows = re.findall(r"X\((\w+), (\d+), \d+\)", text)
+    rows = re.findall(r"X\((\w+), (\d+), \d+, [12]\)", text)
     return {name: (3 * int(width) // 16 + 6 * 64 // 16) // 2 for name, width in rows}
 
 

@@ -11,18 +11,21 @@ typedef struct wgmma_halves_maps {
     wgmma_map map[3]; /* q, k, v */
 } wgmma_halves_maps;
 
-#define WGMMA_HALVES_ENTRY(name, type, result, width)                              \
-    GPU_KERNEL(WGMMA_THREADS(2), 1)                                                \
-    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_halves_maps maps) \
-    {                                                                              \
-        wgmma_halves_all<wgmma_halves_shape<type, width, result>>(g, maps.map);    \
+#define WGMMA_CLUSTER_1
+#define WGMMA_CLUSTER_2 GPU_CLUSTER(2)
+#define WGMMA_HALVES_ENTRY(name, type, result, width, blocks)                           \
+    GPU_KERNEL(WGMMA_THREADS(2), 1)                                                     \
+    WGMMA_CLUSTER_##blocks name(const GPU_PARAM fattn_gpu_args g,                       \
+                                const GPU_PARAM wgmma_halves_maps maps)                 \
+    {                                                                                   \
+        wgmma_halves_all<wgmma_halves_shape<type, width, result, blocks>>(g, maps.map); \
     }
-#define WGMMA_HALVES_WHOLE(name, width, width_v)                      \
-    WGMMA_HALVES_ENTRY(wgmma_f16_##name, mma_f16, WGMMA_WHOLE, width) \
-    WGMMA_HALVES_ENTRY(wgmma_bf16_##name, mma_bf16, WGMMA_WHOLE, width)
-#define WGMMA_HALVES_PARTS(name, width, width_v)                      \
-    WGMMA_HALVES_ENTRY(wgmma_f16_##name, mma_f16, WGMMA_PARTS, width) \
-    WGMMA_HALVES_ENTRY(wgmma_bf16_##name, mma_bf16, WGMMA_PARTS, width)
+#define WGMMA_HALVES_WHOLE(name, width, width_v, blocks)                      \
+    WGMMA_HALVES_ENTRY(wgmma_f16_##name, mma_f16, WGMMA_WHOLE, width, blocks) \
+    WGMMA_HALVES_ENTRY(wgmma_bf16_##name, mma_bf16, WGMMA_WHOLE, width, blocks)
+#define WGMMA_HALVES_PARTS(name, width, width_v, blocks)                      \
+    WGMMA_HALVES_ENTRY(wgmma_f16_##name, mma_f16, WGMMA_PARTS, width, blocks) \
+    WGMMA_HALVES_ENTRY(wgmma_bf16_##name, mma_bf16, WGMMA_PARTS, width, blocks)
 WGMMA_HALVES_SHAPES(WGMMA_HALVES_WHOLE)
 WGMMA_HALVES_SPLIT_SHAPES(WGMMA_HALVES_PARTS)
 GPU_COMBINE

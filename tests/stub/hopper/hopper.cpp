@@ -1281,9 +1281,9 @@ static void run_merging(void **with)
 #define HOPPER_WIDENED(name, ...)                     \
     HOPPER_MAPPED(wgmma_f16_##name, wgmma_e4m3_maps), \
         HOPPER_MAPPED(wgmma_bf16_##name, wgmma_e4m3_maps),
-#define HOPPER_HALVES(name, ...)                        \
-    HOPPER_MAPPED(wgmma_f16_##name, wgmma_halves_maps), \
-        HOPPER_MAPPED(wgmma_bf16_##name, wgmma_halves_maps),
+#define HOPPER_HALVES(name, width, width_v, blocks)               \
+    HOPPER_TOGETHER(wgmma_f16_##name, wgmma_halves_maps, blocks), \
+        HOPPER_TOGETHER(wgmma_bf16_##name, wgmma_halves_maps, blocks),
 #define HOPPER_FULL(run, features, width, ...)                 \
     HOPPER_MAPPED(wgmma_##run##_f16_##width, wgmma_full_maps), \
         HOPPER_MAPPED(wgmma_##run##_bf16_##width, wgmma_full_maps),

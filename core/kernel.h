@@ -57,7 +57,8 @@ typedef struct fattn_tiling {
 /* What it costs a kernel to cut keys into parts. From this the planner chooses how many parts. */
 typedef struct fattn_split_cost {
     int64_t keys;   /* a part of fewer keys does not pay */
-    int64_t pieces; /* with fewer pieces of work than this, cutting keys pays */
+    int64_t pieces; /* with fewer pieces of work than this, cutting keys pays; 0 for a problem whose
+                     * keys are not cut by the lengths of all sequences (fattn_tiling_pieces) */
     int64_t units;  /* for a kernel that memory bounds, else 0: parts run in rounds of this many,
                      * and a round costs the time of `keys` keys besides its own */
 } fattn_split_cost;
@@ -83,6 +84,8 @@ struct fattn_kernel {
     bool packs_groups;  /* the G query heads of a kv head form the rows of one block */
     bool must_fit;      /* runs only with a tile that fits fast memory */
     bool by_name;       /* taken only if FATTN_KERNEL names it */
+    bool by_lengths;    /* its kernels find out all lengths, and cut keys by them, on a device whose
+                         * runs do not know lengths before they start (fattn_tiling_pieces) */
     int64_t leaves_few; /* if sequences differ in their number of queries, those with at most so
                          * many rows G * Sq may go to a row with rows_max; 0: none do */
     const fattn_tile *tiles;

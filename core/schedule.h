@@ -103,6 +103,16 @@ FATTN_HD fattn_parts fattn_schedule_parts(const fattn_tiling *tiling, int64_t fi
     return parts;
 }
 
+/* Cuts the key blocks first .. past - 1 into at most `most` parts. */
+FATTN_HD fattn_parts fattn_schedule_cut(int64_t first, int64_t past, int64_t most)
+{
+    fattn_parts parts;
+    parts.first = first;
+    parts.past = past > first ? past : first;
+    parts.size = fattn_quotient(parts.past - first + most - 1, most);
+    return parts;
+}
+
 /* Whether there is only one part. */
 FATTN_HD int fattn_parts_are_one(const fattn_parts *parts)
 {

@@ -81,7 +81,8 @@ int64_t fattn_tiling_pieces(const fattn_problem *problem, const fattn_limits *li
 {
     const bool differ = problem->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |
                                              FATTN_SEQUSED_Q | FATTN_SEQUSED_K);
-    if (!limits->by_lengths || !kernel->rows_max || !kernel->split || !differ || wish->splits ||
+    const bool knows = kernel->by_lengths || (limits->by_lengths && kernel->rows_max);
+    if (!knows || !kernel->split || !differ || wish->splits ||
         problem->features & FATTN_BATCH_INVARIANT) {
         return 0;
     }
@@ -97,7 +98,7 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
         return 1;
     }
     const fattn_split_cost cost = kernel->split(kernel, problem, limits);
-    if (cost.units) {
+    if (cost.units && !pieces) {
         return pick_even_splits(cost.units, fattn_ceil_div(cost.keys, tiling->bc), tiling);
     }
     const int64_t items = pieces ? tiling->items / problem->batch : tiling->items;

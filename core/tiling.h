@@ -35,10 +35,10 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
 
 /*
  * The number of pieces into which a run of the plan cuts the keys of all its sequences together. A
- * run knows the actual lengths, so it cuts a long sequence among many short ones as it would cut it
- * alone. About this many parts are merged, and always fewer than twice as many, however large batch
- * is; the workspace has room for those. 0: each sequence is cut by its own length, into at most
- * tiling->splits parts.
+ * run, or a kernel of it, knows the actual lengths, so it cuts a long sequence among many short
+ * ones as it would cut it alone. About this many parts are merged, and always fewer than twice as
+ * many, however large batch is; the workspace has room for those. 0: each sequence is cut by its
+ * own length, into at most tiling->splits parts.
  */
 int64_t fattn_tiling_pieces(const fattn_problem *problem, const fattn_limits *limits,
                             const fattn_kernel *kernel, const fattn_wish *wish);

@@ -254,6 +254,13 @@ static void check_halves_rows(void)
         {"wgmma_pair_split_576", FATTN_BF16, 8, 128, 1, 1, 576, 512, 8, 0},
         {"wgmma_pair_split_576", FATTN_BF16, 8, 16, 1, 8, 576, 512, 8, FATTN_CAUSAL},
         {"wgmma_split_576", FATTN_F16, 8, 64, 1, 1, 576, 512, 16, 0},
+        /* Cut by all lengths: one sequence may get all parts, but a part has 256 keys or more. */
+        {"wgmma_pair_split_576", FATTN_BF16, 300, 128, 1, 1, 576, 512, 32, FATTN_SEQUSED_K},
+        {"wgmma_split_576", FATTN_BF16, 512, 16, 1, 1, 576, 512, 32, FATTN_SEQUSED_K},
+        {"wgmma_pair_split_576", FATTN_BF16, 64, 128, 1, 8, 576, 512, 16, FATTN_SEQUSED_K},
+        {"wgmma_pair_split_576", FATTN_BF16, 15, 128, 1, 1, 576, 512, 4, FATTN_SEQUSED_K},
+        {"wgmma_pair_576", FATTN_BF16, 16, 128, 1, 132, 576, 512, 1, FATTN_SEQUSED_K},
+        {"wgmma_pair_576", FATTN_BF16, 513, 128, 1, 1, 576, 512, 1, FATTN_SEQUSED_K},
         {"wgmma_split_576", FATTN_F16, 8, 16, 1, 1, 576, 512, 16, FATTN_SINK},
         {"wgmma_split_576", FATTN_BF16, 1, 16, 1, 4, 576, 512, 64, FATTN_CAUSAL},
         {"wgmma_split_576", FATTN_BF16, 1, 40, 1, 1, 576, 512, 64, 0},
@@ -286,6 +293,10 @@ static void check_halves_rows(void)
         expect(cases[n].splits == 0 || info.splits == cases[n].splits,
                "case %d: %lld parts, expected %lld", (int)n, (long long)info.splits,
                (long long)cases[n].splits);
+        /* However many sequences are cut, four parts for each unit: at most 264 of 128 rows. */
+        const int64_t parts = 264 * 128 * (2 + 512) * (int64_t)sizeof(float), lists = 32 * 1024;
+        expect(!(cases[n].features & FATTN_SEQUSED_K) || info.workspace_bytes <= parts + lists,
+               "case %d: %lld bytes of workspace", (int)n, (long long)info.workspace_bytes);
     }
     close_h100(device);
     tap_check(expect_held(), "more than 256 channels go to the rows that take them");

@@ -98,6 +98,42 @@ static void e2_many(void)
     }
 }
 
+/* Some long sequences among at least 16. Hopper's rows for more than 256 channels cut their keys
+ * into more parts than those of others, and take the largest parts first. */
+static void e2_cut(void)
+{
+    enum { MOST = 40 };
+    static const struct {
+        int64_t batch, heads_q, heads_k, longest, rows;
+        uint64_t features;
+    } cases[] = {{16, 2, 1, 700, 1, 0},
+                 {17, 128, 1, 520, 1, FATTN_SEQUSED_K},
+                 {20, 64, 1, 600, 3, FATTN_CAUSAL},
+                 {MOST, 4, 2, 900, 40, FATTN_CAUSAL | FATTN_SEQUSED_Q},
+                 {33, 3, 1, 640, 1, 0}}; /* an odd number of rows */
+    EACH (n, cases) {
+        draw_rng rng = draw_stream(2, (int64_t)n, 2);
+        int64_t rows[MOST], keys[MOST];
+        for (int64_t b = 0; b < cases[n].batch; b++) {
+            rows[b] = draw_chance(&rng, 6) ? 0 : draw_between(&rng, 1, cases[n].rows);
+            keys[b] = draw_chance(&rng, 6) ? 0 : draw_between(&rng, 1, 200);
+        }
+        for (int64_t b = 1; b < 4; b++) { /* of different lengths */
+            rows[b * cases[n].batch / 4] = cases[n].rows;
+            keys[b * cases[n].batch / 4] = cases[n].longest - 70 * b + 70;
+        }
+        draw_case c = packed(FATTN_FORWARD, FATTN_F16, cases[n].batch, rows, keys, cases[n].heads_q,
+                             cases[n].heads_k, 8);
+        c.problem.features |= cases[n].features;
+        for (int64_t b = 0; b < cases[n].batch; b++) {
+            c.sequences[b].keys -=
+                cases[n].features & FATTN_SEQUSED_K ? c.sequences[b].keys / 5 : 0;
+            c.sequences[b].rows /= cases[n].features & FATTN_SEQUSED_Q ? 1 + b % 2 : 1;
+        }
+        hazard_judge_drawn(&c, -1, "case %d", (int)n);
+    }
+}
+
 /* One long sequence among short ones and empty ones, whose lengths are multiples of a tile, one
  * more and one less: kernels count the tiles that a packed batch has, not those of its longest
  * sequence. */
@@ -443,6 +479,7 @@ static const hazard table[] = {
     {"hazard_E1", "writes outside for sequences without keys", e1, NULL},
     {"hazard_E2", "sequences without queries hung the kernel", e2, NULL},
     {"hazard_E2_many", "of many sequences one was lost, or computed twice", e2_many, NULL},
+    {"hazard_E2_cut", "parts of one sequence were merged with those of another", e2_cut, NULL},
     {"hazard_E2_tiles", "a tile of a packed sequence was lost, or computed twice", e2_tiles, NULL},
     {"hazard_E3", "division by a size that is 0", e3, NULL},
     {"hazard_E4", "one query at most, and fewer tokens than sequences", e4, NULL},

@@ -13,6 +13,7 @@
 #include "backends/cuda/mma.h"
 #include "backends/cuda/scan.h"
 #include "core/host_device.h"
+#include "core/kernel.h"
 #include "fattn/fattn.h"
 
 /*
@@ -181,7 +182,11 @@ typedef struct wgmma_listed {
     uint32_t first, past;     /* items first .. past - 1 belong to it */
     int32_t sequence, blocks; /* blocks: items of one head */
 } wgmma_listed;
-#define WGMMA_LISTED_MOST 512  /* sequences at most: each has a thread */
+#define WGMMA_LISTED_MOST 512 /* sequences at most: each has a thread */
+#define WGMMA_CUT_THREADS WGMMA_LISTED_MOST
+#define WGMMA_CUT_FEWEST 16 /* sequences at least: fewer have many parts in any case */
+#define WGMMA_MERGE_ROWS 8  /* that a block merges at a time */
+#define WGMMA_MERGE_THREADS (32 * WGMMA_MERGE_ROWS)
 #define WGMMA_LISTED_ITEMS 512 /* no list for this many items or fewer */
 
 FATTN_HD bool wgmma_lists(const fattn_problem *p, int64_t items)
@@ -192,6 +197,48 @@ FATTN_HD bool wgmma_lists(const fattn_problem *p, int64_t items)
                         (p->features & FATTN_CU_SEQLENS_K && p->total_k < most_k - most_k / 8);
     return differ && !(p->features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK)) &&
            p->batch > 1 && p->batch <= WGMMA_LISTED_MOST && items > WGMMA_LISTED_ITEMS;
+}
+
+/*
+ * The kernels of WGMMA_HALVES_SPLIT_SHAPES cut the keys of a batch by the lengths of all sequences.
+ * A kernel that runs before (wgmma_cut.cuh) finds out how large a part should be, and lists the
+ * sequences, those with the largest parts first. Behind the parts, the workspace has the counter of
+ * items, the list, and the cut of each sequence.
+ */
+typedef struct wgmma_cut {
+    uint32_t slot;  /* in the workspace, of the first part; not used if parts is 1 */
+    uint32_t parts; /* into which the keys of each block of rows are cut, at most */
+} wgmma_cut;
+
+/* Whether the kernels can do so, with tiles of br rows. group: query heads of a key/value head. The
+ * kernel that merges reads four floats of a part at a time. */
+FATTN_HD bool wgmma_can_cut(const fattn_problem *p, int64_t br, int64_t group)
+{
+    const uint64_t differ =
+        FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q | FATTN_SEQUSED_K;
+    const int64_t most = group * p->seqlen_q, rows = most < br ? most : br;
+    return p->features & differ && p->batch >= WGMMA_CUT_FEWEST && p->batch <= WGMMA_LISTED_MOST &&
+           p->dim_v % 4 == 0 && rows % 2 == 0;
+}
+
+/* Whether they do. */
+FATTN_HD bool wgmma_cuts(const fattn_problem *p, const fattn_tiling *t, int64_t group)
+{
+    return t->splits > 1 && wgmma_can_cut(p, t->br, group);
+}
+
+/* How many parts the workspace has room for. Only sequences that are cut need it. */
+FATTN_HD int64_t wgmma_cut_slots(const fattn_tiling *t)
+{
+    const int64_t blocks = t->heads * t->q_blocks, all = blocks * t->splits;
+    return t->items < all ? t->items - blocks : all;
+}
+
+/* Bytes of these parts: of each row m, l and o. */
+FATTN_HD int64_t wgmma_cut_parts_bytes(const fattn_problem *p, const fattn_tiling *t, int64_t group)
+{
+    const int64_t most = group * p->seqlen_q, rows = most < t->br ? most : t->br;
+    return (wgmma_cut_slots(t) * rows * (2 + p->dim_v) * 4 + 255) / 256 * 256;
 }
 
 /*

@@ -75,10 +75,10 @@ template <class S> GPU_DEVICE void wgmma_list_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
     gpu_await_earlier();
-    wgmma_list_sequences(g.problem, wgmma_workspace_of<S>(g).list, [&](int b) {
+    wgmma_list_sequences(g.problem, wgmma_workspace_of<S>(g).list, NULL, [&](int b) {
         const fattn_sequence seq = gpu_sequence(g, b);
         const int64_t keys = fattn_max64(seq.sk, seq.slot_k);
-        return wgmma_length{(int)seq.sq, (int)((keys + S::ITEM_KEYS - 1) / S::ITEM_KEYS)};
+        return wgmma_length{(int)seq.sq, (int)((keys + S::ITEM_KEYS - 1) / S::ITEM_KEYS), 1};
     });
 }
 

@@ -22,10 +22,10 @@ GPU_DEVICE void wgmma_clear_all(const fattn_gpu_args &g)
     const fattn_problem &p = g.problem;
     if (wgmma_lists(&p, g.tiling.items)) {
         const int queries = (int)g.tiling.br / wgmma_group_of(p);
-        wgmma_list_sequences(p, wgmma_sequences(g), [&](int b) {
+        wgmma_list_sequences(p, wgmma_lists_behind(g, 0).listed, NULL, [&](int b) {
             const fattn_sequence seq = gpu_sequence(g, b);
             const int blocks = (int)fattn_quotient(seq.sq + queries - 1, queries);
-            return wgmma_length{(int)seq.sk, blocks};
+            return wgmma_length{(int)seq.sk, blocks, 1};
         });
     }
 }

@@ -20,13 +20,16 @@ template <class S> GPU_DEVICE bool wgmma_hides(const fattn_gpu_args &g)
            wgmma_scans(g.tiling.items, S::ROWS, g.problem.seqlen_k);
 }
 
-/* Whether blocks take their items from a counter (wgmma.h). Parts of keys need none: they are of
+/* Whether blocks take their items from a counter (wgmma.h). Parts of keys need none if they are of
  * equal size, or each has a block of its own. */
 template <class S> GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
-    return !S::IS_SPLIT && (gpu_sequences_differ(p) || p.window_left >= 0 || p.window_right >= 0 ||
-                            wgmma_hides<S>(g));
+    if (S::IS_SPLIT) {
+        return S::CUTS && wgmma_cuts(&p, &g.tiling, g.group);
+    }
+    return gpu_sequences_differ(p) || p.window_left >= 0 || p.window_right >= 0 ||
+           wgmma_hides<S>(g);
 }
 
 /* Whether warpgroups ping-pong: in the cases in which that was measured to be faster
@@ -37,6 +40,16 @@ template <class S> GPU_DEVICE bool wgmma_ping_pongs(const fattn_problem &p, int 
     const bool alone = S::IS_SPLIT && group * p.seqlen_q <= 64;
     return S::WARPGROUPS > 1 && !alone &&
            (S::WIDTH == 64 ? !banded || S::IS_SPLIT : S::WIDTH < 256);
+}
+
+/* The parts of the keys that queries i0 .. i1 - 1 of a sequence attend to, in tiles of `tile` keys,
+ * if there are at most `most` of them. */
+GPU_DEVICE fattn_parts wgmma_cut_keys(const fattn_band &band, int64_t i0, int64_t i1, int tile,
+                                      uint32_t most)
+{
+    const fattn_range keys = fattn_band_rows(&band, i0, i1);
+    const int64_t first = gpu_clamp(keys.first, 0, band.keys) / tile;
+    return fattn_schedule_cut(first, (fattn_max64(keys.past, 0) + tile - 1) / tile, most);
 }
 
 /* The query of row r, relative to the item's first. */
@@ -98,7 +111,12 @@ GPU_DEVICE bool wgmma_item_part(const fattn_gpu_args &g, const wgmma_block<S> &b
 {
     const int64_t i1 = i0 + wgmma_query(b, w.rows - 1) + 1;
     const fattn_band band = fattn_band_of(&g.problem, &seq);
-    const fattn_parts parts = gpu_parts_of(g, band, i0, i1, S::KEYS);
+    fattn_parts parts;
+    if (S::CUTS && b.control->listed) {
+        parts = wgmma_cut_keys(band, i0, i1, S::KEYS, b.control->cut.parts);
+    } else {
+        parts = gpu_parts_of(g, band, i0, i1, S::KEYS);
+    }
     int64_t first, past;
     const bool exists = fattn_schedule_keys(&parts, part.split, &first, &past);
     part.whole = fattn_parts_are_one(&parts);
@@ -149,30 +167,62 @@ GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, i
     }
 }
 
-/* The list of sequences that the kernel before has made (wgmma.h). */
-GPU_DEVICE wgmma_listed *wgmma_sequences(const fattn_gpu_args &g)
+/* What the kernel before has made (wgmma.h): the counter of items, the list of sequences, and the
+ * cuts of its entries, followed by the same cuts by sequence. */
+typedef struct wgmma_lists_at {
+    unsigned *counter;
+    wgmma_listed *listed;
+    wgmma_cut *cuts;
+} wgmma_lists_at;
+
+/* The same, behind so many bytes of the workspace. */
+GPU_DEVICE wgmma_lists_at wgmma_lists_behind(const fattn_gpu_args &g, int64_t bytes)
 {
-    return (wgmma_listed *)((char *)g.workspace + WGMMA_WORKSPACE);
+    wgmma_lists_at at;
+    at.counter = (unsigned *)(g.workspace + bytes);
+    at.listed = (wgmma_listed *)(g.workspace + bytes + WGMMA_WORKSPACE);
+    at.cuts = (wgmma_cut *)(at.listed + g.problem.batch);
+    return at;
+}
+
+template <class S> GPU_DEVICE wgmma_lists_at wgmma_lists_of(const fattn_gpu_args &g)
+{
+    return wgmma_lists_behind(g,
+                              S::CUTS ? wgmma_cut_parts_bytes(&g.problem, &g.tiling, g.group) : 0);
 }
 
 /* Item `number` of the list of sequences. The warp searches for the first sequence whose items end
  * after it: first among every 32nd entry, and then among the 32 before the one found. */
-GPU_DEVICE fattn_work wgmma_listed_work(const fattn_gpu_args &g, fattn_tiling tiling,
+template <class S>
+GPU_DEVICE fattn_work wgmma_listed_work(const fattn_gpu_args &g, wgmma_control<S> &control,
                                         uint32_t number)
 {
     const fattn_problem &p = g.problem;
-    const wgmma_listed *const list = wgmma_sequences(g);
+    const wgmma_lists_at at = wgmma_lists_of<S>(g);
+    fattn_tiling tiling = control.tiling;
     const int last = (int)p.batch - 1, lane = mma_lane();
     int first = 0;
     if (last >= GPU_WAVE) {
-        const uint32_t ends = list[min(GPU_WAVE * (lane + 1) - 1, last)].past;
+        const uint32_t ends = at.listed[min(GPU_WAVE * (lane + 1) - 1, last)].past;
         first = GPU_WAVE * __popc(__ballot_sync(0xffffffffu, ends <= number));
     }
-    const uint32_t past = list[min(first + lane, last)].past;
-    const wgmma_listed own = list[first + __popc(__ballot_sync(0xffffffffu, past <= number))];
+    const wgmma_listed entry = at.listed[min(first + lane, last)];
+    wgmma_cut cut = {0, 1};
+    if (S::CUTS) {
+        cut = at.cuts[min(first + lane, last)];
+    }
+    const int found = __popc(__ballot_sync(0xffffffffu, entry.past <= number));
+    const uint32_t before = __shfl_sync(0xffffffffu, entry.first, found);
+    wgmma_listed own;
+    own.blocks = __shfl_sync(0xffffffffu, entry.blocks, found);
     wgmma_listed_tiling(own, p.heads_k, tiling);
-    fattn_work work = fattn_schedule_item(&tiling, p.heads_k, number - own.first);
-    work.batch = own.sequence;
+    if constexpr (S::CUTS) {
+        control.cut.parts = __shfl_sync(0xffffffffu, cut.parts, found);
+        control.cut.slot = __shfl_sync(0xffffffffu, cut.slot, found) + number - before;
+        tiling.splits = control.cut.parts;
+    }
+    fattn_work work = fattn_schedule_item(&tiling, p.heads_k, number - before);
+    work.batch = __shfl_sync(0xffffffffu, entry.sequence, found);
     return work;
 }
 
@@ -198,13 +248,13 @@ GPU_DEVICE wgmma_place wgmma_place_of(const fattn_problem &p, const wgmma_block<
 /* The work of item `number`. If sequences share a bias or mask, and heads do not, the items of all
  * sequences of a head are consecutive, so that it is read from memory once. */
 template <class S>
-GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const wgmma_control<S> &control,
+GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, wgmma_control<S> &control,
                                       int64_t number)
 {
     const fattn_problem &p = g.problem;
     const fattn_tiling &tiling = control.tiling;
-    if (S::MAY_LIST && control.listed) {
-        return wgmma_listed_work(g, tiling, (uint32_t)number);
+    if ((S::MAY_LIST || S::CUTS) && control.listed) {
+        return wgmma_listed_work<S>(g, control, (uint32_t)number);
     }
     fattn_work work = fattn_schedule_item(&tiling, p.heads_k, number);
     if (mma_has<S>(g, FATTN_BIAS) || mma_has<S>(g, FATTN_MASK)) {
@@ -302,7 +352,8 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
 {
     wgmma_item &w = b.control->item[slot];
     const fattn_problem &p = g.problem;
-    number = S::IS_SPLIT ? gpu_item_of(g, number) : number;
+    const bool cuts = S::CUTS && b.control->listed;
+    number = S::IS_SPLIT && !cuts ? gpu_item_of(g, number) : number;
     const fattn_work work = wgmma_item_work<S>(g, *b.control, number);
     wgmma_tiles kept = {0, INT32_MAX};
     if (S::KNOWN == MMA_ANY && wgmma_hides<S>(g)) {
@@ -328,6 +379,9 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     if constexpr (S::IS_SPLIT) {
         wgmma_part &part = b.control->part[slot];
         part.number = (int)number;
+        if constexpr (S::CUTS) {
+            part.number = cuts ? (int)b.control->cut.slot : part.number;
+        }
         part.split = (int)work.split;
         if (!wgmma_item_part(g, b, seq, i0, part, w)) {
             return false;
@@ -367,9 +421,10 @@ GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &
         tiling.q_blocks *= wgmma_group_of(g.problem) / b.group;
     }
     tiling.items = tiling.heads * tiling.q_blocks * (S::IS_SPLIT ? tiling.splits : 1);
-    b.control->listed = wgmma_lists(&g.problem, g.tiling.items);
-    if (S::MAY_LIST && b.control->listed) {
-        tiling.items = wgmma_sequences(g)[g.problem.batch - 1].past;
+    b.control->listed = S::CUTS ? wgmma_cuts(&g.problem, &g.tiling, g.group)
+                                : wgmma_lists(&g.problem, g.tiling.items);
+    if ((S::MAY_LIST || S::CUTS) && b.control->listed) {
+        tiling.items = wgmma_lists_of<S>(g).listed[g.problem.batch - 1].past;
     }
     if (!gpu_sequences_differ(g.problem)) {
         b.control->seq = gpu_sequence(g, 0);
@@ -392,17 +447,17 @@ template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgm
     const unsigned begun = (unsigned)(gpu_blocks() / S::CLUSTER);
     const unsigned items = (unsigned)control.tiling.items;
     unsigned number = (unsigned)(gpu_block() / S::CLUSTER);
+    unsigned *const counter = wgmma_lists_of<S>(g).counter;
     int taken = 0; /* from the counter */
     const auto next = [&]() {
         if constexpr (S::CLUSTER > 1) {
-            return counts
-                       ? (unsigned)wgmma_take_together(control.sent, wgmma_rank(),
-                                                       (unsigned *)g.workspace, (int)begun, taken++)
-                       : number + begun;
+            return counts ? (unsigned)wgmma_take_together(control.sent, wgmma_rank(), counter,
+                                                          (int)begun, taken++)
+                          : number + begun;
         }
         unsigned other = 0;
         if (counts && mma_lane() == 0) {
-            other = atomicAdd((unsigned *)g.workspace, 1u);
+            other = atomicAdd(counter, 1u);
         }
         return begun + (counts ? (unsigned)__shfl_sync(0xffffffffu, (int)other, 0) : number);
     };

@@ -5,10 +5,14 @@
  * for many rows, and for batch-invariant problems. Of each kind, the first has two blocks for an
  * item. They have the features of the lean rows of wgmma.c.
  */
+#include <stdio.h>
+
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/wgmma_rows.h"
 #include "core/integer.h"
 #include "core/problem.h"
+
+#define PART_KEYS 256 /* fewer do not pay */
 
 /* How many blocks share an item, and its rows. */
 static int cluster_of(const fattn_kernel *row)
@@ -56,11 +60,24 @@ static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_li
            (cluster_of(row) == 1 || fattn_problem_rows(p) > WGMMA_HALVES_ROWS);
 }
 
-/* Whether there are so few blocks that cutting the keys may pay. */
+/* About how many parts a run makes that cuts keys by the lengths of all sequences (wgmma_cut.cuh);
+ * 0 if it does not. A part then has half of the work of a multiprocessor. It does not pay if a
+ * sequence has so many blocks of rows. */
+static int64_t pieces_of(const fattn_kernel *row, const fattn_problem *p,
+                         const fattn_limits *limits)
+{
+    const int64_t pieces = 2 * limits->units / cluster_of(row), br = row->tiles[0].br;
+    const bool cuts = wgmma_can_cut(p, br, fattn_problem_group(p)) &&
+                      p->heads_k * fattn_ceil_div(fattn_problem_rows(p), br) < pieces;
+    return cuts ? pieces : 0;
+}
+
+/* Whether there are so few blocks that cutting the keys may pay, or sequences may differ. */
 static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     return pays(row, p, limits) && p->seqlen_k >= 2 * WGMMA_HALVES_KEYS &&
-           fattn_wgmma_blocks_of(p, WGMMA_HALVES_ROWS) < 3 * (double)limits->units;
+           ((p->seqlen_k >= 2 * PART_KEYS && pieces_of(row, p, limits) > 0) ||
+            fattn_wgmma_blocks_of(p, WGMMA_HALVES_ROWS) < 3 * (double)limits->units);
 }
 
 /* A part has at least two tiles of keys, one for each warpgroup's scores. */
@@ -68,6 +85,8 @@ static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem 
                                    const fattn_limits *limits)
 {
     fattn_split_cost cost = fattn_cuda_split_evenly(row, p, limits);
+    cost.keys = PART_KEYS;
+    cost.pieces = pieces_of(row, p, limits);
     const double pairs = fattn_wgmma_blocks_of(p, row->tiles[0].br) *
                          (double)fattn_ceil_div(p->seqlen_k, 2 * WGMMA_HALVES_KEYS);
     cost.units /= cluster_of(row);
@@ -81,6 +100,25 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
     (void)p;
     (void)t;
     return WGMMA_WORKSPACE;
+}
+
+static bool cuts(const fattn_problem *p, const fattn_tiling *t)
+{
+    return wgmma_cuts(p, t, fattn_problem_group(p));
+}
+
+static int64_t parts_workspace(const fattn_kernel *row, const fattn_problem *p,
+                               const fattn_tiling *t)
+{
+    if (!cuts(p, t)) {
+        return fattn_cuda_parts_workspace(row, p, t);
+    }
+    fattn_tiling slots = *t;
+    slots.items = wgmma_cut_slots(t);
+    const int64_t parts = fattn_cuda_parts_workspace(row, p, &slots);
+    const int64_t listed = p->batch * (int64_t)(sizeof(wgmma_listed) + 2 * sizeof(wgmma_cut));
+    const int64_t more = WGMMA_WORKSPACE + fattn_ceil_div(listed, 256) * 256;
+    return parts < 0 || parts > INT64_MAX - more ? -1 : parts + more;
 }
 
 /* The maps of a block's rows. */
@@ -110,6 +148,29 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 {
     fattn_wgmma_split(kernel, p, t, shape);
     share_items(kernel, shape);
+    shape->resident = shape->resident || cuts(p, t);
+}
+
+static void cut_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
+                      fattn_gpu_shape *shape)
+{
+    (void)kernel;
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_cut_lengths");
+    shape->blocks = cuts(p, t) && t->items > 0;
+    shape->threads = WGMMA_CUT_THREADS;
+    shape->early = true;
+}
+
+static void merge_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                        const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    fattn_gpu_combine(kernel, p, t, shape);
+    if (cuts(p, t)) {
+        const int64_t rows = fattn_min64(fattn_problem_rows(p), t->br);
+        snprintf(shape->entry, sizeof shape->entry, "wgmma_merge_cut");
+        shape->blocks = t->heads * t->q_blocks * fattn_ceil_div(rows, WGMMA_MERGE_ROWS);
+        shape->threads = WGMMA_MERGE_THREADS;
+    }
 }
 
 /* ...: fields of fattn_kernel. */
@@ -126,8 +187,8 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 #define WGMMA_HALVES_PARTS(name, channels, channels_v, blocks)                                \
     {WGMMA_HALVES_ROW(name, channels, channels_v, blocks, WGMMA_SPLIT_CONTROL,                \
                       .features = WGMMA_FEATURES, .cannot = cannot_split, .pays = split_pays, \
-                      .split = split_cost, .workspace = fattn_cuda_parts_workspace),          \
-     .phases = {split_shape, fattn_gpu_combine}},
+                      .split = split_cost, .by_lengths = true, .workspace = parts_workspace), \
+     .phases = {cut_shape, split_shape, merge_shape}},
 #define WGMMA_HALVES_WHOLE(name, channels, channels_v, blocks)                              \
     {WGMMA_HALVES_ROW(name, channels, channels_v, blocks, 0,                                \
                       .features = WGMMA_FEATURES | FATTN_BATCH_INVARIANT, .cannot = cannot, \

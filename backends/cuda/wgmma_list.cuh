@@ -14,49 +14,74 @@
 
 typedef struct wgmma_length {
     int walked; /* keys that an item visits, or in backward queries */
-    int blocks; /* items of one head */
+    int blocks; /* of rows of one head, or in backward of keys */
+    int parts;  /* into which the keys of a block of rows are cut: each is an item */
 } wgmma_length;
 
-/* Makes the list; of(b) returns the lengths of sequence b. Each thread has a sequence and counts
- * those that come before it. Then the first warp computes prefix sums of their items. */
-template <class Of>
-GPU_DEVICE void wgmma_list_sequences(const fattn_problem &p, wgmma_listed *list, const Of &of)
+/* The sum of x over the lanes up to this one. */
+GPU_DEVICE uint32_t wgmma_lanes_before(uint32_t x)
 {
-    GPU_SHARED int walked[WGMMA_LISTED_MOST];
+    GPU_UNROLL
+    for (int lanes = 1; lanes < GPU_WAVE; lanes *= 2) {
+        const uint32_t other = __shfl_up_sync(0xffffffffu, x, lanes);
+        x += gpu_thread() % GPU_WAVE >= lanes ? other : 0;
+    }
+    return x;
+}
+
+/* Makes the list; of(b) returns the lengths of sequence b. The block has WGMMA_LISTED_MOST threads.
+ * Each has a sequence and counts those that come before it. Then the first warp computes prefix
+ * sums of their items. cuts: NULL, or where the cuts of list entries go, followed by the same by
+ * sequence. */
+template <class Of>
+GPU_DEVICE void wgmma_list_sequences(const fattn_problem &p, wgmma_listed *list, wgmma_cut *cuts,
+                                     const Of &of)
+{
+    enum { TOGETHER = 8 };
+    GPU_SHARED int walked[WGMMA_LISTED_MOST + TOGETHER], parts_of[WGMMA_LISTED_MOST];
     GPU_SHARED wgmma_listed sorted[WGMMA_LISTED_MOST];
     const int batch = (int)p.batch, b = gpu_thread();
-    wgmma_length own = {0, 0};
+    wgmma_length own = {0, 0, 1};
     if (b < batch) {
         own = of(b);
-        walked[b] = own.walked;
+        parts_of[b] = own.parts;
+    }
+    walked[b] = b < batch ? own.walked : -1;
+    if (b < TOGETHER) {
+        walked[WGMMA_LISTED_MOST + b] = -1;
     }
     gpu_sync();
     if (b < batch) {
         int before = 0;
-        for (int n = 0; n < batch; n++) {
-            before += walked[n] > own.walked || (walked[n] == own.walked && n < b);
+        for (int n = 0; n < batch; n += TOGETHER) {
+            GPU_UNROLL
+            for (int k = n; k < n + TOGETHER; k++) {
+                before += walked[k] > own.walked || (walked[k] == own.walked && k < b);
+            }
         }
         sorted[before] = {0, 0, b, own.blocks};
     }
     gpu_sync();
     if (b < GPU_WAVE) {
-        uint32_t sum = 0;
+        uint32_t sum = 0, slots = 0;
         for (int n = b; n - b < batch; n += GPU_WAVE) {
             wgmma_listed entry = n < batch ? sorted[n] : wgmma_listed{0, 0, 0, 0};
-            const uint32_t items = (uint32_t)entry.blocks * (uint32_t)p.heads_k;
-            uint32_t past = items;
-            GPU_UNROLL
-            for (int lanes = 1; lanes < GPU_WAVE; lanes *= 2) {
-                const uint32_t other = __shfl_up_sync(0xffffffffu, past, lanes);
-                past += b >= lanes ? other : 0;
-            }
-            past += sum;
-            entry.first = past - items;
-            entry.past = past;
+            const uint32_t parts = n < batch ? (uint32_t)parts_of[entry.sequence] : 0;
+            const uint32_t items = (uint32_t)entry.blocks * (uint32_t)p.heads_k * parts;
+            entry.past = sum + wgmma_lanes_before(items);
+            entry.first = entry.past - items;
+            sum = __shfl_sync(0xffffffffu, entry.past, GPU_WAVE - 1);
             if (n < batch) {
                 list[n] = entry;
             }
-            sum = __shfl_sync(0xffffffffu, past, GPU_WAVE - 1);
+            if (cuts) {
+                const uint32_t taken = parts > 1 ? items : 0;
+                const uint32_t past = slots + wgmma_lanes_before(taken);
+                slots = __shfl_sync(0xffffffffu, past, GPU_WAVE - 1);
+                if (n < batch) {
+                    cuts[n] = cuts[batch + entry.sequence] = {past - taken, parts};
+                }
+            }
         }
     }
 }

@@ -68,6 +68,14 @@ GPU_DEVICE bool wgmma_named_all(int number, int threads, bool own)
  * deterministic run whose items are shifted (wgmma_shift.h) waits until it ends. */
 GPU_DEVICE int wgmma_side_by_side(void) { return max((int)gpu_blocks() * 3 / 4, 1); }
 
+/* How many multiprocessors the device has, or a few more (%nsmid). */
+GPU_DEVICE int wgmma_multiprocessors(void)
+{
+    int count;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(count));
+    return count;
+}
+
 /* --- Clusters --------------------------------------------------------------------------------- */
 
 /* The block's number in its cluster. */
@@ -509,7 +517,8 @@ WGMMA_PRODUCTS(128, 8, 64, 65, 66, 67, 68, 69)
 WGMMA_PRODUCTS(192, 12, 96, 97, 98, 99, 100, 101)
 WGMMA_PRODUCTS(256, 16, 128, 129, 130, 131, 132, 133)
 
-/* The largest x of the warp. */
+/* The sum, and the largest, of x over the warp. */
+GPU_DEVICE int wgmma_sum(int x) { return __reduce_add_sync(0xffffffffu, x); }
 GPU_DEVICE int wgmma_largest(int x) { return __reduce_max_sync(0xffffffffu, x); }
 
 /* The minimum of unsigned 16-bit numbers in each half. */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Image "wgmma_forward_576": wgmma_<type>_<name> for each shape of wgmma.h whose warpgroups share
- * rows; `clear`, which clears their counter; and the kernels that merge parts. For sm_90a alone. */
+ * rows; `clear`, which clears their counter; wgmma_cut_lengths, which cuts sequences of different
+ * lengths; and the kernels that merge parts. For sm_90a alone. */
 #include "backends/cuda/vendor.h"
 
 #define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
+#include "backends/cuda/wgmma_cut.cuh"
 #include "backends/cuda/wgmma_halves.cuh"
-#include "backends/gpu/combine.cuh"
 
 typedef struct wgmma_halves_maps {
     wgmma_map map[3]; /* q, k, v */
@@ -29,6 +30,16 @@ typedef struct wgmma_halves_maps {
 WGMMA_HALVES_SHAPES(WGMMA_HALVES_WHOLE)
 WGMMA_HALVES_SPLIT_SHAPES(WGMMA_HALVES_PARTS)
 GPU_COMBINE
+
+GPU_KERNEL(WGMMA_CUT_THREADS, 1) wgmma_cut_lengths(const GPU_PARAM fattn_gpu_args g)
+{
+    wgmma_cut_all(g);
+}
+
+GPU_KERNEL(WGMMA_MERGE_THREADS, 4) wgmma_merge_cut(const GPU_PARAM fattn_gpu_args g)
+{
+    wgmma_merge_all(g);
+}
 
 GPU_KERNEL(WGMMA_LISTED_MOST, 1) clear(const GPU_PARAM fattn_gpu_args g)
 {

@@ -316,16 +316,26 @@ static int __popc(uint32_t x) { return __builtin_popcount(x); }
 static int __ffs(int x) { return __builtin_ffs(x); }
 static int __clzll(int64_t x) { return x ? __builtin_clzll((uint64_t)x) : 64; }
 static bool __all_sync(uint32_t lanes, bool x) { return !__any_sync(lanes, !x); }
-static int wgmma_largest(int x)
+template <class Add> static int reduce(int x, int first, const Add &add)
 {
     const int warp = m.running / 32;
     m.words[m.running] = (uint32_t)x;
     meet(m.warps[warp], 32, [] {});
     for (int n = 0; n < 32; n++) {
-        x = max(x, (int)m.words[warp * 32 + n]);
+        first = add(first, (int)m.words[warp * 32 + n]);
     }
     meet(m.warps[warp], 32, [] {});
-    return x;
+    return first;
+}
+
+static int wgmma_sum(int x)
+{
+    return reduce(x, 0, [](int a, int b) { return a + b; });
+}
+
+static int wgmma_largest(int x)
+{
+    return reduce(x, x, [](int a, int b) { return max(a, b); });
 }
 static unsigned atomicAdd(unsigned *at, unsigned x)
 {
@@ -599,6 +609,8 @@ static void wgmma_named_arrive(int number, int threads)
 }
 
 static int wgmma_rank(void) { return rank_of_running(); }
+
+static int wgmma_multiprocessors(void) { return 132; }
 
 static void wgmma_cluster_sync(void)
 {
@@ -1330,6 +1342,8 @@ static const struct {
     HOPPER_PLAIN(wgmma_scan_128_128),
     HOPPER_PLAIN(wgmma_scan_128_64),
     HOPPER_PLAIN(wgmma_scan_256_64),
+    HOPPER_PLAIN(wgmma_cut_lengths),
+    HOPPER_PLAIN(wgmma_merge_cut),
     HOPPER_PLAIN(wgmma_blocks_64),
     HOPPER_PLAIN(wgmma_blocks_128),
     HOPPER_PLAIN(wgmma_blocks_256),

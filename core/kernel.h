@@ -61,6 +61,8 @@ typedef struct fattn_split_cost {
                      * keys are not cut by the lengths of all sequences (fattn_tiling_pieces) */
     int64_t units;  /* for a kernel that memory bounds, else 0: parts run in rounds of this many,
                      * and a round costs the time of `keys` keys besides its own */
+    int64_t most;   /* with units: where sequences may differ in their number of keys, a part should
+                     * have no more than this, so that long ones do not run alone; 0: any number */
 } fattn_split_cost;
 
 typedef struct fattn_kernel fattn_kernel;

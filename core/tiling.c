@@ -76,6 +76,23 @@ static int64_t pick_even_splits(int64_t units, int64_t extra, const fattn_tiling
     return best;
 }
 
+/* The number of parts for which each has at most cost->most keys, if sequences may differ in their
+ * number of keys: else a long sequence that begins late decides how long a run takes. Parts that do
+ * not exist take time, too, so that there is a limit to their number. items: blocks of rows. */
+static int64_t pick_limited_splits(const fattn_split_cost *cost, const fattn_problem *problem,
+                                   int64_t items)
+{
+    enum { PARTS = 4, ITEMS = 32 }; /* of a sequence, and of a unit */
+    const bool differ = problem->features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K);
+    if (!cost->most || !differ || problem->batch == 1) {
+        return 1;
+    }
+    const int64_t parts = fattn_ceil_div(problem->seqlen_k, cost->most);
+    const bool pays = parts <= PARTS && 2 * items >= 3 * cost->units &&
+                      items <= ITEMS * cost->units / fattn_max64(parts, 1);
+    return pays ? parts : 1;
+}
+
 int64_t fattn_tiling_pieces(const fattn_problem *problem, const fattn_limits *limits,
                             const fattn_kernel *kernel, const fattn_wish *wish)
 {
@@ -99,7 +116,9 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
     }
     const fattn_split_cost cost = kernel->split(kernel, problem, limits);
     if (cost.units && !pieces) {
-        return pick_even_splits(cost.units, fattn_ceil_div(cost.keys, tiling->bc), tiling);
+        return fattn_max64(
+            pick_even_splits(cost.units, fattn_ceil_div(cost.keys, tiling->bc), tiling),
+            pick_limited_splits(&cost, problem, tiling->items));
     }
     const int64_t items = pieces ? tiling->items / problem->batch : tiling->items;
     return fattn_min64(fattn_ceil_div(cost.pieces, items), problem->seqlen_k / cost.keys);
@@ -135,7 +154,11 @@ static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kerne
     }
     const fattn_split_cost cost = kernel->split(kernel, problem, limits);
     const int64_t least = fattn_ceil_div(cost.keys, t->bc);
-    if (cost.units) {
+    if (cost.units && pick_limited_splits(&cost, problem, blocks) > 1) {
+        /* Parts are there for long sequences alone. Those of others are 3/4 to 7/4 as long. */
+        t->whole_blocks = some;
+        t->part_blocks = fattn_max64(3 * some / 4, 1);
+    } else if (cost.units) {
         t->whole_blocks = even_whole_blocks(cost.units, least, blocks, t->splits, t->k_blocks);
     } else {
         t->part_blocks = fattn_min64(least < 1 ? 1 : least, some);

@@ -302,6 +302,34 @@ static void check_halves_rows(void)
     tap_check(expect_held(), "more than 256 channels go to the rows that take them");
 }
 
+/* Into how many parts decoding cuts the keys of many sequences. If these may differ in length, a
+ * part has at most 4,096 keys, unless too many parts would not exist. */
+static void check_decode_parts(void)
+{
+    static const struct {
+        int64_t batch, seqlen_k, splits;
+        uint64_t features;
+    } cases[] = {{32, 16384, 4, FATTN_SEQUSED_K},  {32, 16384, 1, 0},
+                 {64, 8192, 2, FATTN_SEQUSED_K},   {64, 4096, 1, FATTN_SEQUSED_K},
+                 {64, 20000, 1, FATTN_SEQUSED_K}, /* five parts */
+                 {16, 16384, 1, FATTN_SEQUSED_K}, /* 128 items on 132 multiprocessors */
+                 {132, 16384, 4, FATTN_SEQUSED_K}, {133, 16384, 1, FATTN_SEQUSED_K}};
+    fattn_device *const device = open_h100("parts of sequences of different lengths");
+    EACH (n, cases) {
+        fattn_problem p = scene_problem(FORWARD);
+        p.dtype = FATTN_BF16;
+        p.features = cases[n].features;
+        p.batch = cases[n].batch, p.heads_q = 32, p.heads_k = 8;
+        p.seqlen_q = 1, p.seqlen_k = cases[n].seqlen_k, p.dim = p.dim_v = 128;
+        const fattn_plan_info info = plan_info(device, &p, "decoding");
+        expect(strncmp(info.kernel, "mma_decode", 10) == 0 && info.splits == cases[n].splits,
+               "case %d: %s, %lld parts, expected %lld", (int)n, info.kernel,
+               (long long)info.splits, (long long)cases[n].splits);
+    }
+    close_h100(device);
+    tap_check(expect_held(), "long sequences among many are cut");
+}
+
 /* How many rows tiles have over caches in e4m3 on GPUs before Hopper: those of few rows are
  * smaller. */
 static void check_cache_tiles(void)
@@ -694,6 +722,7 @@ int main(void)
         check_hopper_rows();
         check_cache_rows();
         check_halves_rows();
+        check_decode_parts();
         check_cache_tiles();
         check_half_a_device();
         check_cleared();

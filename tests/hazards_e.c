@@ -98,6 +98,27 @@ static void e2_many(void)
     }
 }
 
+/* Decoding over long sequences among many short ones: on NVIDIA's GPUs parts of 4,096 keys at most,
+ * which only the long ones have. That many sequences have them on 132 multiprocessors, and on the 4
+ * of an emulated GPU. */
+static void e2_decode(void)
+{
+    enum { MOST = 70 };
+    static const int64_t many[] = {MOST, 12};
+    EACH (n, many) {
+        draw_rng rng = draw_stream(2, (int64_t)n, 3);
+        int64_t rows[MOST], keys[MOST];
+        for (int64_t b = 0; b < many[n]; b++) {
+            rows[b] = 1;
+            keys[b] = draw_chance(&rng, 6) ? 0 : draw_between(&rng, 1, 300);
+        }
+        keys[1] = 9000, keys[2] = 4097, keys[5] = 8192, keys[6] = 6100, keys[11] = 3070;
+        draw_case c = packed(FATTN_FORWARD, FATTN_F16, many[n], rows, keys, n ? 6 : 3, 3, 64);
+        c.problem.dtype_kv = c.problem.dtype_v = FATTN_E4M3;
+        hazard_judge_drawn(&c, -1, "case %d", (int)n);
+    }
+}
+
 /* Some long sequences among at least 16. Hopper's rows for more than 256 channels cut their keys
  * into more parts than those of others, and take the largest parts first. */
 static void e2_cut(void)
@@ -479,6 +500,7 @@ static const hazard table[] = {
     {"hazard_E1", "writes outside for sequences without keys", e1, NULL},
     {"hazard_E2", "sequences without queries hung the kernel", e2, NULL},
     {"hazard_E2_many", "of many sequences one was lost, or computed twice", e2_many, NULL},
+    {"hazard_E2_decode", "a part of a long sequence was lost among short ones", e2_decode, NULL},
     {"hazard_E2_cut", "parts of one sequence were merged with those of another", e2_cut, NULL},
     {"hazard_E2_tiles", "a tile of a packed sequence was lost, or computed twice", e2_tiles, NULL},
     {"hazard_E3", "division by a size that is 0", e3, NULL},

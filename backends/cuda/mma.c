@@ -288,6 +288,15 @@ fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_pr
     return cost;
 }
 
+/* A multiprocessor reads some 4,096 keys in the time in which it could begin 30 parts. */
+static fattn_split_cost split_decode(const fattn_kernel *row, const fattn_problem *p,
+                                     const fattn_limits *limits)
+{
+    fattn_split_cost cost = fattn_cuda_split_evenly(row, p, limits);
+    cost.most = 4096;
+    return cost;
+}
+
 bool fattn_cuda_mask_halves_keys(const fattn_problem *p)
 {
     return p->window_right >= 0 && p->seqlen_q > p->seqlen_k / 2;
@@ -335,7 +344,7 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
                 .align = 16,                                                           \
                 .dropout_max = FATTN_GPU_DROPOUT_MAX,                                  \
                 .packs_groups = true,                                                  \
-                .split = fattn_cuda_split_evenly,                                      \
+                .split = split_decode,                                                 \
                 .must_fit = true,                                                      \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                    \
                 .cannot = fattn_cuda_too_large,                                        \

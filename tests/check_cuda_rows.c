@@ -303,7 +303,8 @@ static void check_halves_rows(void)
 }
 
 /* Into how many parts decoding cuts the keys of many sequences. If these may differ in length, a
- * part has at most 4,096 keys, unless too many parts would not exist. */
+ * part has at most 4,096 keys, unless a run would have too many blocks that have nothing to
+ * compute. */
 static void check_decode_parts(void)
 {
     static const struct {

@@ -101,7 +101,7 @@
     (128 * WGMMA_PANELS(width) * (WGMMA_HALVES_ROWS + 2 * WGMMA_HALVES_KEYS) +                 \
      2 * WGMMA_HALVES_ROWS * WGMMA_HALVES_KEYS + WGMMA_CONTROL + WGMMA_HALVES_CONTROL(width) + \
      ((blocks) > 1 ? WGMMA_SENT : 0) + WGMMA_ALIGN)
-#define WGMMA_SENT 24 /* the number of an item (wgmma_pair.cuh) */
+#define WGMMA_SENT 24 /* bytes of wgmma_sent_number (wgmma_pair.cuh) */
 #define WGMMA_HALVES_CONTROL(width) (16 * WGMMA_PANELS(width) + 88 + 8 * WGMMA_HALVES_ROWS)
 
 /*
@@ -180,7 +180,7 @@ FATTN_HD bool wgmma_scans(int64_t items, int rows, int64_t keys)
  */
 typedef struct wgmma_listed {
     uint32_t first, past;     /* items first .. past - 1 belong to it */
-    int32_t sequence, blocks; /* blocks: items of one head */
+    int32_t sequence, blocks; /* blocks: of rows of one head, or in backward of keys */
 } wgmma_listed;
 #define WGMMA_LISTED_MOST 512 /* sequences at most: each has a thread */
 #define WGMMA_CUT_THREADS WGMMA_LISTED_MOST

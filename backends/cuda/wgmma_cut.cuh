@@ -100,10 +100,7 @@ GPU_DEVICE void wgmma_cut_all(const fattn_gpu_args &g)
     for (int k = mma_lane(); k < batch; k += GPU_WAVE) {
         all += (float)length[k].blocks * (float)length[k].tiles;
     }
-    GPU_UNROLL
-    for (int lanes = GPU_WAVE / 2; lanes > 0; lanes /= 2) {
-        all += __shfl_xor_sync(0xffffffffu, all, lanes);
-    }
+    all = gpu_team_sum<GPU_WAVE>(all);
     const float share = ceilf(all * 8 / (float)(units * max(n, 1)));
     const int size = n == 0 ? 1 << 30 : max((int)fminf(share, (float)(1 << 30)), WGMMA_CUT_LEAST);
     const float own_cost = wgmma_cut_cost(g, length, all, size, units);

@@ -20,8 +20,8 @@ static int cluster_of(const fattn_kernel *row)
     return (int)(row->tiles[0].br / WGMMA_HALVES_ROWS);
 }
 
-/* An item has all heads of some queries, or all its rows are heads of one. Where two blocks share
- * it, so has each. */
+/* An item has all heads of some queries, or all its rows are heads of one query. Where two blocks
+ * share an item, the same holds for the rows of each block. */
 static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
 {
     const char *const why = fattn_wgmma_cannot_forward(row, p);

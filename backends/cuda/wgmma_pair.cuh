@@ -9,7 +9,7 @@
 
 #include "backends/cuda/wgmma_tile.cuh"
 
-/* The number of an item, which block 0 sends to block 1. Both barriers have one arrival. */
+/* The number of an item, which block 0 sends to block 1. Each barrier expects one arrival. */
 typedef struct wgmma_sent_number {
     uint64_t full, empty;
     int number;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/distributed/forecast.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "core/dtype.h"
@@ -260,7 +261,38 @@ bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k
            heads_q / heads_k % (turns / heads_k) == 0;
 }
 
-int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, int64_t wanted)
+/* Seconds that one rank would need for the undivided problem. */
+static double seconds_alone(const fattn_whole *whole, const fattn_speed *speed)
+{
+    double pairs = 0;
+    for (int64_t b = 0; b < whole->problem->batch; b++) {
+        fattn_whole one = *whole;
+        one.split = FATTN_SPLIT_CONTIGUOUS;
+        one.ranks = 1;
+        const fattn_piece piece = fattn_piece_of(&one, b, 0, 0, 0, 0);
+        pairs += fattn_piece_pairs(&piece) * (double)whole->problem->heads_q;
+    }
+    return pairs * flops_of_pair(whole->problem) / speed->flops;
+}
+
+/* How many turns pay if a rank exchanges `bytes` with the other `members` - 1. Nothing hides the
+ * first exchange and the last one, which are short in many turns. But kernels run slower while
+ * transfers do, and a turn has an end where multiprocessors are idle. So there are no more turns
+ * than it takes to make these two exchanges a hundredth of computing (docs/notes/distributed.md).
+ */
+static int64_t turns_that_pay(const fattn_whole *whole, const fattn_speed *speed, double bytes,
+                              int64_t members)
+{
+    enum { FEWEST = 2, MOST = 8 };
+    const double share = (double)(members - 1) / (double)members;
+    const double transfer = bytes * share / speed->bandwidth;
+    const double computing = seconds_alone(whole, speed) / (double)whole->ranks;
+    const double turns = computing > 0 ? ceil(100 * transfer / computing) : MOST;
+    return turns < FEWEST ? FEWEST : turns < MOST ? (int64_t)turns : MOST;
+}
+
+int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, const fattn_speed *speed,
+                           int64_t wanted)
 {
     /* The latency of a message is small compared with the time of 1 MiB on any link. */
     const double least = 1 << 20;
@@ -273,7 +305,8 @@ int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, int64_
     }
     if (wanted == 0) {
         const double bytes = exchanged_inputs(whole) + exchanged_results(whole);
-        wanted = bytes >= 8 * least ? 8 : (int64_t)(bytes / least);
+        wanted = fattn_min64(turns_that_pay(whole, speed, bytes, members),
+                             bytes < 8 * least ? (int64_t)(bytes / least) : 8);
         /* Gradients of a key that several turns share would be summed in f32. */
         wanted = fattn_split_has_sums(p) ? fattn_min64(wanted, heads_k) : wanted;
     }
@@ -291,7 +324,7 @@ static fattn_status foretell_heads(const fattn_whole *whole, fattn_scheme scheme
                                    const fattn_speed *speed, fattn_forecast *f)
 {
     const int64_t share = fattn_scheme_members(whole, scheme);
-    const int64_t turns = fattn_scheme_turns(whole, scheme, 0);
+    const int64_t turns = fattn_scheme_turns(whole, scheme, speed, 0);
     fattn_problem part = *whole->problem;
     part.heads_q /= share * turns;
     part.heads_k = fattn_max64(1, part.heads_k / (share * turns));
@@ -407,16 +440,8 @@ static fattn_status foretell(const fattn_whole *whole, fattn_scheme scheme,
         status = foretell_ring(&ring, speed, f, &found);
     }
     }
-    double pairs = 0;
-    for (int64_t b = 0; b < whole->problem->batch; b++) {
-        fattn_whole one = *whole;
-        one.split = FATTN_SPLIT_CONTIGUOUS;
-        one.ranks = 1;
-        const fattn_piece piece = fattn_piece_of(&one, b, 0, 0, 0, 0);
-        pairs += fattn_piece_pairs(&piece) * (double)whole->problem->heads_q;
-    }
-    const double alone = pairs * flops_of_pair(whole->problem) / speed->flops;
-    f->efficiency = f->seconds > 0 ? alone / ((double)whole->ranks * f->seconds) : 1;
+    const double both = (double)whole->ranks * f->seconds;
+    f->efficiency = f->seconds > 0 ? seconds_alone(whole, speed) / both : 1;
     return status;
 }
 

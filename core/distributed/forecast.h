@@ -48,8 +48,9 @@ int64_t fattn_scheme_members(const fattn_whole *whole, fattn_scheme scheme);
 bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k, int64_t turns);
 
 /* The number of turns if memory does not require more: `wanted`, or with 0 a number that follows
- * from the sizes, rounded down to a possible one. */
-int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, int64_t wanted);
+ * from the sizes and the speed, rounded down to a possible one. */
+int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, const fattn_speed *speed,
+                           int64_t wanted);
 
 /* Writes the forecast of a scheme; for FATTN_SCHEME_AUTO that of the fastest one.
  * FATTN_UNSUPPORTED, with the reason, if the scheme does not support the problem. */

@@ -505,7 +505,7 @@ fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *p
         return status;
     }
     form_groups(plan);
-    plan->wanted = fattn_scheme_turns(&plan->shares, plan->scheme, plan->wanted);
+    plan->wanted = fattn_scheme_turns(&plan->shares, plan->scheme, &plan->speed, plan->wanted);
     status = fattn_group_check_scheme(plan);
     status = status ? status : make_local(plan, problem);
     plan->span_rule = status ? FATTN_NO_SPANS : fattn_group_span_rule(plan);

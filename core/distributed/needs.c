@@ -60,6 +60,7 @@ static fattn_status ask(const fattn_group *group, int64_t ranks, int64_t rank, i
         fattn_device_info_init(&info);
         status = fattn_device_get_info(plan->device, &info);
         plan->transport.device_memory = !info.host_memory;
+        plan->speed = fattn_group_speed(group, plan->transport.device_memory);
     }
     status = status ? status : fattn_group_describe(plan, problem, cu_q, cu_k);
     status = status ? status : fattn_group_size(plan);

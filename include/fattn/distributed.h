@@ -221,12 +221,13 @@ typedef struct fattn_group {
                      * one after another. While one part is computed, the inputs of the next part
                      * and the results of the previous one travel. The plan takes this number, or
                      * the next smaller one that divides a rank's heads; more if `memory` requires
-                     * it. 0, the default: chosen by size, 8 at most, and in backward no more than a
-                     * rank has key/value heads */
+                     * it. 0, the default: chosen by sizes and speeds, 8 at most, and in backward no
+                     * more than a rank has key/value heads */
 
-    /* FATTN_SCHEME_AUTO: what the model computes with. 0, the default, stands for the figures of
-     * GPUs that are connected by NVLink, 6e14, 3.5e11 and 1e-5, if the transport carries device
-     * memory, and else for those of CPUs in a network of 100 Gbit/s, 2e12, 1.2e10 and 2e-5. */
+    /* What FATTN_SCHEME_AUTO and the default of `turns` are chosen by. 0, the default, stands for
+     * the figures of GPUs that are connected by NVLink, 6e14, 3.5e11 and 1e-5, if the transport
+     * carries device memory, and else for those of CPUs in a network of 100 Gbit/s, 2e12, 1.2e10
+     * and 2e-5. */
     double rate;      /* operations per second that a rank computes */
     double bandwidth; /* bytes per second that a rank can send and, at the same time, receive */
     double latency;   /* seconds for a message besides its bytes */

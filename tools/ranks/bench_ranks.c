@@ -255,6 +255,7 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
     }
     fattn_memory_free(all);
     c->group.scheme = f.scheme;
+    c->group.turns = f.turns;
     status = status || c->whole.op == FATTN_FORWARD ? status : run_forward(c);
     status = status ? status : fattn_group_plan_create(&c->group, &c->whole, NULL, NULL, &plan);
     status = status ? status : time_act(c, run_divided, plan, reps ? (int)reps : REPS, &seconds);

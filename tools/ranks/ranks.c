@@ -149,6 +149,9 @@ static void print_needs(const ranks_options *v, const sweep_case *c, const fattn
     group.split = whole->split;
     group.scheme = f->scheme;
     group.memory = v->memory;
+    group.rate = v->rate;
+    group.bandwidth = v->link.at[0];
+    group.latency = v->link.count > 1 ? v->link.at[1] : 0;
     fattn_status status = fattn_device_open(c->device, &group.device);
     status = status ? status
                     : fattn_group_foresee(&group, whole->ranks, &c->problem, whole->cu_q,

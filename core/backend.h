@@ -52,13 +52,12 @@ struct fattn_plan {
     const fattn_kernel *few; /* computes sequences with at most few_rows rows per key/value head, */
     int64_t few_rows;        /* which `kernel` leaves out; NULL: `kernel` computes all */
     fattn_tiling few_tiling;
-    int64_t pieces, few_pieces; /* fattn_tiling_pieces() of `kernel` and of `few` */
-    fattn_pointers pointers;    /* what a run checks of its pointers */
-    fattn_unused unused;        /* what a run checks of fields that it does not use */
-    bool logs_tensors;          /* runs log tensor statistics: FATTN_VERBOSE was 3 */
-    void *impl;                 /* the backend's own state */
-    int64_t references;         /* atomic */
-    char *declined;             /* lines "row: reason", one for each better row that declined */
+    fattn_pointers pointers; /* what a run checks of its pointers */
+    fattn_unused unused;     /* what a run checks of fields that it does not use */
+    bool logs_tensors;       /* runs log tensor statistics: FATTN_VERBOSE was 3 */
+    void *impl;              /* the backend's own state */
+    int64_t references;      /* atomic */
+    char *declined;          /* lines "row: reason", one for each better row that declined */
 };
 
 struct fattn_backend {

@@ -49,6 +49,8 @@ typedef struct fattn_tiling {
     int64_t part_blocks;  /* fewest key blocks that are worth a part, >= 1 */
     int64_t whole_blocks; /* up to this many key blocks stay one part */
     int64_t items;        /* independent pieces of work */
+    int64_t pieces;       /* into which a run cuts the keys of all sequences together, by their
+                           * lengths; 0: each sequence is cut by its own (tiling.h) */
     int64_t workspace;    /* bytes, a multiple of 256 */
     double traffic;       /* predicted slow-memory bytes */
     int workers;          /* CPU: threads that are worth waking for a run; 0 elsewhere */
@@ -58,11 +60,9 @@ typedef struct fattn_tiling {
 typedef struct fattn_split_cost {
     int64_t keys;   /* a part of fewer keys does not pay */
     int64_t pieces; /* with fewer pieces of work than this, cutting keys pays; 0 for a problem whose
-                     * keys are not cut by the lengths of all sequences (fattn_tiling_pieces) */
+                     * keys are not cut by the lengths of all sequences (tiling.h) */
     int64_t units;  /* for a kernel that memory bounds, else 0: parts run in rounds of this many,
                      * and a round costs the time of `keys` keys besides its own */
-    int64_t most;   /* with units: where sequences may differ in their number of keys, a part should
-                     * have no more than this, so that long ones do not run alone; 0: any number */
 } fattn_split_cost;
 
 typedef struct fattn_kernel fattn_kernel;
@@ -87,7 +87,7 @@ struct fattn_kernel {
     bool must_fit;      /* runs only with a tile that fits fast memory */
     bool by_name;       /* taken only if FATTN_KERNEL names it */
     bool by_lengths;    /* its kernels find out all lengths, and cut keys by them, on a device whose
-                         * runs do not know lengths before they start (fattn_tiling_pieces) */
+                         * runs do not know lengths before they start (tiling.h) */
     int64_t leaves_few; /* if sequences differ in their number of queries, those with at most so
                          * many rows G * Sq may go to a row with rows_max; 0: none do */
     const fattn_tile *tiles;

@@ -169,7 +169,6 @@ static fattn_status leave_few(fattn_plan *plan, const fattn_limits *limits)
             few.seqlen_k = p->seqlen_k;
             plan->few = row;
             plan->few_rows = group * few.seqlen_q;
-            plan->few_pieces = fattn_tiling_pieces(&few, limits, row, &wish);
             return fattn_tiling_choose(&few, limits, row, &wish, &plan->few_tiling);
         }
     }
@@ -226,7 +225,6 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
     if (status) {
         return status;
     }
-    plan->pieces = fattn_tiling_pieces(&plan->problem, &limits, plan->kernel, &chosen);
     status = fattn_tiling_choose(&plan->problem, &limits, plan->kernel, &chosen, &plan->tiling);
     return status || chosen.tile.br || chosen.splits ? status : leave_few(plan, &limits);
 }

@@ -76,25 +76,9 @@ static int64_t pick_even_splits(int64_t units, int64_t extra, const fattn_tiling
     return best;
 }
 
-/* The number of parts for which each has at most cost->most keys, if sequences may differ in their
- * number of keys: else a long sequence that begins late decides how long a run takes. Parts that do
- * not exist take time, too, so that there is a limit to their number. items: blocks of rows. */
-static int64_t pick_limited_splits(const fattn_split_cost *cost, const fattn_problem *problem,
-                                   int64_t items)
-{
-    enum { PARTS = 4, ITEMS = 32 }; /* of a sequence, and of a unit */
-    const bool differ = problem->features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K);
-    if (!cost->most || !differ || problem->batch == 1) {
-        return 1;
-    }
-    const int64_t parts = fattn_ceil_div(problem->seqlen_k, cost->most);
-    const bool pays = parts <= PARTS && 2 * items >= 3 * cost->units &&
-                      items <= ITEMS * cost->units / fattn_max64(parts, 1);
-    return pays ? parts : 1;
-}
-
-int64_t fattn_tiling_pieces(const fattn_problem *problem, const fattn_limits *limits,
-                            const fattn_kernel *kernel, const fattn_wish *wish)
+/* The number of pieces into which a run cuts the keys of all sequences (tiling.h), or 0. */
+static int64_t pick_pieces(const fattn_problem *problem, const fattn_limits *limits,
+                           const fattn_kernel *kernel, const fattn_wish *wish)
 {
     const bool differ = problem->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |
                                              FATTN_SEQUSED_Q | FATTN_SEQUSED_K);
@@ -107,20 +91,18 @@ int64_t fattn_tiling_pieces(const fattn_problem *problem, const fattn_limits *li
 }
 
 /* The number of parts into which keys are cut: enough pieces of work, each with enough keys to pay
- * for itself. If runs cut keys by their lengths (pieces > 0), one sequence may get all parts. */
+ * for itself. If runs cut keys by the lengths of all sequences, one may get all parts. */
 static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kernel,
-                           const fattn_problem *problem, const fattn_tiling *tiling, int64_t pieces)
+                           const fattn_problem *problem, const fattn_tiling *tiling)
 {
     if (!kernel->split || problem->features & FATTN_BATCH_INVARIANT || tiling->items == 0) {
         return 1;
     }
     const fattn_split_cost cost = kernel->split(kernel, problem, limits);
-    if (cost.units && !pieces) {
-        return fattn_max64(
-            pick_even_splits(cost.units, fattn_ceil_div(cost.keys, tiling->bc), tiling),
-            pick_limited_splits(&cost, problem, tiling->items));
+    if (cost.units && !tiling->pieces) {
+        return pick_even_splits(cost.units, fattn_ceil_div(cost.keys, tiling->bc), tiling);
     }
-    const int64_t items = pieces ? tiling->items / problem->batch : tiling->items;
+    const int64_t items = tiling->pieces ? tiling->items / problem->batch : tiling->items;
     return fattn_min64(fattn_ceil_div(cost.pieces, items), problem->seqlen_k / cost.keys);
 }
 
@@ -154,11 +136,7 @@ static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kerne
     }
     const fattn_split_cost cost = kernel->split(kernel, problem, limits);
     const int64_t least = fattn_ceil_div(cost.keys, t->bc);
-    if (cost.units && pick_limited_splits(&cost, problem, blocks) > 1) {
-        /* Parts are there for long sequences alone. Those of others are 3/4 to 7/4 as long. */
-        t->whole_blocks = some;
-        t->part_blocks = fattn_max64(3 * some / 4, 1);
-    } else if (cost.units) {
+    if (cost.units) {
         t->whole_blocks = even_whole_blocks(cost.units, least, blocks, t->splits, t->k_blocks);
     } else {
         t->part_blocks = fattn_min64(least < 1 ? 1 : least, some);
@@ -236,16 +214,16 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
         return fail_overflow(kernel);
     }
     const int64_t blocks = t.items;
-    const int64_t pieces = fattn_tiling_pieces(problem, limits, kernel, wish);
+    t.pieces = pick_pieces(problem, limits, kernel, wish);
 
-    int64_t splits = wish->splits ? wish->splits : pick_splits(limits, kernel, problem, &t, pieces);
+    int64_t splits = wish->splits ? wish->splits : pick_splits(limits, kernel, problem, &t);
     splits = splits < 1 ? 1 : splits;
     t.split_blocks = fattn_ceil_div(t.k_blocks, splits);
     t.splits = t.split_blocks ? fattn_ceil_div(t.k_blocks, t.split_blocks) : 1;
     const bool overflow = __builtin_mul_overflow(t.items, t.splits, &t.items);
     if (!overflow) {
         cut_by_lengths(limits, kernel, problem, blocks, &t);
-        t.items = pieces ? fattn_min64(t.items, blocks + 2 * pieces) : t.items;
+        t.items = t.pieces ? fattn_min64(t.items, blocks + 2 * t.pieces) : t.items;
     }
     t.together = t.splits > 1 ? 1 : pick_together(problem, limits, t.heads);
 

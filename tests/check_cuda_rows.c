@@ -302,19 +302,23 @@ static void check_halves_rows(void)
     tap_check(expect_held(), "more than 256 channels go to the rows that take them");
 }
 
-/* Into how many parts decoding cuts the keys of many sequences. If these may differ in length, a
- * part has at most 4,096 keys, unless a run would have too many blocks that have nothing to
- * compute. */
+/* Into how many parts decoding may cut the keys of a sequence, and how many items a run may have.
+ * If sequences may differ in length, one may have all parts, of which there are four for each block
+ * that runs at a time: two for each of 132 multiprocessors or, in wide rows, one. */
 static void check_decode_parts(void)
 {
     static const struct {
-        int64_t batch, seqlen_k, splits;
+        const char *row;
+        int64_t batch, seqlen_k, splits, items;
         uint64_t features;
-    } cases[] = {{32, 16384, 4, FATTN_SEQUSED_K},  {32, 16384, 1, 0},
-                 {64, 8192, 2, FATTN_SEQUSED_K},   {64, 4096, 1, FATTN_SEQUSED_K},
-                 {64, 20000, 1, FATTN_SEQUSED_K}, /* five parts */
-                 {16, 16384, 1, FATTN_SEQUSED_K}, /* 128 items on 132 multiprocessors */
-                 {132, 16384, 4, FATTN_SEQUSED_K}, {133, 16384, 1, FATTN_SEQUSED_K}};
+    } cases[] = {{"mma_decode_lean_128", 64, 131072, 131, 64 * 8 + 2 * 4 * 264, FATTN_SEQUSED_K},
+                 {"mma_decode_lean_128", 64, 131072, 1, 64 * 8, 0},
+                 {"mma_decode_lean_128", 64, 1024, 4, 64 * 8 * 4, FATTN_SEQUSED_K},
+                 {"mma_decode_lean_128", 64, 500, 1, 64 * 8, FATTN_SEQUSED_K},
+                 {"mma_decode_wide_128", 16, 131072, 66, 16 * 8 + 2 * 4 * 132, FATTN_SEQUSED_K},
+                 {"mma_decode_lean_128", 512, 131072, 131, 512 * 8 + 2 * 4 * 264, FATTN_SEQUSED_K},
+                 {"mma_decode_lean_128", 513, 131072, 1, 513 * 8, FATTN_SEQUSED_K},
+                 {"mma_decode_wide_128", 1, 131072, 16, 8 * 16, FATTN_SEQUSED_K}};
     fattn_device *const device = open_h100("parts of sequences of different lengths");
     EACH (n, cases) {
         fattn_problem p = scene_problem(FORWARD);
@@ -323,9 +327,11 @@ static void check_decode_parts(void)
         p.batch = cases[n].batch, p.heads_q = 32, p.heads_k = 8;
         p.seqlen_q = 1, p.seqlen_k = cases[n].seqlen_k, p.dim = p.dim_v = 128;
         const fattn_plan_info info = plan_info(device, &p, "decoding");
-        expect(strncmp(info.kernel, "mma_decode", 10) == 0 && info.splits == cases[n].splits,
-               "case %d: %s, %lld parts, expected %lld", (int)n, info.kernel,
-               (long long)info.splits, (long long)cases[n].splits);
+        expect(strcmp(info.kernel, cases[n].row) == 0 && info.splits == cases[n].splits &&
+                   info.work_items == cases[n].items,
+               "case %d: %s, %lld parts, %lld items; expected %s, %lld, %lld", (int)n, info.kernel,
+               (long long)info.splits, (long long)info.work_items, cases[n].row,
+               (long long)cases[n].splits, (long long)cases[n].items);
     }
     close_h100(device);
     tap_check(expect_held(), "long sequences among many are cut");

@@ -98,25 +98,48 @@ static void e2_many(void)
     }
 }
 
-/* Decoding over long sequences among many short ones: on NVIDIA's GPUs parts of 4,096 keys at most,
- * which only the long ones have. That many sequences have them on 132 multiprocessors, and on the 4
- * of an emulated GPU. */
-static void e2_decode(void)
+/* Decoding over long sequences among short ones. NVIDIA's GPUs cut them by the lengths of all, and
+ * take long parts first. */
+static void decode_among(fattn_dtype cache)
 {
     enum { MOST = 70 };
-    static const int64_t many[] = {MOST, 12};
-    EACH (n, many) {
+    static const struct {
+        int64_t batch, heads_q, heads_k, rows, left, right;
+        uint64_t features;
+    } cases[] = {{MOST, 3, 3, 1, -1, -1, 0},
+                 {12, 6, 3, 1, -1, -1, 0},
+                 {2, 4, 1, 1, -1, -1, 0}, /* more parts than sequences */
+                 {33, 1, 1, 4, -1, -1, FATTN_CAUSAL},
+                 {12, 4, 2, 3, 2000, 100, FATTN_WINDOW},
+                 {20, 2, 1, 1, -1, -1, FATTN_SEQUSED_K}};
+    EACH (n, cases) {
         draw_rng rng = draw_stream(2, (int64_t)n, 3);
-        int64_t rows[MOST], keys[MOST];
-        for (int64_t b = 0; b < many[n]; b++) {
-            rows[b] = 1;
+        const int64_t batch = cases[n].batch;
+        int64_t rows[MOST] = {0}, keys[MOST] = {0};
+        for (int64_t b = 0; b < batch; b++) {
+            rows[b] = draw_between(&rng, cases[n].rows == 1, cases[n].rows);
             keys[b] = draw_chance(&rng, 6) ? 0 : draw_between(&rng, 1, 300);
         }
-        keys[1] = 9000, keys[2] = 4097, keys[5] = 8192, keys[6] = 6100, keys[11] = 3070;
-        draw_case c = packed(FATTN_FORWARD, FATTN_F16, many[n], rows, keys, n ? 6 : 3, 3, 64);
-        c.problem.dtype_kv = c.problem.dtype_v = FATTN_E4M3;
-        hazard_judge_drawn(&c, -1, "case %d", (int)n);
+        keys[1] = 9000;
+        if (batch > 2) {
+            keys[2] = 4097, keys[5] = 8192, keys[6] = 6100, keys[11] = 3070;
+        }
+        draw_case c = packed(FATTN_FORWARD, FATTN_F16, batch, rows, keys, cases[n].heads_q,
+                             cases[n].heads_k, 64);
+        c.problem.features |= cases[n].features;
+        c.problem.window_left = cases[n].left, c.problem.window_right = cases[n].right;
+        c.problem.dtype_kv = c.problem.dtype_v = cache;
+        for (int64_t b = 0; b < batch; b++) {
+            c.sequences[b].keys /= cases[n].features & FATTN_SEQUSED_K ? 1 + b % 3 : 1;
+        }
+        hazard_judge_drawn(&c, -1, "%s, case %d", cache == FATTN_F16 ? "f16" : "e4m3", (int)n);
     }
+}
+
+static void e2_decode(void)
+{
+    decode_among(FATTN_F16);
+    decode_among(FATTN_E4M3);
 }
 
 /* Some long sequences among at least 16. Hopper's rows for more than 256 channels cut their keys

@@ -297,20 +297,21 @@ Test(tiling, lengths_cut_large_batches)
     fattn_tiling t;
     for (p.batch = 1; p.batch <= 10000; p.batch *= 10) {
         p.features = FATTN_SEQUSED_K;
-        cr_assert_eq(fattn_tiling_pieces(&p, &limits, &k, &none), 64);
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.pieces, 64);
         cr_assert_eq(t.splits, 32, "batch %lld: %lld parts", (long long)p.batch,
                      (long long)t.splits);
         cr_assert_leq(t.items, 2 * p.batch + 2 * 64);
 
-        cr_assert_eq(fattn_tiling_pieces(&p, &limits, &k, &four), 0, "a wish is for each sequence");
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &four, &t), FATTN_OK);
+        cr_assert_eq(t.pieces, 0, "a wish is for each sequence");
         cr_assert_eq(t.items, 4 * 2 * p.batch);
         p.features |= FATTN_BATCH_INVARIANT;
-        cr_assert_eq(fattn_tiling_pieces(&p, &limits, &k, &none), 0);
-        p.features = 0;
-        cr_assert_eq(fattn_tiling_pieces(&p, &limits, &k, &none), 0, "all have one length");
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.pieces, 0);
+        p.features = 0;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.pieces, 0, "all have one length");
         cr_assert_eq(t.splits, p.batch == 1 ? 32 : p.batch == 10 ? 4 : 1);
     }
 }

@@ -341,13 +341,12 @@ static void work_phase(const void *phase, const fattn_cpu_run *run, void *scratc
 
 /* The tiling of a forward run. Lengths may be far below those that were planned for, so the blocks
  * of rows and the parts of keys that no sequence of this run has are left out. If the keys are cut
- * into `pieces`, by the lengths of all sequences together (pieces.h), the tiling stays as
- * planned. */
+ * by the lengths of all sequences together (pieces.h), the tiling stays as planned. */
 static fattn_tiling tiling_of_run(const fattn_tiling *planned, const fattn_problem *p,
-                                  const fattn_buffers *buffers, int64_t rows, int64_t pieces)
+                                  const fattn_buffers *buffers, int64_t rows)
 {
     fattn_tiling tiling = *planned;
-    if (pieces) {
+    if (tiling.pieces) {
         return tiling;
     }
     if (tiling.splits > 1) {
@@ -396,12 +395,11 @@ static void run_items(const fattn_plan *plan, const fattn_buffers *buffers,
     fattn_query_lengths(p, buffers, &fewest, &most);
     fattn_tiling tiling = plan->tiling, few_tiling;
     if (p->op == FATTN_FORWARD) {
-        tiling = tiling_of_run(&plan->tiling, p, buffers, group * most, plan->pieces);
+        tiling = tiling_of_run(&plan->tiling, p, buffers, group * most);
     }
     fattn_cpu_run run = {.problem = p,
                          .buffers = buffers,
                          .tiling = &tiling,
-                         .pieces = plan->pieces,
                          .onto = onto,
                          .shared = (char *)workspace + l->few_shared};
     steps all;
@@ -416,11 +414,10 @@ static void run_items(const fattn_plan *plan, const fattn_buffers *buffers,
                                    .share = FATTN_CPU_SEVERAL};
     }
     if (plan->few && !onto && group * fewest <= plan->few_rows) {
-        few_tiling = tiling_of_run(&plan->few_tiling, p, buffers, group * fewest, plan->few_pieces);
+        few_tiling = tiling_of_run(&plan->few_tiling, p, buffers, group * fewest);
         run.few_rows = plan->few_rows;
         fattn_cpu_run few = run;
         few.tiling = &few_tiling;
-        few.pieces = plan->few_pieces;
         few.takes_few = true;
         few.shared = workspace;
         add_steps(&all, &count, (const fattn_cpu_kernel *)plan->few, &few);

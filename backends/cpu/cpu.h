@@ -18,7 +18,6 @@ typedef struct fattn_cpu_run {
     const fattn_problem *problem;
     const fattn_buffers *buffers;
     const fattn_tiling *tiling;
-    int64_t pieces; /* into which decoding cuts the keys of all sequences (core/tiling.h), or 0 */
     const fattn_merge_job *onto; /* what the results are merged with, or NULL (store.h) */
     /* Sequences with at most so many rows per key/value head belong to the plan's second kernel; 0:
      * there is no second kernel. */

@@ -117,10 +117,10 @@ static int64_t list_sequences(const fattn_cpu_run *run, decode_pieces *list)
 static int64_t parts_worth(const fattn_cpu_run *run, int64_t blocks, int64_t all)
 {
     const int64_t most = fattn_schedule_most(run->tiling, blocks);
-    if (!run->pieces || most == 1) {
+    if (!run->tiling->pieces || most == 1) {
         return most;
     }
-    return fattn_min64(most, fattn_ceil_div(blocks * run->pieces, all * blocks_of(run)));
+    return fattn_min64(most, fattn_ceil_div(blocks * run->tiling->pieces, all * blocks_of(run)));
 }
 
 /* Lists the pieces of a run. Sequences are listed first. They are then replaced by their parts in

@@ -267,10 +267,11 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     snprintf(shape->entry, sizeof shape->entry, "mma_decode_%s%s%s_%d_%d", kernel->run,
              *dtype ? "_" : "", dtype, form->width, form->keys);
     shape->blocks = t->items;
+    shape->resident = mma_cuts(t);
     shape->threads = 32 * form->warps;
     shape->shared = (int)decode_bytes(&kernel->row, p, (fattn_tile){t->br, t->bc});
     shape->early = true;
-    shape->merges = fattn_gpu_merges(p, t, shape->threads);
+    shape->merges = mma_cuts(t) || fattn_gpu_merges(p, t, shape->threads);
 }
 
 /* Lean kernels add a sink when all keys of a row have been summed. */
@@ -285,15 +286,6 @@ fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_pr
 {
     fattn_split_cost cost = fattn_gpu_split(row, p, limits);
     cost.units = limits->units;
-    return cost;
-}
-
-/* A multiprocessor reads some 4,096 keys in the time in which it could begin 30 parts. */
-static fattn_split_cost split_decode(const fattn_kernel *row, const fattn_problem *p,
-                                     const fattn_limits *limits)
-{
-    fattn_split_cost cost = fattn_cuda_split_evenly(row, p, limits);
-    cost.most = 4096;
     return cost;
 }
 
@@ -321,6 +313,16 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
     return fattn_kernel_blocks(row, p) <= limits->units;
 }
 
+/* Two blocks run on a multiprocessor at a time, or one in wide rows. */
+static fattn_split_cost split_decode(const fattn_kernel *row, const fattn_problem *p,
+                                     const fattn_limits *limits)
+{
+    const int64_t blocks = row->pays == has_units_alone ? limits->units : 2 * limits->units;
+    fattn_split_cost cost = fattn_cuda_split_evenly(row, p, limits);
+    cost.pieces = p->batch > 1 && p->batch <= MMA_CUT_MOST ? MMA_CUT_ROUNDS * blocks : 0;
+    return cost;
+}
+
 /* ...: the tiles of a warp. */
 #define TILE_OF(keys)         \
     {                         \
@@ -345,6 +347,7 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
                 .dropout_max = FATTN_GPU_DROPOUT_MAX,                                  \
                 .packs_groups = true,                                                  \
                 .split = split_decode,                                                 \
+                .by_lengths = true,                                                    \
                 .must_fit = true,                                                      \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                    \
                 .cannot = fattn_cuda_too_large,                                        \

@@ -3,6 +3,12 @@
 #ifndef FATTN_CUDA_MMA_H
 #define FATTN_CUDA_MMA_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/host_device.h"
+#include "core/kernel.h"
+
 /*
  * Features of pairs are those that concern single pairs of query and key. A full kernel is compiled
  * once for any combination of them, and once for each feature alone, so that no branches on
@@ -103,7 +109,27 @@ enum mma_variant {
 /* Shared memory of a block in bytes: queries, `keys` keys and as many values of `size` bytes an
  * element, and the item. */
 #define MMA_DECODE_SHARED(width, size, keys) \
-    (2 * (width) * (MMA_DECODE_ROWS + (size) * (keys)) + 1536)
+    (2 * (width) * (MMA_DECODE_ROWS + (size) * (keys)) + 2560)
+
+/*
+ * Batches whose sequences differ in their number of keys are cut by all lengths (mma_cut.cuh).
+ * MMA_CUT_SIZES sizes of parts are tried: whole sequences, and sizes of which each block that runs
+ * at a time gets 2^(k / MMA_CUT_STEPS) parts on average, for k from MMA_CUT_FIRST on. So these are
+ * at most 2 * MMA_CUT_ROUNDS parts for each such block. What the beginning and the end of an item
+ * cost is given in bytes of keys and values: more if a multiprocessor has one block (WIDE), as then
+ * nothing else is read meanwhile. Both were fitted to runs on an H200 (docs/notes/cuda.md).
+ */
+#define MMA_CUT_MOST 512 /* sequences */
+#define MMA_CUT_ROUNDS 4
+#define MMA_CUT_SIZES 16
+#define MMA_CUT_STEPS 5
+#define MMA_CUT_FIRST (-2)
+#define MMA_CUT_ITEM 46080
+#define MMA_CUT_ITEM_WIDE 128000
+#define MMA_CUT_KEYS 256 /* of a part at least */
+
+/* Whether a run cuts its keys so. */
+FATTN_HD bool mma_cuts(const fattn_tiling *t) { return t->pieces > 0 && t->splits > 1; }
 
 /* The same for runs with no more blocks than multiprocessors. A block then has a multiprocessor to
  * itself, and more keys in flight. The second shape of 128 channels is for multiprocessors with

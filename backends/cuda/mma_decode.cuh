@@ -12,9 +12,8 @@
 #ifndef FATTN_CUDA_MMA_DECODE_CUH
 #define FATTN_CUDA_MMA_DECODE_CUH
 
+#include "backends/cuda/mma_decode_items.cuh"
 #include "backends/cuda/mma_e4m3.cuh"
-#include "backends/cuda/mma_forward.cuh"
-#include "backends/gpu/combine.cuh"
 
 /* T: mma_f16, mma_bf16 or mma_e4m3. W: channels of q, k and v, padded. BN: keys of a tile. N:
  * warps. STAGES: tiles in a warp's ring. FEATURES: 0 or MMA_ANY. BLOCKS: how many a multiprocessor
@@ -45,12 +44,20 @@ struct mma_decode_shape {
         NEXT = 4,
         DEPTH = STAGES,
         RING = N * STAGES,
-        SIZE = sizeof(typename T::element), /* of an element of k and v */
-        SPAN = 16 / SIZE,                   /* channels of a chunk of 16 bytes */
+        SIZE = sizeof(typename T::element),                    /* of an element of k and v */
+        SPAN = 16 / SIZE,                                      /* channels of a chunk of 16 bytes */
+        ITEM = BLOCKS == 1 ? MMA_CUT_ITEM_WIDE : MMA_CUT_ITEM, /* mma_cut.cuh */
         FREE_ROUNDS = BLOCKS * N * 2 * SIZE * BN * W < 65536 ? INT32_MAX
                       : BLOCKS == 1                          ? 96
                                                              : 0
     };
+};
+
+/* unscale: what dot products of a row are multiplied by, if queries of bf16 became f16. */
+template <class S> struct mma_decode_scratch : mma_scratch<S> {
+    float unscale[S::SIZE == 1 ? S::ROWS : 1];
+    int64_t next; /* the block's next item */
+    mma_cut_batch batch;
 };
 
 /* A warp's sums, in shared memory where its first keys were. Rows of o are padded by 8 words, so
@@ -239,71 +246,22 @@ template <class S> GPU_DEVICE mma_factors mma_factors_of(const fattn_gpu_args &g
 
 /* Turns the item's queries to f16, once they have landed. All threads of the block must call it. */
 template <class S>
-GPU_DEVICE void mma_decode_queries(const fattn_gpu_args &g, mma_scratch<S> &s, mma_factors &factor)
+GPU_DEVICE void mma_decode_queries(const fattn_gpu_args &g, mma_decode_scratch<S> &s,
+                                   mma_factors &factor)
 {
     if constexpr (S::SIZE == 1) {
         if (g.problem.dtype == FATTN_BF16) {
-            float *const unscale = (float *)(&s + 1);
-            mma_e4m3_queries<S>(s.q, unscale);
+            mma_e4m3_queries<S>(s.q, s.unscale);
             gpu_sync();
             GPU_UNROLL
             for (int h = 0; h < 2; h++) {
-                factor.row[h] *= unscale[mma_lane() / 4 + 8 * h];
+                factor.row[h] *= s.unscale[mma_lane() / 4 + 8 * h];
             }
         }
     }
 }
 
 /* --- An item ---------------------------------------------------------------------------------- */
-
-/* Whether rows may attend to fewer than all keys of the sequence. */
-template <class S> GPU_DEVICE bool mma_sees_band(const fattn_problem &p)
-{
-    return !mma_is_lean(S::VARIANT) || p.window_left >= 0 || p.window_right >= 0;
-}
-
-/* The parts of the keys that the item's rows attend to. */
-template <class S>
-GPU_DEVICE fattn_parts mma_decode_parts(const fattn_gpu_args &g, const mma_item &w)
-{
-    return mma_sees_band<S>(g.problem)
-               ? gpu_parts_of(g, w.pairs.band, w.i0, w.i1, S::KEYS)
-               : fattn_schedule_parts(&g.tiling, 0, (w.keys + (S::KEYS - 1u)) / S::KEYS);
-}
-
-/* mma_item_set() for decoding, where a head has one block of rows. If all rows attend to every key,
- * it takes a short path, because the copies wait for it. */
-template <class S>
-GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma_item &w)
-{
-    const fattn_problem &p = g.problem;
-    const bool waits = !mma_is_lean(S::VARIANT) || gpu_sequences_differ(p);
-    if (mma_sees_band<S>(p)) {
-        if (waits) {
-            gpu_await_earlier();
-        }
-        mma_item_set<S>(g, number, w);
-        return;
-    }
-    const int64_t head = fattn_quotient(number, g.tiling.splits);
-    w = mma_item();
-    w.number = number;
-    w.split = (int)(number - head * g.tiling.splits);
-    w.pairs.b = fattn_quotient(head, p.heads_k);
-    w.hk = head - w.pairs.b * p.heads_k;
-    w.group = g.group;
-    if (waits) {
-        gpu_await_earlier(); /* after what depends on the arguments alone */
-    }
-    w.pairs.seq = gpu_sequence(g, w.pairs.b);
-    mma_item_places<S>(g, w);
-    w.keys = w.past_key = (int)w.pairs.seq.sk;
-    const bool exists = gpu_item_set_part(mma_decode_parts<S>(g, w), w);
-    w.first_key = MMA_LEFTMOST;
-    w.full_past = w.keys / S::KEYS;
-    w.i1 = w.pairs.seq.sq;
-    w.rows = exists ? (int)gpu_clamp(w.i1 * w.group, 0, S::ROWS) : 0;
-}
 
 /* Begins to copy the queries. */
 template <class S>
@@ -344,8 +302,8 @@ GPU_DEVICE void mma_name_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
 
 /* Visits the warp's tiles of the item's part. */
 template <class S>
-GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
-                                mma_rows<S> &rows, mma_factors &factor)
+GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_decode_scratch<S> &s,
+                                const mma_item &w, mma_rows<S> &rows, mma_factors &factor)
 {
     const float unit = g.rule.unit;
     const int warp = gpu_thread() / GPU_WAVE, ring = warp * S::DEPTH, first = w.block + warp;
@@ -367,7 +325,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     mma_name_queries(g, s, w);
     factor = mma_factors_of<S>(g, w);
     if (counts) { /* while keys are in flight */
-        const fattn_parts parts = mma_decode_parts<S>(g, w);
+        const fattn_parts parts = mma_decode_parts<S>(g, w, w.parts);
         s.item.parts = (int)fattn_parts_count(&parts);
         gpu_count_begin(g, gpu_counter_of(g, w.pairs.b, w.hk), word, g.tiling.splits);
     }
@@ -487,12 +445,11 @@ GPU_DEVICE fattn_softmax mma_merge_warps(const fattn_gpu_args &g, mma_scratch<S>
 
 /* Writes row r, which is query q, to o and lse or to a part. */
 template <class S>
-GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_query q, int64_t item,
-                              int r)
+GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_query q, int r)
 {
     const mma_item &w = s.item;
     const bool whole = w.whole;
-    const gpu_part to = whole ? gpu_part_output(g, w.pairs.seq, q) : gpu_part_of(g, item, r);
+    const gpu_part to = whole ? gpu_part_output(g, w.pairs.seq, q) : gpu_part_of(g, w.number, r);
     float factor[S::WARPS];
     fattn_softmax all = mma_merge_warps(g, s, r, factor);
     float sums[S::WIDTH / GPU_WAVE]; /* loaded before the branch for a sink */
@@ -539,46 +496,70 @@ GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
  * merges the parts. */
 template <class S>
 GPU_DEVICE void mma_decode_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows,
-                               const mma_factors &factor, int64_t item)
+                               const mma_factors &factor)
 {
     const mma_item &w = s.item;
     const int live = w.rows;
     mma_leave_part(g, s, live, rows, factor);
     gpu_sync();
     for (int r = gpu_thread() / GPU_WAVE; r < live; r += S::WARPS) {
-        mma_store_row(g, s, mma_query(w, r), item, r);
+        mma_store_row(g, s, mma_query(w, r), r);
     }
     if (!w.whole && g.counters >= 0 &&
         gpu_count_end(g, gpu_counter_of(g, w.pairs.b, w.hk), w.parts)) {
-        gpu_merge_rows(g, w.pairs.seq, w.pairs.b, w.hk, live, w.parts);
+        gpu_merge_rows(g, w.pairs.seq, w.pairs.b, w.hk, live, w.number - w.split, w.parts);
     }
 }
 
+/* Computes item n, and returns the number of the block's next one. *items: how many there are,
+ * which it finds out. */
 template <class S>
-GPU_DEVICE void mma_decode_item(const fattn_gpu_args &g, mma_scratch<S> &s, int64_t item)
+GPU_DEVICE int64_t mma_decode_item(const fattn_gpu_args &g, mma_decode_scratch<S> &s, int64_t n,
+                                   int64_t &items)
 {
     mma_item w;
-    mma_decode_item_set<S>(g, item, w);
+    const bool cuts = mma_cuts(&g.tiling);
+    items = mma_decode_place(g, s.batch, cuts ? n : gpu_item_of(g, n), w);
+    if (n >= items) {
+        return n;
+    }
+    mma_decode_item_set<S>(g, w);
     gpu_sync(); /* the item before may still be read */
+    uint64_t count = 0;
+    if (cuts && gpu_thread() == 0) {
+        /* Its latency passes while keys arrive. */
+        count = atomicAdd((unsigned long long *)mma_decode_taken(g), 1ull);
+    }
     if (w.rows > 0) {
         mma_rows<S> rows;
         mma_factors factor;
         mma_decode_walk(g, s, w, rows, factor);
-        mma_decode_end(g, s, rows, factor, item);
+        mma_decode_end(g, s, rows, factor);
     }
+    if (!cuts) {
+        return n + gpu_blocks();
+    }
+    if (gpu_thread() == 0) {
+        s.next = mma_decode_next(g, count, items);
+    }
+    gpu_sync();
+    return s.next;
 }
 
 template <class S> GPU_DEVICE void mma_decode_all(const fattn_gpu_args &g)
 {
-    enum { UNSCALES = S::SIZE == 1 ? 4 * S::ROWS : 0 };
-    static_assert(sizeof(mma_scratch<S>) + UNSCALES <=
+    static_assert(sizeof(mma_decode_scratch<S>) <=
                       MMA_DECODE_SHARED(S::WIDTH, S::SIZE, S::KEYS * S::RING),
                   "too small");
     extern __shared__ char shared[];
-    mma_scratch<S> &s = *(mma_scratch<S> *)shared;
+    mma_decode_scratch<S> &s = *(mma_decode_scratch<S> *)shared;
     gpu_admit_later();
-    for (int64_t n = gpu_block(); n < g.tiling.items; n += gpu_blocks()) {
-        mma_decode_item<S>(g, s, gpu_item_of(g, n));
+    if (mma_cuts(&g.tiling)) {
+        mma_decode_cut<S>(g, s.batch);
+    }
+    int64_t items = g.tiling.items;
+    for (int64_t n = gpu_block(); n < items;) {
+        n = mma_decode_item<S>(g, s, n, items);
     }
 }
 

@@ -7,13 +7,8 @@
 #ifndef FATTN_CUDA_WGMMA_H
 #define FATTN_CUDA_WGMMA_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "backends/cuda/mma.h"
 #include "backends/cuda/scan.h"
-#include "core/host_device.h"
-#include "core/kernel.h"
 #include "fattn/fattn.h"
 
 /*

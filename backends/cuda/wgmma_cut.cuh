@@ -63,10 +63,10 @@ GPU_DEVICE float wgmma_cut_cost(const fattn_gpu_args &g, const wgmma_cut_length 
             shortest = min(shortest, most);
         }
     }
-    items = wgmma_sum(items);
-    slots = wgmma_sum(slots);
-    longest = wgmma_largest(longest);
-    shortest = -wgmma_largest(-shortest);
+    items = mma_warp_sum(items);
+    slots = mma_warp_sum(slots);
+    longest = mma_warp_largest(longest);
+    shortest = -mma_warp_largest(-shortest);
     if (slots > wgmma_cut_slots(&g.tiling)) {
         return fattn_f32_infinity();
     }
@@ -110,7 +110,7 @@ GPU_DEVICE void wgmma_cut_all(const fattn_gpu_args &g)
     }
     gpu_sync();
     const float tried = cost[mma_lane() % WGMMA_CUT_SIZES];
-    const int least = -wgmma_largest(-__float_as_int(tried)); /* costs are not negative */
+    const int least = -mma_warp_largest(-__float_as_int(tried)); /* costs are not negative */
     const int best = __ffs((int)__ballot_sync(0xffffffffu, __float_as_int(tried) == least)) - 1;
     const int chosen = sizes[best];
     wgmma_list_sequences(p, at.listed, at.cuts, [&](int k) {

@@ -93,7 +93,7 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
     const mma_range last = mma_band_row(w, wgmma_query(b, min(row + 63, w.rows - 1)));
     const bool exists = n < S::WARPGROUPS && 64 * n < w.rows;
     const int own_past = exists ? min((last.past + S::KEYS - 1) / S::KEYS, kept.past) : 0;
-    w.past = max(wgmma_largest(own_past), w.block);
+    w.past = max(mma_warp_largest(own_past), w.block);
     if (n < S::WARPGROUPS) {
         w.own_past[n] = b.ping_pong || S::SKIPS ? w.past : max(own_past, w.block);
         w.full[n] = (last.first + S::KEYS - 1) / S::KEYS;

@@ -7,7 +7,7 @@
 #ifndef FATTN_CUDA_WGMMA_LIST_CUH
 #define FATTN_CUDA_WGMMA_LIST_CUH
 
-#include "backends/cuda/vendor.h"
+#include "backends/cuda/mma_warp.cuh"
 #include "backends/cuda/wgmma.h"
 #include "core/integer.h"
 #include "core/kernel.h"
@@ -17,17 +17,6 @@ typedef struct wgmma_length {
     int blocks; /* of rows of one head, or in backward of keys */
     int parts;  /* into which the keys of a block of rows are cut: each is an item */
 } wgmma_length;
-
-/* The sum of x over the lanes up to this one. */
-GPU_DEVICE uint32_t wgmma_lanes_before(uint32_t x)
-{
-    GPU_UNROLL
-    for (int lanes = 1; lanes < GPU_WAVE; lanes *= 2) {
-        const uint32_t other = __shfl_up_sync(0xffffffffu, x, lanes);
-        x += gpu_thread() % GPU_WAVE >= lanes ? other : 0;
-    }
-    return x;
-}
 
 /* Makes the list; of(b) returns the lengths of sequence b. The block has WGMMA_LISTED_MOST threads.
  * Each has a sequence and counts those that come before it. Then the first warp computes prefix
@@ -68,7 +57,7 @@ GPU_DEVICE void wgmma_list_sequences(const fattn_problem &p, wgmma_listed *list,
             wgmma_listed entry = n < batch ? sorted[n] : wgmma_listed{0, 0, 0, 0};
             const uint32_t parts = n < batch ? (uint32_t)parts_of[entry.sequence] : 0;
             const uint32_t items = (uint32_t)entry.blocks * (uint32_t)p.heads_k * parts;
-            entry.past = sum + wgmma_lanes_before(items);
+            entry.past = sum + mma_warp_up_to(items);
             entry.first = entry.past - items;
             sum = __shfl_sync(0xffffffffu, entry.past, GPU_WAVE - 1);
             if (n < batch) {
@@ -76,7 +65,7 @@ GPU_DEVICE void wgmma_list_sequences(const fattn_problem &p, wgmma_listed *list,
             }
             if (cuts) {
                 const uint32_t taken = parts > 1 ? items : 0;
-                const uint32_t past = slots + wgmma_lanes_before(taken);
+                const uint32_t past = slots + mma_warp_up_to(taken);
                 slots = __shfl_sync(0xffffffffu, past, GPU_WAVE - 1);
                 if (n < batch) {
                     cuts[n] = cuts[batch + entry.sequence] = {past - taken, parts};

@@ -517,10 +517,6 @@ WGMMA_PRODUCTS(128, 8, 64, 65, 66, 67, 68, 69)
 WGMMA_PRODUCTS(192, 12, 96, 97, 98, 99, 100, 101)
 WGMMA_PRODUCTS(256, 16, 128, 129, 130, 131, 132, 133)
 
-/* The sum, and the largest, of x over the warp. */
-GPU_DEVICE int wgmma_sum(int x) { return __reduce_add_sync(0xffffffffu, x); }
-GPU_DEVICE int wgmma_largest(int x) { return __reduce_max_sync(0xffffffffu, x); }
-
 /* The minimum of unsigned 16-bit numbers in each half. */
 GPU_DEVICE uint32_t wgmma_smaller_halves(uint32_t a, uint32_t b)
 {

@@ -177,13 +177,13 @@ GPU_DEVICE bool gpu_count_end(const fattn_gpu_args &g, uint64_t *counter, int64_
     return last;
 }
 
-/* Merges the parts of rows 0 .. rows - 1 of a key/value head that has one block of rows. */
+/* Merges the parts of rows 0 .. rows - 1 of a key/value head that has one block of rows. item: that
+ * of the first part. */
 GPU_DEVICE void gpu_merge_rows(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
-                               int64_t hk, int rows, int64_t parts)
+                               int64_t hk, int rows, int64_t item, int64_t parts)
 {
     enum { CHANNELS = FATTN_GPU_MERGE_CHANNELS / 32 };
     const int slabs = (int)((g.problem.dim_v + 32 * CHANNELS - 1) / (32 * CHANNELS));
-    const int64_t item = (b * g.problem.heads_k + hk) * g.tiling.splits;
     for (int n = gpu_thread() / 32; n < rows * slabs; n += gpu_threads() / 32) {
         const int r = n / slabs;
         const int64_t c = (n - r * slabs) * 32 * CHANNELS + gpu_thread() % 32;

@@ -66,7 +66,8 @@ int64_t fattn_gpu_decode_workspace(const fattn_kernel *row, const fattn_problem 
                                    const fattn_tiling *t)
 {
     const int64_t parts = fattn_gpu_parts_workspace(row, p, t);
-    const int64_t counters = gpu_floats(gpu_times(t->items / t->splits, 2));
+    const int64_t heads = gpu_times(t->heads, t->q_blocks);
+    const int64_t counters = gpu_floats(gpu_times(heads < 0 ? -1 : heads + 1, 2));
     return parts <= 0                                     ? parts
            : counters < 0 || parts > INT64_MAX - counters ? -1
                                                           : parts + counters;

@@ -238,7 +238,8 @@ GPU_DEVICE void gpu_forward_merge(const fattn_gpu_args &g, const gpu_forward_scr
     const gpu_forward_job &job = s.job;
     if (gpu_forward_counts<S>(g, job) &&
         gpu_count_end(g, gpu_counter_of(g, job.pairs.b, job.hk), s.parts * slabs)) {
-        gpu_merge_rows(g, job.pairs.seq, job.pairs.b, job.hk, job.rows, s.parts);
+        gpu_merge_rows(g, job.pairs.seq, job.pairs.b, job.hk, job.rows, job.item - job.split,
+                       s.parts);
     }
 }
 

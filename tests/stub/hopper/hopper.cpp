@@ -328,18 +328,18 @@ template <class Add> static int reduce(int x, int first, const Add &add)
     return first;
 }
 
-static int wgmma_sum(int x)
+static int __reduce_add_sync(uint32_t, int x)
 {
     return reduce(x, 0, [](int a, int b) { return a + b; });
 }
 
-static int wgmma_largest(int x)
+static int __reduce_max_sync(uint32_t, int x)
 {
     return reduce(x, x, [](int a, int b) { return max(a, b); });
 }
-static unsigned atomicAdd(unsigned *at, unsigned x)
+template <class Word> static Word atomicAdd(Word *at, Word x)
 {
-    const unsigned before = *at;
+    const Word before = *at;
     *at += x;
     return before;
 }

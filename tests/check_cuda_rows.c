@@ -258,7 +258,10 @@ static void check_halves_rows(void)
         {"wgmma_pair_split_576", FATTN_BF16, 300, 128, 1, 1, 576, 512, 32, FATTN_SEQUSED_K},
         {"wgmma_split_576", FATTN_BF16, 512, 16, 1, 1, 576, 512, 32, FATTN_SEQUSED_K},
         {"wgmma_pair_split_576", FATTN_BF16, 64, 128, 1, 8, 576, 512, 16, FATTN_SEQUSED_K},
-        {"wgmma_pair_split_576", FATTN_BF16, 15, 128, 1, 1, 576, 512, 4, FATTN_SEQUSED_K},
+        {"wgmma_pair_split_576", FATTN_BF16, 4, 128, 1, 1, 576, 512, 32, FATTN_SEQUSED_K},
+        {"wgmma_pair_split_576", FATTN_BF16, 3, 128, 1, 1, 576, 512, 22, FATTN_SEQUSED_K},
+        {"wgmma_split_576", FATTN_BF16, 16, 16, 1, 1, 576, 512, 32, FATTN_SEQUSED_K},
+        {"wgmma_split_576", FATTN_BF16, 15, 16, 1, 1, 576, 512, 8, FATTN_SEQUSED_K},
         {"wgmma_pair_576", FATTN_BF16, 16, 128, 1, 132, 576, 512, 1, FATTN_SEQUSED_K},
         {"wgmma_pair_576", FATTN_BF16, 513, 128, 1, 1, 576, 512, 1, FATTN_SEQUSED_K},
         {"wgmma_split_576", FATTN_F16, 8, 16, 1, 1, 576, 512, 16, FATTN_SINK},
@@ -304,28 +307,33 @@ static void check_halves_rows(void)
 
 /* Into how many parts decoding may cut the keys of a sequence, and how many items a run may have.
  * If sequences may differ in length, one may have all parts, of which there are four for each block
- * that runs at a time: two for each of 132 multiprocessors or, in wide rows, one. */
+ * that runs at a time: two for each of 132 multiprocessors or, in wide rows, one. With more rows
+ * there are two parts for each multiprocessor. */
 static void check_decode_parts(void)
 {
     static const struct {
         const char *row;
-        int64_t batch, seqlen_k, splits, items;
+        int64_t batch, seqlen_q, seqlen_k, splits, items;
         uint64_t features;
-    } cases[] = {{"mma_decode_lean_128", 64, 131072, 131, 64 * 8 + 2 * 4 * 264, FATTN_SEQUSED_K},
-                 {"mma_decode_lean_128", 64, 131072, 1, 64 * 8, 0},
-                 {"mma_decode_lean_128", 64, 1024, 4, 64 * 8 * 4, FATTN_SEQUSED_K},
-                 {"mma_decode_lean_128", 64, 500, 1, 64 * 8, FATTN_SEQUSED_K},
-                 {"mma_decode_wide_128", 16, 131072, 66, 16 * 8 + 2 * 4 * 132, FATTN_SEQUSED_K},
-                 {"mma_decode_lean_128", 512, 131072, 131, 512 * 8 + 2 * 4 * 264, FATTN_SEQUSED_K},
-                 {"mma_decode_lean_128", 513, 131072, 1, 513 * 8, FATTN_SEQUSED_K},
-                 {"mma_decode_wide_128", 1, 131072, 16, 8 * 16, FATTN_SEQUSED_K}};
+    } cases[] = {
+        {"mma_decode_lean_128", 64, 1, 131072, 131, 64 * 8 + 2 * 4 * 264, FATTN_SEQUSED_K},
+        {"mma_decode_lean_128", 64, 1, 131072, 1, 64 * 8, 0},
+        {"mma_decode_lean_128", 64, 1, 1024, 4, 64 * 8 * 4, FATTN_SEQUSED_K},
+        {"mma_decode_lean_128", 64, 1, 500, 1, 64 * 8, FATTN_SEQUSED_K},
+        {"mma_decode_wide_128", 16, 1, 131072, 66, 16 * 8 + 2 * 4 * 132, FATTN_SEQUSED_K},
+        {"mma_decode_lean_128", 512, 1, 131072, 131, 512 * 8 + 2 * 4 * 264, FATTN_SEQUSED_K},
+        {"mma_decode_lean_128", 513, 1, 131072, 1, 513 * 8, FATTN_SEQUSED_K},
+        {"mma_decode_wide_128", 1, 1, 131072, 16, 8 * 16, FATTN_SEQUSED_K},
+        {"wgmma_split_128", 64, 8, 131072, 32, 64 * 8 + 2 * 2 * 132, FATTN_SEQUSED_K},
+        {"wgmma_split_128", 64, 8, 4095, 1, 64 * 8, FATTN_SEQUSED_K}};
     fattn_device *const device = open_h100("parts of sequences of different lengths");
     EACH (n, cases) {
         fattn_problem p = scene_problem(FORWARD);
         p.dtype = FATTN_BF16;
         p.features = cases[n].features;
         p.batch = cases[n].batch, p.heads_q = 32, p.heads_k = 8;
-        p.seqlen_q = 1, p.seqlen_k = cases[n].seqlen_k, p.dim = p.dim_v = 128;
+        p.seqlen_q = cases[n].seqlen_q, p.seqlen_k = cases[n].seqlen_k;
+        p.dim = p.dim_v = 128;
         const fattn_plan_info info = plan_info(device, &p, "decoding");
         expect(strcmp(info.kernel, cases[n].row) == 0 && info.splits == cases[n].splits &&
                    info.work_items == cases[n].items,

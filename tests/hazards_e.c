@@ -142,18 +142,18 @@ static void e2_decode(void)
     decode_among(FATTN_E4M3);
 }
 
-/* Some long sequences among at least 16. Hopper's rows for more than 256 channels cut their keys
- * into more parts than those of others, and take the largest parts first. */
-static void e2_cut(void)
+/* Some long sequences among others. Hopper's rows that split keys cut them into more parts than
+ * those of others, and take the largest parts first. */
+static void cut_among(fattn_dtype cache)
 {
     enum { MOST = 40 };
     static const struct {
         int64_t batch, heads_q, heads_k, longest, rows;
         uint64_t features;
-    } cases[] = {{16, 2, 1, 700, 1, 0},
-                 {17, 128, 1, 520, 1, FATTN_SEQUSED_K},
-                 {20, 64, 1, 600, 3, FATTN_CAUSAL},
-                 {MOST, 4, 2, 900, 40, FATTN_CAUSAL | FATTN_SEQUSED_Q},
+    } cases[] = {{16, 2, 1, 4400, 1, 0},
+                 {5, 128, 1, 5100, 1, FATTN_SEQUSED_K},
+                 {20, 64, 1, 4200, 3, FATTN_CAUSAL},
+                 {MOST, 4, 2, 1500, 40, FATTN_CAUSAL | FATTN_SEQUSED_Q},
                  {33, 3, 1, 640, 1, 0}}; /* an odd number of rows */
     EACH (n, cases) {
         draw_rng rng = draw_stream(2, (int64_t)n, 2);
@@ -167,15 +167,22 @@ static void e2_cut(void)
             keys[b * cases[n].batch / 4] = cases[n].longest - 70 * b + 70;
         }
         draw_case c = packed(FATTN_FORWARD, FATTN_F16, cases[n].batch, rows, keys, cases[n].heads_q,
-                             cases[n].heads_k, 8);
+                             cases[n].heads_k, 16);
         c.problem.features |= cases[n].features;
+        c.problem.dtype_kv = c.problem.dtype_v = cache;
         for (int64_t b = 0; b < cases[n].batch; b++) {
             c.sequences[b].keys -=
                 cases[n].features & FATTN_SEQUSED_K ? c.sequences[b].keys / 5 : 0;
             c.sequences[b].rows /= cases[n].features & FATTN_SEQUSED_Q ? 1 + b % 2 : 1;
         }
-        hazard_judge_drawn(&c, -1, "case %d", (int)n);
+        hazard_judge_drawn(&c, -1, "%s, case %d", cache == FATTN_F16 ? "f16" : "e4m3", (int)n);
     }
+}
+
+static void e2_cut(void)
+{
+    cut_among(FATTN_F16);
+    cut_among(FATTN_E4M3);
 }
 
 /* One long sequence among short ones and empty ones, whose lengths are multiples of a tile, one

@@ -267,11 +267,11 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     snprintf(shape->entry, sizeof shape->entry, "mma_decode_%s%s%s_%d_%d", kernel->run,
              *dtype ? "_" : "", dtype, form->width, form->keys);
     shape->blocks = t->items;
-    shape->resident = mma_cuts(t);
+    shape->resident = fattn_cuda_cuts(t);
     shape->threads = 32 * form->warps;
     shape->shared = (int)decode_bytes(&kernel->row, p, (fattn_tile){t->br, t->bc});
     shape->early = true;
-    shape->merges = mma_cuts(t) || fattn_gpu_merges(p, t, shape->threads);
+    shape->merges = fattn_cuda_cuts(t) || fattn_gpu_merges(p, t, shape->threads);
 }
 
 /* Lean kernels add a sink when all keys of a row have been summed. */

@@ -129,7 +129,7 @@ enum mma_variant {
 #define MMA_CUT_KEYS 256 /* of a part at least */
 
 /* Whether a run cuts its keys so. */
-FATTN_HD bool mma_cuts(const fattn_tiling *t) { return t->pieces > 0 && t->splits > 1; }
+FATTN_HD bool fattn_cuda_cuts(const fattn_tiling *t) { return t->pieces > 0 && t->splits > 1; }
 
 /* The same for runs with no more blocks than multiprocessors. A block then has a multiprocessor to
  * itself, and more keys in flight. The second shape of 128 channels is for multiprocessors with

@@ -518,7 +518,7 @@ GPU_DEVICE int64_t mma_decode_item(const fattn_gpu_args &g, mma_decode_scratch<S
                                    int64_t &items)
 {
     mma_item w;
-    const bool cuts = mma_cuts(&g.tiling);
+    const bool cuts = fattn_cuda_cuts(&g.tiling);
     items = mma_decode_place(g, s.batch, cuts ? n : gpu_item_of(g, n), w);
     if (n >= items) {
         return n;
@@ -554,7 +554,7 @@ template <class S> GPU_DEVICE void mma_decode_all(const fattn_gpu_args &g)
     extern __shared__ char shared[];
     mma_decode_scratch<S> &s = *(mma_decode_scratch<S> *)shared;
     gpu_admit_later();
-    if (mma_cuts(&g.tiling)) {
+    if (fattn_cuda_cuts(&g.tiling)) {
         mma_decode_cut<S>(g, s.batch);
     }
     int64_t items = g.tiling.items;

@@ -23,7 +23,7 @@ GPU_DEVICE fattn_parts mma_decode_parts(const fattn_gpu_args &g, const mma_item 
         mma_sees_band<S>(g.problem)
             ? gpu_parts_of(g, w.pairs.band, w.i0, w.i1, S::KEYS)
             : fattn_schedule_parts(&g.tiling, 0, (w.keys + (S::KEYS - 1u)) / S::KEYS);
-    return mma_cuts(&g.tiling) ? fattn_schedule_cut(own.first, own.past, parts) : own;
+    return fattn_cuda_cuts(&g.tiling) ? fattn_schedule_cut(own.first, own.past, parts) : own;
 }
 
 /* Sets the item's part, and with it whether the item has rows. */
@@ -39,7 +39,7 @@ GPU_DEVICE int64_t mma_decode_place(const fattn_gpu_args &g, const mma_cut_batch
                                     int64_t number, mma_item &w)
 {
     w = mma_item();
-    if (mma_cuts(&g.tiling)) {
+    if (fattn_cuda_cuts(&g.tiling)) {
         mma_cut_item item;
         const int64_t items = mma_cut_find(g, batch, number, item);
         w.number = item.slot;
@@ -67,7 +67,7 @@ template <class S> GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, 
     }
     if (mma_sees_band<S>(p)) {
         const mma_item at = w;
-        const bool cuts = mma_cuts(&g.tiling);
+        const bool cuts = fattn_cuda_cuts(&g.tiling);
         const int64_t head = w.pairs.b * p.heads_k + w.hk;
         mma_item_set<S>(g, cuts ? head * g.tiling.splits : w.number, w);
         if (!cuts) {

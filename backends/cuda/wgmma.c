@@ -58,7 +58,7 @@ const char *fattn_wgmma_cannot_forward(const fattn_kernel *row, const fattn_prob
 }
 
 /* gpu_sequences_differ() of sequence.cuh for the host; a lint (features.py) keeps the two equal. */
-static bool sequences_differ(const fattn_problem *p)
+bool fattn_wgmma_sequences_differ(const fattn_problem *p)
 {
     return p->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
                           FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS);
@@ -148,11 +148,16 @@ static int64_t part_keys(const fattn_problem *p)
     return fattn_problem_rows(p) > WGMMA_SPLIT_ROWS ? 640 : 256;
 }
 
+/* If no sequence is longer, a long one among short ones does not take long enough for the kernel
+ * that finds it. */
+#define CUT_KEYS_MIN 4096
+
 static fattn_split_cost split_cost(const fattn_kernel *row, const fattn_problem *p,
                                    const fattn_limits *limits)
 {
     fattn_split_cost cost = fattn_cuda_split_evenly(row, p, limits);
     cost.keys = part_keys(p);
+    cost.pieces = p->seqlen_k < CUT_KEYS_MIN ? 0 : fattn_wgmma_pieces(row, p, limits->units, 2);
     return cost;
 }
 
@@ -191,7 +196,8 @@ static bool leaves_idle(const fattn_kernel *row, const fattn_problem *p, int64_t
     const double whole =
         (double)(fattn_ceil_div(blocks, units) * rows) * (double)keys / WGMMA_SPLIT_ROWS;
     const bool banded = p->window_right >= 0 && p->seqlen_q > keys / 8;
-    const bool alike = !banded && p->window_left < 0 && (!sequences_differ(p) || p->batch == 1);
+    const bool alike =
+        !banded && p->window_left < 0 && (!fattn_wgmma_sequences_differ(p) || p->batch == 1);
     bool idle = false;
     for (int parts = 2; alike && parts <= PARTS_MAX; parts++) {
         const int64_t rounds = fattn_ceil_div(fattn_kernel_blocks(row, p) * parts, units);
@@ -236,7 +242,7 @@ int fattn_wgmma_forward_maps(const fattn_gpu_kernel *kernel, const fattn_problem
  * bias or mask, where the scan kernel clears it. */
 static bool counts(const fattn_problem *p)
 {
-    return sequences_differ(p) || p->window_left >= 0 || p->window_right >= 0;
+    return fattn_wgmma_sequences_differ(p) || p->window_left >= 0 || p->window_right >= 0;
 }
 
 void fattn_wgmma_clear(const fattn_gpu_kernel *kernel, const fattn_problem *p,
@@ -273,14 +279,6 @@ static void lean_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     fattn_wgmma_forward(kernel, p, t, shape);
     snprintf(shape->onto, sizeof shape->onto, "wgmma_onto_%s_%s", fattn_dtype_name(p->dtype),
              kernel->run);
-}
-
-/* If lengths differ, each item has a block of its own; otherwise a resident grid takes them. */
-void fattn_wgmma_split(const fattn_gpu_kernel *kernel, const fattn_problem *p,
-                       const fattn_tiling *t, fattn_gpu_shape *shape)
-{
-    fattn_wgmma_forward(kernel, p, t, shape);
-    shape->resident = !sequences_differ(p);
 }
 
 /* caches: as below. */
@@ -335,10 +333,11 @@ void fattn_wgmma_split(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                 .cannot = cannot_split,                                          \
                 .pays = split_pays,                                              \
                 .split = split_cost,                                             \
+                .by_lengths = true,                                              \
                 .fast_bytes = fattn_gpu_shared_bytes,                            \
-                .workspace = fattn_cuda_parts_workspace},                        \
+                .workspace = fattn_wgmma_parts_workspace},                       \
         WGMMA_KERNEL(file, channels),                                            \
-        .phases = {fattn_wgmma_split, fattn_gpu_combine},                        \
+        .phases = {fattn_wgmma_cut, fattn_wgmma_split, fattn_wgmma_merge},       \
         .maps = fattn_wgmma_forward_maps,                                        \
         .threads = WGMMA_ROW_THREADS(caches, WGMMA_SPLIT_ROWS / 64),             \
         .shared = (bytes) + WGMMA_SPLIT_CONTROL,                                 \

@@ -179,8 +179,8 @@ typedef struct wgmma_listed {
 } wgmma_listed;
 #define WGMMA_LISTED_MOST 512 /* sequences at most: each has a thread */
 #define WGMMA_CUT_THREADS WGMMA_LISTED_MOST
-#define WGMMA_CUT_FEWEST 16 /* sequences at least: fewer have many parts in any case */
-#define WGMMA_MERGE_ROWS 8  /* that a block merges at a time */
+#define WGMMA_CUT_ROUNDS 2 /* pieces for each block, or cluster, that runs at a time */
+#define WGMMA_MERGE_ROWS 8 /* that a block merges at a time */
 #define WGMMA_MERGE_THREADS (32 * WGMMA_MERGE_ROWS)
 #define WGMMA_LISTED_ITEMS 512 /* no list for this many items or fewer */
 
@@ -195,8 +195,8 @@ FATTN_HD bool wgmma_lists(const fattn_problem *p, int64_t items)
 }
 
 /*
- * The kernels of WGMMA_HALVES_SPLIT_SHAPES cut the keys of a batch by the lengths of all sequences.
- * A kernel that runs before (wgmma_cut.cuh) finds out how large a part should be, and lists the
+ * The kernels that split keys may cut those of a batch by the lengths of all sequences. A kernel
+ * that runs before them (wgmma_cut.cuh) finds out how large a part should be, and lists the
  * sequences, those with the largest parts first. Behind the parts, the workspace has the counter of
  * items, the list, and the cut of each sequence.
  */
@@ -204,23 +204,6 @@ typedef struct wgmma_cut {
     uint32_t slot;  /* in the workspace, of the first part; not used if parts is 1 */
     uint32_t parts; /* into which the keys of each block of rows are cut, at most */
 } wgmma_cut;
-
-/* Whether the kernels can do so, with tiles of br rows. group: query heads of a key/value head. The
- * kernel that merges reads four floats of a part at a time. */
-FATTN_HD bool wgmma_can_cut(const fattn_problem *p, int64_t br, int64_t group)
-{
-    const uint64_t differ =
-        FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q | FATTN_SEQUSED_K;
-    const int64_t most = group * p->seqlen_q, rows = most < br ? most : br;
-    return p->features & differ && p->batch >= WGMMA_CUT_FEWEST && p->batch <= WGMMA_LISTED_MOST &&
-           p->dim_v % 4 == 0 && rows % 2 == 0;
-}
-
-/* Whether they do. */
-FATTN_HD bool wgmma_cuts(const fattn_problem *p, const fattn_tiling *t, int64_t group)
-{
-    return t->splits > 1 && wgmma_can_cut(p, t->br, group);
-}
 
 /* How many parts the workspace has room for. Only sequences that are cut need it. */
 FATTN_HD int64_t wgmma_cut_slots(const fattn_tiling *t)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Batches whose sequences have different lengths, for kernels that cut keys into parts
- * (wgmma_halves.cuh). One kernel runs before them. It finds how large a part should be, so that the
- * longest sequence does not decide how long the run takes, and lists the sequences
- * (wgmma_list.cuh), those with the largest parts first. Another kernel merges the parts. The idea
- * is that of FlashMLA's scheduler (DeepSeek 2025), but parts do not continue in another sequence.
+ * Batches whose sequences have different lengths, for Hopper's kernels that split keys. One kernel
+ * runs before them. It finds how large a part should be, so that the longest sequence does not
+ * decide how long the run takes, and lists the sequences (wgmma_list.cuh), those with the largest
+ * parts first. Another kernel merges the parts. The idea is that of FlashMLA's scheduler (DeepSeek
+ * 2025), but parts do not continue in another sequence.
  */
 #ifndef FATTN_CUDA_WGMMA_CUT_CUH
 #define FATTN_CUDA_WGMMA_CUT_CUH
@@ -14,11 +14,11 @@
 #include "backends/gpu/combine.cuh"
 
 /* Costs in tiles of keys: the beginning and the end of an item, and merging, to which each row of a
- * part adds; and the least part. Measured on an H200 (docs/notes/hopper-forward.md). */
+ * part adds; and the fewest keys of a part. Measured on an H200 (docs/notes/hopper-forward.md). */
 #define WGMMA_CUT_ITEM 2
 #define WGMMA_CUT_MERGE 3
 #define WGMMA_CUT_ROW (1 / 2048.0f)
-#define WGMMA_CUT_LEAST 4
+#define WGMMA_CUT_KEYS 256
 #define WGMMA_CUT_SIZES (WGMMA_CUT_THREADS / GPU_WAVE) /* that are tried, each by a warp */
 
 /* A sequence's blocks of rows, of all key/value heads, and the tiles of keys of each. */
@@ -26,17 +26,33 @@ typedef struct wgmma_cut_length {
     int blocks, tiles;
 } wgmma_cut_length;
 
-GPU_DEVICE int wgmma_cut_blocks(const fattn_gpu_args &g, const fattn_sequence &seq)
+GPU_DEVICE int wgmma_cut_blocks(const fattn_gpu_args &g, int64_t queries)
 {
-    return (int)((seq.sq * g.group + g.tiling.br - 1) / g.tiling.br);
+    return (int)((queries * g.group + g.tiling.br - 1) / g.tiling.br);
 }
 
+/* These of sequence b. Sequences may be packed or not, and use fewer rows than they have. */
+GPU_DEVICE int wgmma_cut_rows(const int32_t *cu, const int32_t *used, int longest, int b)
+{
+    const int own = cu ? min(max(cu[b + 1] - cu[b], 0), longest) : longest;
+    return used ? min(max(used[b], 0), own) : own;
+}
+
+/* The tiles are those of all keys, or as many as the rows see through a window. */
 GPU_DEVICE wgmma_cut_length wgmma_cut_length_of(const fattn_gpu_args &g, int b)
 {
-    const fattn_sequence seq = gpu_sequence(g, b);
-    const fattn_band band = fattn_band_of(&g.problem, &seq);
-    const fattn_parts all = wgmma_cut_keys(band, 0, seq.sq, (int)g.tiling.bc, 1);
-    return {wgmma_cut_blocks(g, seq) * (int)g.problem.heads_k, (int)(all.past - all.first)};
+    const fattn_problem &p = g.problem;
+    const fattn_buffers &buf = g.buffers;
+    const auto given = [&](uint64_t bit, const int32_t *x) { return p.features & bit ? x : NULL; };
+    const int queries = wgmma_cut_rows(given(FATTN_CU_SEQLENS_Q, buf.cu_seqlens_q),
+                                       given(FATTN_SEQUSED_Q, buf.seqused_q), (int)p.seqlen_q, b);
+    int keys = wgmma_cut_rows(given(FATTN_CU_SEQLENS_K, buf.cu_seqlens_k),
+                              given(FATTN_SEQUSED_K, buf.seqused_k), (int)p.seqlen_k, b);
+    if (p.window_left >= 0 && p.window_right >= 0) {
+        keys = (int)fattn_min64(keys, p.window_left + p.window_right + queries);
+    }
+    return {wgmma_cut_blocks(g, queries) * (int)p.heads_k,
+            (keys + (int)g.tiling.bc - 1) / (int)g.tiling.bc};
 }
 
 /* Into how many parts so many tiles are cut, if a part has `size`. */
@@ -88,7 +104,8 @@ GPU_DEVICE void wgmma_cut_all(const fattn_gpu_args &g)
     const fattn_problem &p = g.problem;
     const wgmma_lists_at at = wgmma_lists_behind(g, wgmma_cut_parts_bytes(&p, &g.tiling, g.group));
     const int batch = (int)p.batch, b = gpu_thread(), n = b / GPU_WAVE;
-    const int units = max(wgmma_multiprocessors() * WGMMA_HALVES_ROWS / (int)g.tiling.br, 1);
+    const int units = max((int)g.tiling.pieces / WGMMA_CUT_ROUNDS, 1);
+    const int least = max(WGMMA_CUT_KEYS / (int)g.tiling.bc, 1);
     gpu_admit_later();
     gpu_await_earlier();
     if (b < batch) {
@@ -102,7 +119,7 @@ GPU_DEVICE void wgmma_cut_all(const fattn_gpu_args &g)
     }
     all = gpu_team_sum<GPU_WAVE>(all);
     const float share = ceilf(all * 8 / (float)(units * max(n, 1)));
-    const int size = n == 0 ? 1 << 30 : max((int)fminf(share, (float)(1 << 30)), WGMMA_CUT_LEAST);
+    const int size = n == 0 ? 1 << 30 : max((int)fminf(share, (float)(1 << 30)), least);
     const float own_cost = wgmma_cut_cost(g, length, all, size, units);
     if (mma_lane() == 0) {
         cost[n] = own_cost;
@@ -110,8 +127,8 @@ GPU_DEVICE void wgmma_cut_all(const fattn_gpu_args &g)
     }
     gpu_sync();
     const float tried = cost[mma_lane() % WGMMA_CUT_SIZES];
-    const int least = -mma_warp_largest(-__float_as_int(tried)); /* costs are not negative */
-    const int best = __ffs((int)__ballot_sync(0xffffffffu, __float_as_int(tried) == least)) - 1;
+    const int lowest = -mma_warp_largest(-__float_as_int(tried)); /* costs are not negative */
+    const int best = __ffs((int)__ballot_sync(0xffffffffu, __float_as_int(tried) == lowest)) - 1;
     const int chosen = sizes[best];
     wgmma_list_sequences(p, at.listed, at.cuts, [&](int k) {
         const int parts = wgmma_cut_count(g, length[k].tiles, chosen);
@@ -124,38 +141,54 @@ GPU_DEVICE void wgmma_cut_all(const fattn_gpu_args &g)
 }
 
 /* Merges the parts of a row, of which `part` is the first. A warp does so, each lane four adjacent
- * channels out of every 128. Few parts are usual, so the loads of all channels of a part are in
- * flight together; gpu_combine_parts() has those of many parts. */
+ * channels out of every 128, of which there are PIECES. The loads of HELD parts are in flight
+ * together. Parts are added in ascending order. */
+template <int PIECES, int HELD>
 GPU_DEVICE void wgmma_merge_row(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
                                 gpu_query q, const gpu_part &part, int parts)
 {
-    enum { PIECES = 512 / 128 };
-    const int step = gpu_part_step(g), lane = mma_lane();
-    const float *const o = (const float *)part.o.data + part.at;
-    float m = -fattn_f32_infinity(), l = 0, sum[PIECES][4] = {};
-    for (int k = lane; k < parts; k += GPU_WAVE) {
-        m = gpu_max(m, part.m[k * step]);
-    }
+    const int step = gpu_part_step(g), lane = mma_lane(), dim_v = (int)g.problem.dim_v;
+    const float *const o = (const float *)part.o.data + part.at + 4 * lane;
+    float sum[PIECES][4] = {};
     fattn_softmax all = fattn_softmax_empty();
-    all.m = gpu_team_max<32>(m);
-    const float base = fattn_softmax_base(all);
-    for (int k = lane; k < parts; k += GPU_WAVE) {
-        l += part.l[k * step] * fattn_softmax_weight(part.m[k * step], g.rule.unit, base);
-    }
-    all.l = gpu_team_sum<32>(l);
-    for (int k = 0; k < parts; k++) {
-        const float weight = fattn_softmax_weight(part.m[k * step], g.rule.unit, base);
+    for (int first = 0; first < parts; first += GPU_WAVE) {
+        fattn_softmax own = fattn_softmax_empty(); /* of the lane's part */
+        if (first + lane < parts) {
+            own.m = part.m[(first + lane) * step];
+            own.l = part.l[(first + lane) * step];
+        }
+        const float alpha = fattn_softmax_raise(&all, gpu_team_max<32>(own.m), g.rule.unit);
+        const float weight = fattn_softmax_weight(own.m, g.rule.unit, fattn_softmax_base(all));
+        fattn_softmax_add(&all, gpu_team_sum<32>(own.l * weight));
         GPU_UNROLL
-        for (int n = 0; n < PIECES; n++) {
-            const int c = 128 * n + 4 * lane;
-            gpu_f4 x = {0, 0, 0, 0};
-            if (c < g.problem.dim_v) {
-                x = *(const gpu_f4 *)(o + k * step + c);
+        for (int n = 0; n < 4 * PIECES; n++) {
+            sum[n / 4][n % 4] *= alpha;
+        }
+        const int live = min(parts - first, GPU_WAVE);
+        GPU_ROLLED
+        for (int k0 = 0; k0 < live; k0 += HELD) {
+            gpu_f4 x[HELD][PIECES];
+            GPU_UNROLL
+            for (int k = 0; k < HELD; k++) {
+                GPU_UNROLL
+                for (int n = 0; n < PIECES; n++) {
+                    x[k][n] = gpu_f4{0, 0, 0, 0};
+                    if (k0 + k < live && 128 * n + 4 * lane < dim_v) {
+                        x[k][n] = *(const gpu_f4 *)(o + (first + k0 + k) * step + 128 * n);
+                    }
+                }
             }
-            sum[n][0] = fmaf(weight, x.x, sum[n][0]);
-            sum[n][1] = fmaf(weight, x.y, sum[n][1]);
-            sum[n][2] = fmaf(weight, x.z, sum[n][2]);
-            sum[n][3] = fmaf(weight, x.w, sum[n][3]);
+            GPU_UNROLL
+            for (int k = 0; k < HELD; k++) {
+                const float share = gpu_shfl(weight, k0 + k); /* 0 of parts that do not exist */
+                GPU_UNROLL
+                for (int n = 0; n < PIECES; n++) {
+                    sum[n][0] = fmaf(share, x[k][n].x, sum[n][0]);
+                    sum[n][1] = fmaf(share, x[k][n].y, sum[n][1]);
+                    sum[n][2] = fmaf(share, x[k][n].z, sum[n][2]);
+                    sum[n][3] = fmaf(share, x[k][n].w, sum[n][3]);
+                }
+            }
         }
     }
     GPU_UNROLL
@@ -184,15 +217,20 @@ GPU_DEVICE void wgmma_merge_set(const fattn_gpu_args &g, const wgmma_lists_at &a
     const int64_t i0 = fattn_quotient(before, g.group);
     const int64_t i1 = fattn_quotient(before + exist - 1, g.group) + 1;
     const fattn_parts keys = wgmma_cut_keys(band, i0, i1, (int)g.tiling.bc, cut.parts);
-    const int64_t parts = fattn_parts_count(&keys), blocks = wgmma_cut_blocks(g, seq);
+    const int64_t parts = fattn_parts_count(&keys), blocks = wgmma_cut_blocks(g, seq.sq);
     if (parts == 1) {
         return; /* the rows have been written to the output */
     }
     /* The number of the block's first part, in the order of fattn_schedule_item(). */
     const int64_t item =
         cut.slot + (work.head * blocks + blocks - 1 - work.block) * (int64_t)cut.parts;
-    wgmma_merge_row(g, seq, work.batch, gpu_query_of(before + r, g.group, work.head * g.group),
-                    gpu_part_of(g, item, r), (int)parts);
+    const gpu_query q = gpu_query_of(before + r, g.group, work.head * g.group);
+    const gpu_part first = gpu_part_of(g, item, r);
+    if (p.dim_v > 256) {
+        wgmma_merge_row<4, 4>(g, seq, work.batch, q, first, (int)parts);
+    } else {
+        wgmma_merge_row<2, 8>(g, seq, work.batch, q, first, (int)parts);
+    }
 }
 
 GPU_DEVICE void wgmma_merge_all(const fattn_gpu_args &g)
@@ -208,5 +246,15 @@ GPU_DEVICE void wgmma_merge_all(const fattn_gpu_args &g)
         wgmma_merge_set(g, at, n, of, rows);
     }
 }
+
+#define WGMMA_CUT_KERNELS                                                                \
+    GPU_KERNEL(WGMMA_CUT_THREADS, 1) wgmma_cut_lengths(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                    \
+        wgmma_cut_all(g);                                                                \
+    }                                                                                    \
+    GPU_KERNEL(WGMMA_MERGE_THREADS, 2) wgmma_merge_cut(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                    \
+        wgmma_merge_all(g);                                                              \
+    }
 
 #endif

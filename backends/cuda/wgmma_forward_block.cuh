@@ -57,7 +57,6 @@ struct wgmma_shape {
         WIDENERS = WGMMA_WIDENERS(GROUPS),
         HALVES = false, /* two warpgroups share rows (wgmma_halves.cuh) */
         CLUSTER = 1,    /* blocks that share items, each with a share of the rows */
-        CUTS = false,   /* it may cut keys by the lengths of all sequences (wgmma_cut.cuh) */
         /* Channels of a product of weights and values: with the registers that each of 512 threads
          * is given at first, ptxas takes no 256. */
         PART_V = WIDENS && WV == 256 ? 128 : WV,

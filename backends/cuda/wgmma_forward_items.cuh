@@ -26,7 +26,7 @@ template <class S> GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
     if (S::IS_SPLIT) {
-        return S::CUTS && wgmma_cuts(&p, &g.tiling, g.group);
+        return fattn_cuda_cuts(&g.tiling);
     }
     return gpu_sequences_differ(p) || p.window_left >= 0 || p.window_right >= 0 ||
            wgmma_hides<S>(g);
@@ -112,7 +112,7 @@ GPU_DEVICE bool wgmma_item_part(const fattn_gpu_args &g, const wgmma_block<S> &b
     const int64_t i1 = i0 + wgmma_query(b, w.rows - 1) + 1;
     const fattn_band band = fattn_band_of(&g.problem, &seq);
     fattn_parts parts;
-    if (S::CUTS && b.control->listed) {
+    if (S::IS_SPLIT && b.control->listed) {
         parts = wgmma_cut_keys(band, i0, i1, S::KEYS, b.control->cut.parts);
     } else {
         parts = gpu_parts_of(g, band, i0, i1, S::KEYS);
@@ -187,8 +187,8 @@ GPU_DEVICE wgmma_lists_at wgmma_lists_behind(const fattn_gpu_args &g, int64_t by
 
 template <class S> GPU_DEVICE wgmma_lists_at wgmma_lists_of(const fattn_gpu_args &g)
 {
-    return wgmma_lists_behind(g,
-                              S::CUTS ? wgmma_cut_parts_bytes(&g.problem, &g.tiling, g.group) : 0);
+    return wgmma_lists_behind(g, S::IS_SPLIT ? wgmma_cut_parts_bytes(&g.problem, &g.tiling, g.group)
+                                             : 0);
 }
 
 /* Item `number` of the list of sequences. The warp searches for the first sequence whose items end
@@ -208,7 +208,7 @@ GPU_DEVICE fattn_work wgmma_listed_work(const fattn_gpu_args &g, wgmma_control<S
     }
     const wgmma_listed entry = at.listed[min(first + lane, last)];
     wgmma_cut cut = {0, 1};
-    if (S::CUTS) {
+    if (S::IS_SPLIT) {
         cut = at.cuts[min(first + lane, last)];
     }
     const int found = __popc(__ballot_sync(0xffffffffu, entry.past <= number));
@@ -216,7 +216,7 @@ GPU_DEVICE fattn_work wgmma_listed_work(const fattn_gpu_args &g, wgmma_control<S
     wgmma_listed own;
     own.blocks = __shfl_sync(0xffffffffu, entry.blocks, found);
     wgmma_listed_tiling(own, p.heads_k, tiling);
-    if constexpr (S::CUTS) {
+    if constexpr (S::IS_SPLIT) {
         control.cut.parts = __shfl_sync(0xffffffffu, cut.parts, found);
         control.cut.slot = __shfl_sync(0xffffffffu, cut.slot, found) + number - before;
         tiling.splits = control.cut.parts;
@@ -253,7 +253,7 @@ GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, wgmma_control<S> 
 {
     const fattn_problem &p = g.problem;
     const fattn_tiling &tiling = control.tiling;
-    if ((S::MAY_LIST || S::CUTS) && control.listed) {
+    if ((S::MAY_LIST || S::IS_SPLIT) && control.listed) {
         return wgmma_listed_work<S>(g, control, (uint32_t)number);
     }
     fattn_work work = fattn_schedule_item(&tiling, p.heads_k, number);
@@ -352,7 +352,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
 {
     wgmma_item &w = b.control->item[slot];
     const fattn_problem &p = g.problem;
-    const bool cuts = S::CUTS && b.control->listed;
+    const bool cuts = S::IS_SPLIT && b.control->listed;
     number = S::IS_SPLIT && !cuts ? gpu_item_of(g, number) : number;
     const fattn_work work = wgmma_item_work<S>(g, *b.control, number);
     wgmma_tiles kept = {0, INT32_MAX};
@@ -378,10 +378,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     wgmma_item_keys(g, b, seq, i0, kept, w);
     if constexpr (S::IS_SPLIT) {
         wgmma_part &part = b.control->part[slot];
-        part.number = (int)number;
-        if constexpr (S::CUTS) {
-            part.number = cuts ? (int)b.control->cut.slot : part.number;
-        }
+        part.number = cuts ? (int)b.control->cut.slot : (int)number;
         part.split = (int)work.split;
         if (!wgmma_item_part(g, b, seq, i0, part, w)) {
             return false;
@@ -421,9 +418,9 @@ GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &
         tiling.q_blocks *= wgmma_group_of(g.problem) / b.group;
     }
     tiling.items = tiling.heads * tiling.q_blocks * (S::IS_SPLIT ? tiling.splits : 1);
-    b.control->listed = S::CUTS ? wgmma_cuts(&g.problem, &g.tiling, g.group)
-                                : wgmma_lists(&g.problem, g.tiling.items);
-    if ((S::MAY_LIST || S::CUTS) && b.control->listed) {
+    b.control->listed =
+        S::IS_SPLIT ? fattn_cuda_cuts(&g.tiling) : wgmma_lists(&g.problem, g.tiling.items);
+    if ((S::MAY_LIST || S::IS_SPLIT) && b.control->listed) {
         tiling.items = wgmma_lists_of<S>(g).listed[g.problem.batch - 1].past;
     }
     if (!gpu_sequences_differ(g.problem)) {

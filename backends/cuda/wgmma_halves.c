@@ -60,16 +60,13 @@ static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_li
            (cluster_of(row) == 1 || fattn_problem_rows(p) > WGMMA_HALVES_ROWS);
 }
 
-/* About how many parts a run makes that cuts keys by the lengths of all sequences (wgmma_cut.cuh);
- * 0 if it does not. A part then has half of the work of a multiprocessor. It does not pay if a
- * sequence has so many blocks of rows. */
+/* The pieces into which a run cuts the keys of all sequences, or 0. As measured on an H200, that
+ * pays from 4 sequences on with 128 rows each, and from 16 with fewer rows. */
 static int64_t pieces_of(const fattn_kernel *row, const fattn_problem *p,
                          const fattn_limits *limits)
 {
-    const int64_t pieces = 2 * limits->units / cluster_of(row), br = row->tiles[0].br;
-    const bool cuts = wgmma_can_cut(p, br, fattn_problem_group(p)) &&
-                      p->heads_k * fattn_ceil_div(fattn_problem_rows(p), br) < pieces;
-    return cuts ? pieces : 0;
+    const int64_t cluster = cluster_of(row);
+    return fattn_wgmma_pieces(row, p, limits->units / cluster, cluster > 1 ? 4 : 16);
 }
 
 /* Whether there are so few blocks that cutting the keys may pay, or sequences may differ. */
@@ -102,25 +99,6 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
     return WGMMA_WORKSPACE;
 }
 
-static bool cuts(const fattn_problem *p, const fattn_tiling *t)
-{
-    return wgmma_cuts(p, t, fattn_problem_group(p));
-}
-
-static int64_t parts_workspace(const fattn_kernel *row, const fattn_problem *p,
-                               const fattn_tiling *t)
-{
-    if (!cuts(p, t)) {
-        return fattn_cuda_parts_workspace(row, p, t);
-    }
-    fattn_tiling slots = *t;
-    slots.items = wgmma_cut_slots(t);
-    const int64_t parts = fattn_cuda_parts_workspace(row, p, &slots);
-    const int64_t listed = p->batch * (int64_t)(sizeof(wgmma_listed) + 2 * sizeof(wgmma_cut));
-    const int64_t more = WGMMA_WORKSPACE + fattn_ceil_div(listed, 256) * 256;
-    return parts < 0 || parts > INT64_MAX - more ? -1 : parts + more;
-}
-
 /* The maps of a block's rows. */
 static int maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                 fattn_gpu_map maps[FATTN_GPU_MAPS])
@@ -148,29 +126,6 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 {
     fattn_wgmma_split(kernel, p, t, shape);
     share_items(kernel, shape);
-    shape->resident = shape->resident || cuts(p, t);
-}
-
-static void cut_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
-                      fattn_gpu_shape *shape)
-{
-    (void)kernel;
-    snprintf(shape->entry, sizeof shape->entry, "wgmma_cut_lengths");
-    shape->blocks = cuts(p, t) && t->items > 0;
-    shape->threads = WGMMA_CUT_THREADS;
-    shape->early = true;
-}
-
-static void merge_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
-                        const fattn_tiling *t, fattn_gpu_shape *shape)
-{
-    fattn_gpu_combine(kernel, p, t, shape);
-    if (cuts(p, t)) {
-        const int64_t rows = fattn_min64(fattn_problem_rows(p), t->br);
-        snprintf(shape->entry, sizeof shape->entry, "wgmma_merge_cut");
-        shape->blocks = t->heads * t->q_blocks * fattn_ceil_div(rows, WGMMA_MERGE_ROWS);
-        shape->threads = WGMMA_MERGE_THREADS;
-    }
 }
 
 /* ...: fields of fattn_kernel. */
@@ -187,8 +142,9 @@ static void merge_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 #define WGMMA_HALVES_PARTS(name, channels, channels_v, blocks)                                \
     {WGMMA_HALVES_ROW(name, channels, channels_v, blocks, WGMMA_SPLIT_CONTROL,                \
                       .features = WGMMA_FEATURES, .cannot = cannot_split, .pays = split_pays, \
-                      .split = split_cost, .by_lengths = true, .workspace = parts_workspace), \
-     .phases = {cut_shape, split_shape, merge_shape}},
+                      .split = split_cost, .by_lengths = true,                                \
+                      .workspace = fattn_wgmma_parts_workspace),                              \
+     .phases = {fattn_wgmma_cut, split_shape, fattn_wgmma_merge}},
 #define WGMMA_HALVES_WHOLE(name, channels, channels_v, blocks)                              \
     {WGMMA_HALVES_ROW(name, channels, channels_v, blocks, 0,                                \
                       .features = WGMMA_FEATURES | FATTN_BATCH_INVARIANT, .cannot = cannot, \

@@ -46,7 +46,6 @@ struct wgmma_halves_shape
         BLOCK_ROWS = WGMMA_HALVES_ROWS,
         QUERY_BYTES = 128 * WGMMA_PANELS(W) * WGMMA_HALVES_ROWS,
         MAY_LIST = false,
-        CUTS = RESULT == WGMMA_PARTS,
         OWN_REGISTERS = 216,
         COPY_REGISTERS = 72
     };

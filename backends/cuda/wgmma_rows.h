@@ -33,12 +33,23 @@ static inline bool fattn_wgmma_needs_width(const fattn_kernel *row, const fattn_
 }
 
 /* For forward rows: why one cannot take the problem, or NULL; how many blocks of `rows` rows the
- * problem has; the kernel that clears the counter of items, and the forward kernel of a row, with
- * or without parts of keys; and the maps of queries, keys and values. */
+ * problem has; whether sequences may differ in lengths or positions; the kernel that clears the
+ * counter of items, and the forward kernel of a row; and the maps of queries, keys and values. */
 const char *fattn_wgmma_cannot_forward(const fattn_kernel *row, const fattn_problem *problem);
 double fattn_wgmma_blocks_of(const fattn_problem *problem, int64_t rows);
-fattn_gpu_phase fattn_wgmma_clear, fattn_wgmma_forward, fattn_wgmma_split;
+bool fattn_wgmma_sequences_differ(const fattn_problem *problem);
+fattn_gpu_phase fattn_wgmma_clear, fattn_wgmma_forward;
 fattn_gpu_maps fattn_wgmma_forward_maps;
+
+/* For those that split keys (wgmma_cut.c): the number of pieces into which a run cuts the keys of
+ * all sequences, on so many units that each hold a block or a cluster, or 0 if each sequence is cut
+ * by its own length, as always if there are fewer than `fewest`; the workspace; the kernel that
+ * cuts, the forward kernel, and the one that merges. */
+int64_t fattn_wgmma_pieces(const fattn_kernel *row, const fattn_problem *problem, int64_t units,
+                           int64_t fewest);
+int64_t fattn_wgmma_parts_workspace(const fattn_kernel *row, const fattn_problem *problem,
+                                    const fattn_tiling *tiling);
+fattn_gpu_phase fattn_wgmma_cut, fattn_wgmma_split, fattn_wgmma_merge;
 
 /* Why a row cannot take the problem's lengths, strides or scale, or NULL. */
 const char *fattn_wgmma_cannot(const fattn_kernel *row, const fattn_problem *problem);

@@ -68,14 +68,6 @@ GPU_DEVICE bool wgmma_named_all(int number, int threads, bool own)
  * deterministic run whose items are shifted (wgmma_shift.h) waits until it ends. */
 GPU_DEVICE int wgmma_side_by_side(void) { return max((int)gpu_blocks() * 3 / 4, 1); }
 
-/* How many multiprocessors the device has, or a few more (%nsmid). */
-GPU_DEVICE int wgmma_multiprocessors(void)
-{
-    int count;
-    asm("mov.u32 %0, %%nsmid;" : "=r"(count));
-    return count;
-}
-
 /* --- Clusters --------------------------------------------------------------------------------- */
 
 /* The block's number in its cluster. */

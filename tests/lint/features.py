@@ -23,7 +23,7 @@ COLUMNS = ("FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS", "FATTN_CPU
            "FATTN_KERNEL_COMMON", "FATTN_GPU_LEAN | FATTN_GPU_BACKWARD_LEAN")
 
 # A question about a problem's features, in C for the host and in C++ for the device.
-TWINS = (("backends/cuda/wgmma.c", "sequences_differ"), ("backends/gpu/sequence.cuh", "gpu_sequences_differ"))
+TWINS = (("backends/cuda/wgmma.c", "fattn_wgmma_sequences_differ"), ("backends/gpu/sequence.cuh", "gpu_sequences_differ"))
 
 
 def features(root):

@@ -5,9 +5,9 @@
 #include "backends/cuda/vendor.h"
 
 #define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
+#include "backends/cuda/wgmma_cut.cuh"
 #include "backends/cuda/wgmma_forward.cuh"
 #include "backends/cuda/wgmma_forward_before.cuh"
-#include "backends/gpu/combine.cuh"
 
 typedef struct wgmma_maps {
     wgmma_map map[3]; /* q, k, v */
@@ -52,5 +52,6 @@ WGMMA_SHAPES(WGMMA_ENTRIES)
 WGMMA_SHORT_SHAPES(WGMMA_SHORT_ENTRIES)
 WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ENTRIES)
 GPU_COMBINE
+WGMMA_CUT_KERNELS
 
 GPU_KERNEL(WGMMA_LISTED_MOST, 1) clear(const GPU_PARAM fattn_gpu_args g) { wgmma_clear_all(g); }

@@ -30,16 +30,7 @@ typedef struct wgmma_halves_maps {
 WGMMA_HALVES_SHAPES(WGMMA_HALVES_WHOLE)
 WGMMA_HALVES_SPLIT_SHAPES(WGMMA_HALVES_PARTS)
 GPU_COMBINE
-
-GPU_KERNEL(WGMMA_CUT_THREADS, 1) wgmma_cut_lengths(const GPU_PARAM fattn_gpu_args g)
-{
-    wgmma_cut_all(g);
-}
-
-GPU_KERNEL(WGMMA_MERGE_THREADS, 4) wgmma_merge_cut(const GPU_PARAM fattn_gpu_args g)
-{
-    wgmma_merge_all(g);
-}
+WGMMA_CUT_KERNELS
 
 GPU_KERNEL(WGMMA_LISTED_MOST, 1) clear(const GPU_PARAM fattn_gpu_args g)
 {

@@ -610,8 +610,6 @@ static void wgmma_named_arrive(int number, int threads)
 
 static int wgmma_rank(void) { return rank_of_running(); }
 
-static int wgmma_multiprocessors(void) { return 132; }
-
 static void wgmma_cluster_sync(void)
 {
     meet(m.cluster, m.threads * m.together, [] {});
@@ -1242,6 +1240,8 @@ static int wgmma_larger(int a, int b, int c) { return max(max(a, b), c); }
 #define clear clear_e4m3
 #define combine combine_of_e4m3
 #define combine_rows combine_rows_of_e4m3
+#undef WGMMA_CUT_KERNELS
+#define WGMMA_CUT_KERNELS /* those of wgmma_forward.cu */
 #include "backends/cuda/kernels/wgmma_forward_e4m3.cu"
 #undef clear
 #undef combine

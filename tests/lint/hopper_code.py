@@ -44,8 +44,8 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 # Most bytes of registers that a thread may spill, by the part of an entry's name behind the type. Warps that do not
 # multiply spill: forward's planner has 32 registers at 64 and 96 channels and 40 in short_128, and backward's other
 # warps have 24. Entries in FETCHES also spill some addresses and bounds of masks, and reload a few of them among products.
-SPILLS = {"e4m3_64": 132, "e4m3_128": 64, "e4m3_256": 64, "e4m3_split_64": 48, "e4m3_split_128": 64,
-          "e4m3_split_256": 64, "64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144, "short_128": 56,
+SPILLS = {"e4m3_64": 132, "e4m3_128": 64, "e4m3_256": 64, "e4m3_split_64": 100, "e4m3_split_128": 104,
+          "e4m3_split_256": 136, "64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144, "short_128": 56,
           "backward_short_64": 100, "backward_64": 216, "backward_128": 92, "backward_256": 64,
           "backward_ordered_256": 112,
           # Addresses of rows of o, which are stored at the end of an item.

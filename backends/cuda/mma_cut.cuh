@@ -45,7 +45,9 @@ GPU_DEVICE int mma_cut_tiles(const fattn_gpu_args &g, int b, int tile)
         keys = min(max(g.buffers.seqused_k[b], 0), keys);
     }
     if (p.window_left >= 0 && p.window_right >= 0) {
-        keys = (int)fattn_min64(keys, p.window_left + p.window_right + p.seqlen_q);
+        const int64_t left = fattn_min64(p.window_left, keys);
+        const int64_t right = fattn_min64(p.window_right, keys);
+        keys = (int)fattn_min64(keys, left + right + p.seqlen_q);
     }
     return min((keys + tile - 1) / tile, UINT16_MAX);
 }
@@ -58,8 +60,8 @@ GPU_DEVICE int mma_cut_parts(const fattn_gpu_args &g, int tiles, int size)
 }
 
 /*
- * How long a run takes whose parts have at most `size` tiles, in tiles of one block. share: the
- * tiles of all, divided by the blocks that run at a time. item: what an item costs besides its
+ * How long a run takes whose parts have at most `size` tiles, in tiles of one of the `blocks` that
+ * run at a time. share: the tiles of all, divided by these. item: what an item costs besides its
  * tiles. A warp computes it.
  *
  * Parts that are alike run in rounds, and the last round has blocks that are idle. If parts differ,
@@ -67,8 +69,8 @@ GPU_DEVICE int mma_cut_parts(const fattn_gpu_args &g, int tiles, int size)
  * divided by the largest, tells how alike they are. While some blocks are idle, the others read
  * faster, so that this time counts half.
  */
-GPU_DEVICE float mma_cut_cost(const fattn_gpu_args &g, const mma_cut_batch &batch, float share,
-                              float item, int size)
+GPU_DEVICE float mma_cut_cost(const fattn_gpu_args &g, const mma_cut_batch &batch, float blocks,
+                              float share, float item, int size)
 {
     int parts = 0, longest = 0;
     GPU_ROLLED
@@ -78,7 +80,7 @@ GPU_DEVICE float mma_cut_cost(const fattn_gpu_args &g, const mma_cut_batch &batc
     }
     parts = mma_warp_sum(parts);
     const float most = (float)min(mma_warp_largest(longest), size);
-    const float rounds = (float)(parts * (int)g.problem.heads_k) / (float)gpu_blocks();
+    const float rounds = (float)(parts * (int)g.problem.heads_k) / blocks;
     const float busy = share + rounds * item, alike = share / (rounds * most);
     const float idle = ceilf(rounds) - rounds, weight = alike * alike * alike * alike;
     const float end = most * (0.5f + weight * (idle - 0.5f));
@@ -106,8 +108,9 @@ template <class S> GPU_DEVICE void mma_cut_all(const fattn_gpu_args &g, mma_cut_
     longest = mma_warp_largest(longest);
     int size = longest;
     if (some) {
-        const float share =
-            (float)mma_warp_sum(all) * (float)g.problem.heads_k / (float)gpu_blocks();
+        /* With no more blocks than planned, the work list has room for the parts of any size. */
+        const float blocks = (float)fattn_min64(gpu_blocks(), g.tiling.pieces / MMA_CUT_ROUNDS);
+        const float share = (float)mma_warp_sum(all) * (float)g.problem.heads_k / blocks;
         const float item =
             (float)S::ITEM / (float)(2 * S::SIZE * S::WIDTH * S::KEYS); /* in tiles */
         const auto size_of = [&](int n) {
@@ -117,7 +120,7 @@ template <class S> GPU_DEVICE void mma_cut_all(const fattn_gpu_args &g, mma_cut_
         int best = INT32_MAX;
         GPU_ROLLED
         for (int n = warp; n < MMA_CUT_SIZES; n += S::WARPS) {
-            const float cost = mma_cut_cost(g, batch, share, item, size_of(n));
+            const float cost = mma_cut_cost(g, batch, blocks, share, item, size_of(n));
             best = min(best, (__float_as_int(cost) & -MMA_CUT_SIZES) | n);
         }
         if (mma_lane() == 0) {

@@ -49,7 +49,9 @@ GPU_DEVICE wgmma_cut_length wgmma_cut_length_of(const fattn_gpu_args &g, int b)
     int keys = wgmma_cut_rows(given(FATTN_CU_SEQLENS_K, buf.cu_seqlens_k),
                               given(FATTN_SEQUSED_K, buf.seqused_k), (int)p.seqlen_k, b);
     if (p.window_left >= 0 && p.window_right >= 0) {
-        keys = (int)fattn_min64(keys, p.window_left + p.window_right + queries);
+        const int64_t left = fattn_min64(p.window_left, keys);
+        const int64_t right = fattn_min64(p.window_right, keys);
+        keys = (int)fattn_min64(keys, left + right + queries);
     }
     return {wgmma_cut_blocks(g, queries) * (int)p.heads_k,
             (keys + (int)g.tiling.bc - 1) / (int)g.tiling.bc};

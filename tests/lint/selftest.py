@@ -79,9 +79,9 @@ TREES = [
      {"core/a.c": "\n" * 560, "docs/DESIGN.md": "| `core/a.c` | one act |\n"},
      {"core/a.c": "\n" * 530, "docs/DESIGN.md": "| `core/a.c` | one act |\n"}),
     ("a feature that makes sequences differ for the device alone", features.check_twins,
-     {"backends/cuda/wgmma.c": TWIN.format("sequences", "*", "->", "FATTN_A | FATTN_B"),
+     {"backends/cuda/wgmma.c": TWIN.format("fattn_wgmma_sequences", "*", "->", "FATTN_A | FATTN_B"),
       "backends/gpu/sequence.cuh": TWIN.format("gpu_sequences", "&", ".", "FATTN_B |\n        FATTN_A")},
-     {"backends/cuda/wgmma.c": TWIN.format("sequences", "*", "->", "FATTN_A | FATTN_B"),
+     {"backends/cuda/wgmma.c": TWIN.format("fattn_wgmma_sequences", "*", "->", "FATTN_A | FATTN_B"),
       "backends/gpu/sequence.cuh": TWIN.format("gpu_sequences", "&", ".", "FATTN_B | FATTN_A | FATTN_C")}),
     ("a feature that a table of the documents does not show as it is", features.check,
      {"core/feature.c": '{NAMES(FATTN_CAUSAL, "causal"), .option = "causal"},\n{NAMES(FATTN_PAGED, "paged")},\n'

@@ -511,8 +511,8 @@ GPU_DEVICE void mma_decode_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_r
     }
 }
 
-/* Computes item n, and returns the number of the block's next one. *items: how many there are,
- * which it finds out. */
+/* Computes item n, and returns the number of the block's next one. It sets `items`, the number of
+ * items that exist. */
 template <class S>
 GPU_DEVICE int64_t mma_decode_item(const fattn_gpu_args &g, mma_decode_scratch<S> &s, int64_t n,
                                    int64_t &items)

@@ -5,7 +5,7 @@
  * end, and parts that are there for it alone would be empty in all others.
  *
  * So each block reads the lengths of all sequences, tries some sizes of parts, and takes the best
- * one for this batch. All blocks find the same. Items are numbered by parts, those of more than
+ * one for this batch. All blocks choose the same. Items are numbered by parts, those of more than
  * half of the size first, and then by key/value heads, so that blocks that run at the same time
  * read the keys of all heads. A kernel that does this once, before, would take longer to launch
  * than a block takes to do it (docs/notes/cuda.md).

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What Hopper's rows share whose kernels cut the keys of a batch by the lengths of all sequences
+ * For Hopper's rows whose kernels cut the keys of a batch by the lengths of all sequences
  * (wgmma_cut.cuh): how many pieces there are, the workspace, and the kernels before and after.
  */
 #include <stdio.h>

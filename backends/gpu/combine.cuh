@@ -177,8 +177,8 @@ GPU_DEVICE bool gpu_count_end(const fattn_gpu_args &g, uint64_t *counter, int64_
     return last;
 }
 
-/* Merges the parts of rows 0 .. rows - 1 of a key/value head that has one block of rows. item: that
- * of the first part. */
+/* Merges the parts of rows 0 .. rows - 1 of a key/value head that has one block of rows. item: the
+ * number of the first part's item. */
 GPU_DEVICE void gpu_merge_rows(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
                                int64_t hk, int rows, int64_t item, int64_t parts)
 {

@@ -276,26 +276,25 @@ static double seconds_alone(const fattn_whole *whole, const fattn_speed *speed)
 }
 
 /* How many turns pay if a rank exchanges `bytes` with the other `members` - 1. Nothing hides the
- * first exchange and the last one, which are short in many turns. But kernels run slower while
- * transfers do, and a turn has an end where multiprocessors are idle. So there are no more turns
- * than it takes to make these two exchanges a hundredth of computing (docs/notes/distributed.md).
- */
+ * first exchange and the last one: the more turns there are, the shorter these two. But kernels run
+ * slower while transfers do, and at the end of a turn multiprocessors are idle. So there are no
+ * more turns than it takes to make these two exchanges a hundredth of computing
+ * (docs/notes/distributed.md). A turn exchanges at least 1 MiB; the latency of a message is small
+ * compared with the time of that on any link. */
 static int64_t turns_that_pay(const fattn_whole *whole, const fattn_speed *speed, double bytes,
                               int64_t members)
 {
-    enum { FEWEST = 2, MOST = 8 };
+    enum { FEWEST = 2, MOST = 8, LEAST = 1 << 20 };
     const double share = (double)(members - 1) / (double)members;
     const double transfer = bytes * share / speed->bandwidth;
     const double computing = seconds_alone(whole, speed) / (double)whole->ranks;
     const double turns = computing > 0 ? ceil(100 * transfer / computing) : MOST;
-    return turns < FEWEST ? FEWEST : turns < MOST ? (int64_t)turns : MOST;
+    return (int64_t)fmin(fmin(fmax(turns, FEWEST), MOST), bytes / LEAST);
 }
 
 int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, const fattn_speed *speed,
                            int64_t wanted)
 {
-    /* The latency of a message is small compared with the time of 1 MiB on any link. */
-    const double least = 1 << 20;
     const int64_t members =
         fattn_scheme_declines(whole, scheme) ? 1 : fattn_scheme_members(whole, scheme);
     const fattn_problem *const p = whole->problem;
@@ -305,8 +304,7 @@ int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, const 
     }
     if (wanted == 0) {
         const double bytes = exchanged_inputs(whole) + exchanged_results(whole);
-        wanted = fattn_min64(turns_that_pay(whole, speed, bytes, members),
-                             bytes < 8 * least ? (int64_t)(bytes / least) : 8);
+        wanted = turns_that_pay(whole, speed, bytes, members);
         /* Gradients of a key that several turns share would be summed in f32. */
         wanted = fattn_split_has_sums(p) ? fattn_min64(wanted, heads_k) : wanted;
     }

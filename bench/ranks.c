@@ -4,12 +4,14 @@
  * bf16, d 128. Run by hand:
  *
  *     ranks [--nccl] [--gpus 2] [--heads 32] [--kv-heads 32] [--backward] [--parts] [--decode]
- *           [--exchange] [--turns N] [--pair] [--cpu] [--repeat 5] [--memory GB] LENGTH ...
+ *           [--exchange | --auto] [--turns N] [--pair] [--cpu] [--repeat 5] [--memory GB]
+ *           LENGTH ...
  *
- * Causal, zigzag, a ring; with --exchange contiguous parts and an exchange of heads, in N turns;
- * with --decode one query against keys that are divided, and a reduction. A line for each length:
- * median milliseconds of one GPU and of all, and their efficiency, which is the time of one GPU
- * over the time of all times their number. First every GPU computes the undivided problem by
+ * Causal, zigzag, a ring; with --auto the schemes that the plans choose, whose names the line has;
+ * with --exchange contiguous parts and an exchange of heads, in N turns; with --decode one query
+ * against keys that are divided, and a reduction. A line for each length: median milliseconds of
+ * one GPU and of all, and their efficiency, which is the time of one GPU over the time of all times
+ * their number. First every GPU computes the undivided problem by
  * itself, all at the same time, so that all are equally warm; then they compute together, and so
  * on. The slowest GPU counts. Each line is checked: o, and in
  * backward dq, dk and dv, against those of one GPU. Messages are copies between the GPUs
@@ -42,9 +44,9 @@ static const char *const names[TENSORS] = {"q", "k", "v", "o", "dout", "dq", "dk
 
 static int gpus = 2, repeat = 5;
 static long heads = 32, kv_heads = 32;
-static long turns;    /* of heads, with --exchange; 0: as many as the plan chooses */
+static long turns;    /* of exchanged heads; 0: as many as the plan chooses */
 static double memory; /* limit of a plan in GB, or 0: none; with --backward forward gets half */
-static bool backward, parts, decode, exchange, pair, cpu, by_nccl;
+static bool backward, parts, decode, exchange, automatic, pair, cpu, by_nccl;
 
 static void fail(const char *what)
 {
@@ -175,7 +177,10 @@ static fattn_split split(void)
 
 static fattn_scheme scheme(void)
 {
-    return decode ? FATTN_SCHEME_REDUCE : exchange ? FATTN_SCHEME_HEADS : FATTN_SCHEME_RING;
+    return decode      ? FATTN_SCHEME_REDUCE
+           : exchange  ? FATTN_SCHEME_HEADS
+           : automatic ? FATTN_SCHEME_AUTO
+                       : FATTN_SCHEME_RING;
 }
 
 /* --- One GPU ---------------------------------------------------------------------------------- */
@@ -332,6 +337,7 @@ typedef struct rank {
     tensors x;
     double alone, together; /* median seconds */
     int64_t bytes;
+    fattn_scheme schemes[2]; /* of the plans: forward, backward */
 } rank;
 
 /* Waits until all ranks are here. It spins, because threads that sleep do not wake together. */
@@ -400,6 +406,7 @@ static void *run_rank(void *context)
         group.memory = (int64_t)(1e9 * memory / (backward && !op ? 2 : 1));
         must(fattn_group_plan_create(&group, &p, NULL, NULL, &plans[op]), "a plan of a group");
         r->bytes += fattn_group_plan_bytes(plans[op]);
+        r->schemes[op] = fattn_group_plan_scheme(plans[op]);
     }
     if (!pair) {
         plan_one(&r->one, r->length, single);
@@ -601,6 +608,10 @@ static void measure(rank *ranks, long length)
         printf("  one %10.3f ms  efficiency %.4f  off by %.2e%s", alone * 1e3,
                alone / (gpus * together), off, off < 0.02 ? "" : "  WRONG");
     }
+    for (int op = 0; automatic && op < 1 + backward; op++) {
+        static const char *const schemes[] = {"auto", "ring", "heads", "both", "reduce"};
+        printf("  %s", schemes[ranks[0].schemes[op]]);
+    }
     const double held = gigabytes(NULL, length), plans = gigabytes(&ranks[0], length);
     printf("  a rank: tensors %.3g GB, plans %.3g GB, together %.3f of its tensors\n", held, plans,
            (held + plans) / held);
@@ -622,9 +633,9 @@ int main(int argc, char **argv)
     const struct {
         const char *name;
         bool *is;
-    } flags[] = {{"--backward", &backward}, {"--parts", &parts}, {"--decode", &decode},
-                 {"--exchange", &exchange}, {"--pair", &pair},   {"--cpu", &cpu},
-                 {"--nccl", &by_nccl}};
+    } flags[] = {{"--backward", &backward}, {"--parts", &parts},    {"--decode", &decode},
+                 {"--exchange", &exchange}, {"--auto", &automatic}, {"--pair", &pair},
+                 {"--cpu", &cpu},           {"--nccl", &by_nccl}};
     for (; n < argc && strncmp(argv[n], "--", 2) == 0; n++) {
         bool flag = false;
         for (size_t f = 0; f < sizeof flags / sizeof flags[0]; f++) {
@@ -644,13 +655,13 @@ int main(int argc, char **argv)
         memory = strcmp(argv[n], "--memory") == 0 ? atof(argv[n + 1]) : memory;
         n++;
     }
-    if (n == argc || (cpu && by_nccl) || (exchange && decode) || gpus < 1 || gpus > GPUS_MAX ||
-        repeat < 1 || repeat > REPEAT_MAX) {
+    if (n == argc || (cpu && by_nccl) || exchange + automatic + decode > 1 || gpus < 1 ||
+        gpus > GPUS_MAX || repeat < 1 || repeat > REPEAT_MAX) {
         fprintf(
             stderr,
             "usage: ranks [--nccl] [--gpus N] [--heads N] [--kv-heads N] [--backward] [--parts] "
-            "[--decode] [--exchange] [--turns N] [--pair] [--cpu] [--repeat N] [--memory GB] "
-            "LENGTH ...\n");
+            "[--decode] [--exchange | --auto] [--turns N] [--pair] [--cpu] [--repeat N] "
+            "[--memory GB] LENGTH ...\n");
         return 2;
     }
     open_all(ranks);
@@ -659,9 +670,10 @@ int main(int argc, char **argv)
            : backward ? "causal, forward and backward"
                       : "causal, forward",
            heads, kv_heads, DIM,
-           decode     ? "a reduction"
-           : exchange ? "heads exchanged"
-                      : "a ring");
+           decode      ? "a reduction"
+           : exchange  ? "heads exchanged"
+           : automatic ? "schemes chosen"
+                       : "a ring");
     for (; n < argc; n++) {
         measure(ranks, atol(argv[n]));
     }

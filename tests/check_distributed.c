@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/distributed/forecast.h"
+#include "core/distributed/group.h"
 #include "core/problem.h"
 #include "tests/tap.h"
 
@@ -463,6 +464,43 @@ static void check_forecast(void)
               "one query is computed on all ranks at once, and merged in two rounds");
 }
 
+/* The scheme that two ranks choose whose transport carries device memory, or not. */
+static fattn_scheme chosen(int64_t length, int64_t heads_k, fattn_op op, bool device_memory)
+{
+    fattn_problem p;
+    fattn_problem_init(&p);
+    p.op = op, p.dtype = FATTN_BF16, p.features |= FATTN_CAUSAL;
+    p.outputs = op == FATTN_BACKWARD ? FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV : FATTN_OUT_O;
+    p.heads_q = 32, p.heads_k = heads_k, p.dim = p.dim_v = 128;
+    p.seqlen_q = p.seqlen_k = length;
+    fattn_group group;
+    fattn_group_init(&group);
+    fattn_group_plan plan = {.transport = {.ranks = 2, .device_memory = device_memory},
+                             .scheme = FATTN_SCHEME_AUTO,
+                             .speed = fattn_group_speed(&group, device_memory)};
+    plan.shares = (fattn_whole){.problem = &plan.problem, .split = FATTN_SPLIT_ZIGZAG, .ranks = 2};
+    if (fattn_problem_normalise(&p, &plan.problem) || fattn_group_choose_scheme(&plan)) {
+        tap_bail(fattn_last_reason());
+    }
+    return plan.scheme;
+}
+
+/* An exchange of heads was faster than a ring on two H200 at these lengths, but for backward of 8
+ * key heads at 131,072 tokens. On CPUs merging is not counted. */
+static void check_choice(void)
+{
+    const int64_t k = 1024;
+    int wrong = 0;
+    for (int64_t length = 32 * k; length <= 256 * k; length *= 2) {
+        for (int64_t heads = 8; heads <= 32; heads *= 4) {
+            wrong += chosen(length, heads, FATTN_FORWARD, true) != FATTN_SCHEME_HEADS;
+            wrong += chosen(length, heads, FATTN_BACKWARD, true) != FATTN_SCHEME_HEADS;
+        }
+    }
+    tap_check(wrong == 0 && chosen(128 * k, 32, FATTN_FORWARD, false) == FATTN_SCHEME_RING,
+              "two GPUs exchange heads, two CPUs form a ring: %d of 16 choices are wrong", wrong);
+}
+
 int main(void)
 {
     check_shares();
@@ -474,5 +512,6 @@ int main(void)
     check_bytes();
     check_forecast();
     check_halves();
+    check_choice();
     return tap_done();
 }

@@ -83,9 +83,18 @@ static bool takes(const fattn_group_plan *plan, fattn_scheme scheme)
     return !fattn_scheme_declines(&plan->shares, scheme) && !refusal(plan, scheme);
 }
 
+/* fattn_speed.row of a GPU: what merging costs in a ring, and in backward sums in f32. Measured on
+ * two H200 (docs/notes/distributed.md). */
+static double seconds_of_row(const fattn_problem *p)
+{
+    return p->op == FATTN_BACKWARD ? 2e-11 * (double)p->heads_k * (double)(p->dim + p->dim_v)
+                                   : 7e-12 * (double)p->heads_q * (double)p->dim_v;
+}
+
 fattn_status fattn_group_choose_scheme(fattn_group_plan *plan)
 {
     const fattn_problem *const p = &plan->problem;
+    plan->speed.row = plan->transport.device_memory ? seconds_of_row(p) : 0;
     if (plan->scheme != FATTN_SCHEME_AUTO) {
         return FATTN_OK;
     }

@@ -106,12 +106,14 @@ static void decode_among(fattn_dtype cache)
     static const struct {
         int64_t batch, heads_q, heads_k, rows, left, right;
         uint64_t features;
-    } cases[] = {{MOST, 3, 3, 1, -1, -1, 0},
-                 {12, 6, 3, 1, -1, -1, 0},
-                 {2, 4, 1, 1, -1, -1, 0}, /* more parts than sequences */
-                 {33, 1, 1, 4, -1, -1, FATTN_CAUSAL},
-                 {12, 4, 2, 3, 2000, 100, FATTN_WINDOW},
-                 {20, 2, 1, 1, -1, -1, FATTN_SEQUSED_K}};
+        int64_t used; /* keys of a sequence at most; 0: any number */
+    } cases[] = {{MOST, 3, 3, 1, -1, -1, 0, 0},
+                 {12, 6, 3, 1, -1, -1, 0, 0},
+                 {2, 4, 1, 1, -1, -1, 0, 0}, /* more parts than sequences */
+                 {33, 1, 1, 4, -1, -1, FATTN_CAUSAL, 0},
+                 {12, 4, 2, 3, 2000, 100, FATTN_WINDOW, 0},
+                 {20, 2, 1, 1, -1, -1, FATTN_SEQUSED_K, 0},
+                 {MOST, 3, 3, 1, -1, -1, FATTN_SEQUSED_K, 256}}; /* none is cut */
     EACH (n, cases) {
         draw_rng rng = draw_stream(2, (int64_t)n, 3);
         const int64_t batch = cases[n].batch;
@@ -130,7 +132,9 @@ static void decode_among(fattn_dtype cache)
         c.problem.window_left = cases[n].left, c.problem.window_right = cases[n].right;
         c.problem.dtype_kv = c.problem.dtype_v = cache;
         for (int64_t b = 0; b < batch; b++) {
-            c.sequences[b].keys /= cases[n].features & FATTN_SEQUSED_K ? 1 + b % 3 : 1;
+            int64_t *const own = &c.sequences[b].keys;
+            *own /= cases[n].features & FATTN_SEQUSED_K ? 1 + b % 3 : 1;
+            *own = cases[n].used && *own > cases[n].used ? cases[n].used - b % 3 : *own;
         }
         hazard_judge_drawn(&c, -1, "%s, case %d", cache == FATTN_F16 ? "f16" : "e4m3", (int)n);
     }

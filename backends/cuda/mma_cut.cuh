@@ -98,16 +98,16 @@ template <class S> GPU_DEVICE void mma_cut_all(const fattn_gpu_args &g, mma_cut_
         batch.of[b] = (uint16_t)mma_cut_tiles(g, b, S::KEYS);
         some = some || batch.of[b] > LEAST;
     }
-    some = gpu_any(some); /* else no sequence is worth more than a part */
-    int all = 0, longest = 1;
-    GPU_ROLLED
-    for (int b = mma_lane(); b < sequences; b += GPU_WAVE) {
-        all += batch.of[b];
-        longest = max(longest, (int)batch.of[b]);
-    }
-    longest = mma_warp_largest(longest);
-    int size = longest;
-    if (some) {
+    /* If no sequence is worth more than a part, nothing is tried. */
+    int size = LEAST;
+    if (gpu_any(some)) {
+        int all = 0, longest = 1;
+        GPU_ROLLED
+        for (int b = mma_lane(); b < sequences; b += GPU_WAVE) {
+            all += batch.of[b];
+            longest = max(longest, (int)batch.of[b]);
+        }
+        longest = mma_warp_largest(longest);
         /* With no more blocks than planned, the work list has room for the parts of any size. */
         const float blocks = (float)fattn_min64(gpu_blocks(), g.tiling.pieces / MMA_CUT_ROUNDS);
         const float share = (float)mma_warp_sum(all) * (float)g.problem.heads_k / blocks;

@@ -13,6 +13,7 @@
 #ifndef FATTN_CUDA_MMA_CUT_CUH
 #define FATTN_CUDA_MMA_CUT_CUH
 
+#include "backends/cuda/cut.cuh"
 #include "backends/cuda/mma_terms.cuh"
 #include "backends/cuda/mma_warp.cuh"
 #include "backends/gpu/team.cuh"
@@ -33,32 +34,6 @@ typedef struct mma_cut_item {
     int64_t slot; /* of the part in the workspace */
 } mma_cut_item;
 
-/* The tiles of keys of a sequence, or as many as its rows see through a window. */
-GPU_DEVICE int mma_cut_tiles(const fattn_gpu_args &g, int b, int tile)
-{
-    const fattn_problem &p = g.problem;
-    int keys = (int)p.seqlen_k;
-    if (p.features & FATTN_CU_SEQLENS_K) {
-        keys = min(max(g.buffers.cu_seqlens_k[b + 1] - g.buffers.cu_seqlens_k[b], 0), keys);
-    }
-    if (p.features & FATTN_SEQUSED_K) {
-        keys = min(max(g.buffers.seqused_k[b], 0), keys);
-    }
-    if (p.window_left >= 0 && p.window_right >= 0) {
-        const int64_t left = fattn_min64(p.window_left, keys);
-        const int64_t right = fattn_min64(p.window_right, keys);
-        keys = (int)fattn_min64(keys, left + right + p.seqlen_q);
-    }
-    return min((keys + tile - 1) / tile, UINT16_MAX);
-}
-
-/* Into how many parts a sequence is cut, if a part has at most `size` tiles. One without keys is a
- * part, too. */
-GPU_DEVICE int mma_cut_parts(const fattn_gpu_args &g, int tiles, int size)
-{
-    return min(max((int)((uint32_t)(tiles + size - 1) / (uint32_t)size), 1), (int)g.tiling.splits);
-}
-
 /*
  * How long a run takes whose parts have at most `size` tiles, in tiles of one of the `blocks` that
  * run at a time. share: the tiles of all, divided by these. item: what an item costs besides its
@@ -75,7 +50,7 @@ GPU_DEVICE float mma_cut_cost(const fattn_gpu_args &g, const mma_cut_batch &batc
     int parts = 0, longest = 0;
     GPU_ROLLED
     for (int b = mma_lane(); b < g.problem.batch; b += GPU_WAVE) {
-        parts += mma_cut_parts(g, batch.of[b], size);
+        parts += cut_parts(g, batch.of[b], size);
         longest = max(longest, (int)batch.of[b]);
     }
     parts = mma_warp_sum(parts);
@@ -95,7 +70,8 @@ template <class S> GPU_DEVICE void mma_cut_all(const fattn_gpu_args &g, mma_cut_
     bool some = false;
     GPU_ROLLED
     for (int b = gpu_thread(); b < sequences; b += S::THREADS) {
-        batch.of[b] = (uint16_t)mma_cut_tiles(g, b, S::KEYS);
+        const int tiles = cut_tiles(g, b, (int)g.problem.seqlen_q, S::KEYS);
+        batch.of[b] = (uint16_t)min(tiles, UINT16_MAX);
         some = some || batch.of[b] > LEAST;
     }
     /* If no sequence is worth more than a part, nothing is tried. */
@@ -132,7 +108,7 @@ template <class S> GPU_DEVICE void mma_cut_all(const fattn_gpu_args &g, mma_cut_
     }
     GPU_ROLLED
     for (int b = gpu_thread(); b < sequences; b += S::THREADS) {
-        const int tiles = batch.of[b], parts = mma_cut_parts(g, tiles, size);
+        const int tiles = batch.of[b], parts = cut_parts(g, tiles, size);
         batch.of[b] = (uint16_t)(parts | (parts > 1 || 2 * tiles > size ? MMA_CUT_LONG : 0));
     }
     gpu_sync();

@@ -9,6 +9,7 @@
 #ifndef FATTN_CUDA_WGMMA_CUT_CUH
 #define FATTN_CUDA_WGMMA_CUT_CUH
 
+#include "backends/cuda/cut.cuh"
 #include "backends/cuda/wgmma_forward_items.cuh"
 #include "backends/cuda/wgmma_list.cuh"
 #include "backends/gpu/combine.cuh"
@@ -31,36 +32,14 @@ GPU_DEVICE int wgmma_cut_blocks(const fattn_gpu_args &g, int64_t queries)
     return (int)((queries * g.group + g.tiling.br - 1) / g.tiling.br);
 }
 
-/* These of sequence b. Sequences may be packed or not, and use fewer rows than they have. */
-GPU_DEVICE int wgmma_cut_rows(const int32_t *cu, const int32_t *used, int longest, int b)
-{
-    const int own = cu ? min(max(cu[b + 1] - cu[b], 0), longest) : longest;
-    return used ? min(max(used[b], 0), own) : own;
-}
-
-/* The tiles are those of all keys, or as many as the rows see through a window. */
 GPU_DEVICE wgmma_cut_length wgmma_cut_length_of(const fattn_gpu_args &g, int b)
 {
     const fattn_problem &p = g.problem;
-    const fattn_buffers &buf = g.buffers;
-    const auto given = [&](uint64_t bit, const int32_t *x) { return p.features & bit ? x : NULL; };
-    const int queries = wgmma_cut_rows(given(FATTN_CU_SEQLENS_Q, buf.cu_seqlens_q),
-                                       given(FATTN_SEQUSED_Q, buf.seqused_q), (int)p.seqlen_q, b);
-    int keys = wgmma_cut_rows(given(FATTN_CU_SEQLENS_K, buf.cu_seqlens_k),
-                              given(FATTN_SEQUSED_K, buf.seqused_k), (int)p.seqlen_k, b);
-    if (p.window_left >= 0 && p.window_right >= 0) {
-        const int64_t left = fattn_min64(p.window_left, keys);
-        const int64_t right = fattn_min64(p.window_right, keys);
-        keys = (int)fattn_min64(keys, left + right + queries);
-    }
+    const int queries =
+        cut_rows(p.features & FATTN_CU_SEQLENS_Q ? g.buffers.cu_seqlens_q : NULL,
+                 p.features & FATTN_SEQUSED_Q ? g.buffers.seqused_q : NULL, (int)p.seqlen_q, b);
     return {wgmma_cut_blocks(g, queries) * (int)p.heads_k,
-            (keys + (int)g.tiling.bc - 1) / (int)g.tiling.bc};
-}
-
-/* Into how many parts so many tiles are cut, if a part has `size`. */
-GPU_DEVICE int wgmma_cut_count(const fattn_gpu_args &g, int tiles, int size)
-{
-    return min(max((tiles + size - 1) / size, 1), (int)g.tiling.splits);
+            cut_tiles(g, b, queries, (int)g.tiling.bc)};
 }
 
 /* How long a run takes whose parts have `size` tiles, on so many units, in tiles of keys. Longer
@@ -72,7 +51,7 @@ GPU_DEVICE float wgmma_cut_cost(const fattn_gpu_args &g, const wgmma_cut_length 
     int items = 0, slots = 0, longest = 0, shortest = INT32_MAX;
     for (int b = mma_lane(); b < g.problem.batch; b += GPU_WAVE) {
         const wgmma_cut_length own = length[b];
-        const int parts = wgmma_cut_count(g, own.tiles, size);
+        const int parts = cut_parts(g, own.tiles, size);
         if (own.blocks > 0) {
             const int most = (own.tiles + parts - 1) / parts;
             items += own.blocks * parts;
@@ -133,7 +112,7 @@ GPU_DEVICE void wgmma_cut_all(const fattn_gpu_args &g)
     const int best = __ffs((int)__ballot_sync(0xffffffffu, __float_as_int(tried) == lowest)) - 1;
     const int chosen = sizes[best];
     wgmma_list_sequences(p, at.listed, at.cuts, [&](int k) {
-        const int parts = wgmma_cut_count(g, length[k].tiles, chosen);
+        const int parts = cut_parts(g, length[k].tiles, chosen);
         return wgmma_length{(length[k].tiles + parts - 1) / parts,
                             length[k].blocks / (int)p.heads_k, parts};
     });

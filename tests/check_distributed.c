@@ -501,6 +501,33 @@ static void check_choice(void)
               "two GPUs exchange heads, two CPUs form a ring: %d of 16 choices are wrong", wrong);
 }
 
+/* Gradients that are not wanted have no strides, and do not decide how the others travel. */
+static void check_spans(void)
+{
+    static const uint32_t wanted[] = {FATTN_OUT_DQ, FATTN_OUT_DK, FATTN_OUT_DV,
+                                      FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV};
+    int right = 0;
+    for (size_t n = 0; n < sizeof wanted / sizeof wanted[0]; n++) {
+        fattn_problem p;
+        fattn_problem_init(&p);
+        p.op = FATTN_BACKWARD, p.dtype = FATTN_F32, p.outputs = wanted[n];
+        p.heads_q = p.heads_k = 4, p.dim = p.dim_v = 8;
+        p.seqlen_q = p.seqlen_k = 64;
+        fattn_group_plan plan = {.transport = {.ranks = 2, .spans = true},
+                                 .scheme = FATTN_SCHEME_HEADS,
+                                 .turns = 1,
+                                 .sharing = 1,
+                                 .slices = 1};
+        plan.shares = (fattn_whole){.split = FATTN_SPLIT_CONTIGUOUS, .ranks = 2};
+        if (fattn_group_describe(&plan, &p, NULL, NULL)) {
+            tap_bail(fattn_last_reason());
+        }
+        right += plan.span_rule == FATTN_ALL_SPANS;
+    }
+    tap_check(right == 4, "rows are sent as they are whichever gradients are wanted: %d of 4",
+              right);
+}
+
 int main(void)
 {
     check_shares();
@@ -513,5 +540,6 @@ int main(void)
     check_forecast();
     check_halves();
     check_choice();
+    check_spans();
     return tap_done();
 }

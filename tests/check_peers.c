@@ -14,6 +14,8 @@
 #include <stdatomic.h>
 #include <time.h>
 
+#include "core/backend.h"
+#include "core/status.h"
 #include "tests/device.h"
 #include "tests/divided.h"
 #include "tests/tap.h"
@@ -437,6 +439,149 @@ static void check_arguments(void)
     fattn_peers_destroy(NULL);
 }
 
+/* --- A rank's device fails -------------------------------------------------------------------- */
+
+enum { RANKS = 3, ROWS = 24, HEADS = 2, DIM = 8, ELEMENTS = ROWS * HEADS * DIM };
+
+/* The backend of rank 1's device, whose functions for rows and results fail from some call on. */
+static const fattn_backend *sound;
+static fattn_backend broken;
+static int calls_left;
+
+static fattn_status fail_late(void)
+{
+    return calls_left-- > 0 ? FATTN_OK : fattn_fail(FATTN_DEVICE_ERROR, "no more ink");
+}
+
+static fattn_status broken_rows(void *impl, const fattn_rows_args *args, fattn_stream stream)
+{
+    const fattn_status status = fail_late();
+    return status ? status : sound->rows(impl, args, stream);
+}
+
+static fattn_status broken_merge(void *impl, const fattn_merge_job *job, fattn_stream stream)
+{
+    const fattn_status status = fail_late();
+    return status ? status : sound->merge(impl, job, stream);
+}
+
+typedef struct worker {
+    int rank;
+    fattn_peers *peers;
+    const fattn_group *group; /* its scheme and split */
+    fattn_problem problem;
+    fattn_device *device; /* of rank 1; else NULL */
+    pthread_barrier_t *planned;
+    fattn_status status;
+    char reason[256];
+} worker;
+
+static void *work(void *context)
+{
+    static float tensors[RANKS][8][RANKS * ELEMENTS], lse[RANKS][RANKS * HEADS * ROWS];
+    worker *const w = context;
+    float(*const x)[RANKS * ELEMENTS] = tensors[w->rank];
+    fattn_group group = *w->group;
+    fattn_transport *transport;
+    fattn_group_plan *plan = NULL;
+    fattn_buffers b;
+    must(fattn_peers_open(w->peers, w->rank, w->device, NULL, &transport));
+    group.transport = transport;
+    group.device = w->device;
+    must(fattn_group_plan_create(&group, &w->problem, NULL, NULL, &plan));
+    fattn_buffers_init(&b);
+    b.q = x[0], b.k = x[1], b.v = x[2], b.o = x[3], b.lse = lse[w->rank];
+    b.dout = x[4], b.dq = x[5], b.dk = x[6], b.dv = x[7];
+    pthread_barrier_wait(w->planned);
+    if (w->device) {
+        w->device->backend = &broken;
+    }
+    w->status = fattn_group_execute(plan, &b);
+    fattn_last_reason_copy(w->reason, sizeof w->reason);
+    if (w->device) {
+        w->device->backend = sound;
+    }
+    fattn_group_plan_destroy(plan);
+    fattn_peers_close(transport);
+    return NULL;
+}
+
+/* Runs a problem whose rank 1 fails at call `n` of its device. Returns whether it failed; *right:
+ * whether the others were told, or did not need it any more. */
+static bool fails_at(int n, const fattn_group *group, const fattn_problem *problem, bool *right)
+{
+    pthread_t threads[RANKS];
+    worker workers[RANKS];
+    pthread_barrier_t planned;
+    fattn_peers *peers;
+    fattn_device *device;
+    pthread_barrier_init(&planned, NULL, RANKS);
+    must(fattn_device_open("cpu", &device));
+    sound = device->backend;
+    broken = *sound;
+    broken.rows = broken_rows, broken.merge = broken_merge;
+    calls_left = n;
+    must(fattn_peers_create(RANKS, &peers));
+    for (int r = 0; r < RANKS; r++) {
+        workers[r] = (worker){.rank = r,
+                              .peers = peers,
+                              .group = group,
+                              .problem = *problem,
+                              .planned = &planned,
+                              .device = r == 1 ? device : NULL};
+        if (pthread_create(&threads[r], NULL, work, &workers[r])) {
+            tap_bail("no thread");
+        }
+    }
+    *right = true;
+    for (int r = 0; r < RANKS; r++) {
+        pthread_join(threads[r], NULL);
+        const fattn_status status = workers[r].status;
+        const bool told =
+            status == FATTN_RANK_LOST && strstr(workers[r].reason, "rank 1 gave up: no more ink");
+        if (r != 1 && status && !told) {
+            printf("# call %d, rank %d: %s\n", n, r, workers[r].reason);
+            *right = false;
+        }
+    }
+    fattn_peers_destroy(peers);
+    fattn_device_close(device);
+    pthread_barrier_destroy(&planned);
+    return workers[1].status == FATTN_DEVICE_ERROR;
+}
+
+/* Wherever a rank fails, the others are told, and by it: none waits until the time has passed. */
+static void check_failures(void)
+{
+    static const struct {
+        const char *name;
+        fattn_scheme scheme;
+        fattn_split split;
+        fattn_op op;
+    } cases[] = {{"ring, backward", FATTN_SCHEME_RING, FATTN_SPLIT_ZIGZAG, FATTN_BACKWARD},
+                 {"heads, backward", FATTN_SCHEME_HEADS, FATTN_SPLIT_STRIPED, FATTN_BACKWARD},
+                 {"reduction", FATTN_SCHEME_REDUCE, FATTN_SPLIT_CONTIGUOUS, FATTN_FORWARD}};
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        fattn_group group;
+        fattn_problem p;
+        fattn_group_init(&group);
+        group.scheme = cases[c].scheme, group.split = cases[c].split, group.timeout = 20;
+        fattn_problem_init(&p);
+        p.op = cases[c].op, p.dtype = FATTN_F32, p.dim = p.dim_v = DIM;
+        p.heads_q = p.heads_k = group.scheme == FATTN_SCHEME_HEADS ? RANKS * HEADS : HEADS;
+        p.seqlen_k = RANKS * ROWS;
+        p.seqlen_q = group.scheme == FATTN_SCHEME_REDUCE ? 2 : p.seqlen_k;
+        p.outputs = p.op == FATTN_BACKWARD ? FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV
+                                           : FATTN_OUT_O | FATTN_OUT_LSE;
+        int calls = 0, right = 0;
+        for (bool told; fails_at(calls, &group, &p, &told); calls++) {
+            right += told;
+        }
+        tap_check(calls > 0 && right == calls, "%s: at %d of %d calls that fail others are told",
+                  cases[c].name, right, calls);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (device_absent(device_named())) {
@@ -458,6 +603,9 @@ int main(int argc, char **argv)
     check_lengths();
     check_shapes();
     check_turns();
+    if (!device_named()) {
+        check_failures();
+    }
     check_arguments();
     for (int r = 0; r < DIVIDED_RANKS_MAX; r++) {
         if (streams[r]) {

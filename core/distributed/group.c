@@ -205,13 +205,13 @@ static fattn_status compare(const fattn_group_plan *plan, void *all, int64_t byt
         return fattn_group_gather(plan, all, bytes);
     }
     fattn_status status = fattn_device_copy(plan->device, there, all, size, t->stream);
+    status = status ? status : fattn_group_gather(plan, there, bytes);
+    status = status ? status : fattn_device_copy(plan->device, all, there, size, t->stream);
+    status = status ? status : fattn_stream_synchronize(plan->device, t->stream);
     if (status) {
         t->abort(t->user, fattn_last_reason());
-        return status;
     }
-    status = fattn_group_gather(plan, there, bytes);
-    status = status ? status : fattn_device_copy(plan->device, all, there, size, t->stream);
-    return status ? status : fattn_stream_synchronize(plan->device, t->stream);
+    return status;
 }
 
 static fattn_status fail_disagreement(const answer *all, int32_t other, int32_t own)
@@ -325,6 +325,26 @@ static fattn_status make_local(fattn_group_plan *plan, const fattn_problem *prob
 
 /* --- Plans of pieces -------------------------------------------------------------------------- */
 
+/* Makes room for another piece: twice as much as before if there is none. */
+static fattn_status make_room(fattn_group_plan *plan)
+{
+    const int64_t count = plan->piece_count;
+    if (count & (count - 1)) {
+        return FATTN_OK; /* there is room up to a power of two */
+    }
+    const int64_t bytes = 2 * fattn_max64(count, 1) * (int64_t)sizeof *plan->pieces;
+    fattn_group_piece *const more = fattn_memory_alloc((size_t)bytes);
+    if (!more) {
+        return fattn_fail_memory(bytes, "the plans of a group's pieces");
+    }
+    if (count > 0) {
+        memcpy(more, plan->pieces, (size_t)count * sizeof *more);
+    }
+    fattn_memory_free(plan->pieces);
+    plan->pieces = more;
+    return FATTN_OK;
+}
+
 static fattn_status add_piece(fattn_group_plan *plan, const fattn_problem *p, int64_t *workspace)
 {
     for (int64_t n = 0; n < plan->piece_count; n++) {
@@ -332,10 +352,11 @@ static fattn_status add_piece(fattn_group_plan *plan, const fattn_problem *p, in
             return FATTN_OK;
         }
     }
-    fattn_group_piece *const piece = &plan->pieces[plan->piece_count];
     fattn_plan_info info;
     fattn_plan_info_init(&info);
-    fattn_status status = fattn_plan_create(plan->device, p, &piece->plan);
+    fattn_status status = make_room(plan);
+    fattn_group_piece *const piece = status ? NULL : &plan->pieces[plan->piece_count];
+    status = status ? status : fattn_plan_create(plan->device, p, &piece->plan);
     if (!status) {
         piece->problem = *p;
         plan->piece_count++;
@@ -357,14 +378,8 @@ static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
     /* With dropout pieces of different turns differ in head_offset. */
     const int64_t turns = plan->problem.features & FATTN_DROPOUT ? plan->turns : 1;
     const int64_t most = (int64_t)plan->rounds * FATTN_LANES * most_runs;
-    const int64_t all = turns * plan->slices * most;
-    const int64_t bytes = all * (int64_t)sizeof *plan->pieces;
-    plan->pieces = fattn_memory_alloc((size_t)bytes);
-    if (!plan->pieces) {
-        return fattn_fail_memory(bytes, "the plans of a ring");
-    }
     fattn_status status = FATTN_OK;
-    for (int64_t n = 0; !status && n < all; n++) {
+    for (int64_t n = 0; !status && n < turns * plan->slices * most; n++) {
         const int64_t of = n % most, round = of / most_runs;
         fattn_visit visit;
         fattn_problem p;

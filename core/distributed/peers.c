@@ -117,6 +117,17 @@ static bool spans_agree(const fattn_message *a, const fattn_message *b)
     return agree;
 }
 
+/* Notes that a rank has failed, unless one did before. Called with the mutex. */
+static void note_failure(const peer *p, const char *reason)
+{
+    fattn_peers *const all = p->all;
+    if (all->failed < 0) {
+        all->failed = p->table.rank;
+        snprintf(all->reason, sizeof all->reason, "%s", reason ? reason : "");
+    }
+    pthread_cond_broadcast(&all->changed);
+}
+
 /* Queues the copy of a message if both sides have entered it, and sets *queued. Called with the
  * mutex, which it releases while it queues the copy, because on a host that makes the copy; so
  * after *queued the caller must look at everything again. */
@@ -131,18 +142,22 @@ static fattn_status queue_if_ready(const peer *p, const fattn_message *m, bool *
     }
     *queued = true;
     if (s->send->bytes != s->receive->bytes || !spans_agree(s->send, s->receive)) {
-        s->state = SLOT_FAILED;
-        pthread_cond_broadcast(&all->changed);
         const char *const as = s->send->bytes == s->receive->bytes ? ", in other spans" : "";
-        return fattn_fail(FATTN_RANKS_DISAGREE,
-                          "rank %d sends %lld bytes, and rank %d receives %lld%s", from,
-                          (long long)s->send->bytes, to, (long long)s->receive->bytes, as);
+        const fattn_status differ = fattn_fail(
+            FATTN_RANKS_DISAGREE, "rank %d sends %lld bytes, and rank %d receives %lld%s", from,
+            (long long)s->send->bytes, to, (long long)s->receive->bytes, as);
+        s->state = SLOT_FAILED;
+        note_failure(p, fattn_last_reason());
+        return differ;
     }
     s->state = SLOT_BUSY;
     pthread_mutex_unlock(&all->mutex);
     const fattn_status status = queue_copy(all->peers[from], all->peers[to], s);
     pthread_mutex_lock(&all->mutex);
     s->state = status ? SLOT_FAILED : SLOT_QUEUED;
+    if (status) {
+        note_failure(p, fattn_last_reason()); /* before the other rank finds the slot */
+    }
     pthread_cond_broadcast(&all->changed);
     return status;
 }
@@ -331,12 +346,8 @@ static void give_up(void *user, const char *reason)
 {
     peer *const p = user;
     pthread_mutex_lock(&p->all->mutex);
-    if (p->all->failed < 0) {
-        p->all->failed = p->table.rank;
-        snprintf(p->all->reason, sizeof p->all->reason, "%s", reason ? reason : "");
-    }
+    note_failure(p, reason);
     p->broken = true;
-    pthread_cond_broadcast(&p->all->changed);
     pthread_mutex_unlock(&p->all->mutex);
 }
 

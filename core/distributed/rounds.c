@@ -301,7 +301,7 @@ static bool sends_packed(const fattn_group_plan *plan)
     return plan->ring.last_step > 0 && !plan->keys_direct;
 }
 
-/* Tells all ranks of an error that only this rank has. */
+/* Tells all ranks of an error, if there is one. */
 static fattn_status tell(const fattn_group_plan *plan, fattn_status status)
 {
     if (status) {
@@ -317,7 +317,7 @@ static fattn_status start(const fattn_group_plan *plan, const fattn_message *mes
 }
 
 /* Waits for messages that were started. status: of the work since then; all ranks are told of an
- * error, before or while waiting. */
+ * error before this rank waits. */
 static fattn_status await(const fattn_group_plan *plan, const fattn_message *messages, int count,
                           fattn_status status)
 {
@@ -326,7 +326,7 @@ static fattn_status await(const fattn_group_plan *plan, const fattn_message *mes
     fattn_reason_hold(status);
     const fattn_status waited = count ? t->wait(t->user, messages, count, plan->timeout) : FATTN_OK;
     fattn_reason_let();
-    return status ? status : tell(plan, waited);
+    return status ? status : waited;
 }
 
 static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
@@ -355,7 +355,7 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
         status = plan->spans ? fattn_group_copy_inputs(plan, given, plan->turn + 2)
                              : fattn_group_load_inputs(plan, given, plan->turn + 2);
     }
-    status = started ? await(plan, messages, count, status) : tell(plan, status);
+    status = started ? await(plan, messages, count, status) : status;
     return status ? status : collect(plan, step);
 }
 
@@ -453,7 +453,7 @@ static fattn_status sum_dsink(const fattn_group_plan *plan, float *dsink)
 
 static fattn_status go_rounds(fattn_group_plan *plan, const fattn_buffers *b)
 {
-    fattn_status status = sends_packed(plan) ? tell(plan, fattn_group_pack(plan, b)) : FATTN_OK;
+    fattn_status status = sends_packed(plan) ? fattn_group_pack(plan, b) : FATTN_OK;
     plan->done = 0;
     plan->late = -1;
     for (int64_t step = 0; !status && step < plan->rounds; step++) {
@@ -490,8 +490,8 @@ static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *gi
 static fattn_status execute_exchanged_turn(fattn_group_plan *plan, const fattn_buffers *b)
 {
     const int64_t before = plan->turn - 1;
-    fattn_status status = tell(plan, plan->spans ? fattn_group_copy_results(plan, b, before)
-                                                 : fattn_group_load_results(plan, before));
+    fattn_status status = plan->spans ? fattn_group_copy_results(plan, b, before)
+                                      : fattn_group_load_results(plan, before);
     status = status ? status : go_rounds(plan, b);
     return status ? status : fattn_group_end_exchange(plan, b, plan->turn + 1);
 }
@@ -506,7 +506,7 @@ static fattn_status exchange_spans(const fattn_group_plan *plan, const fattn_buf
     fattn_group_begin_exchange(plan, b, exchange, messages, &count);
     fattn_status status = start(plan, messages, count);
     if (status) {
-        return tell(plan, status);
+        return status;
     }
     for (int64_t turn = 0; !status && exchange == 0 && turn < plan->sets; turn++) {
         status = fattn_group_copy_inputs(plan, b, turn);
@@ -523,20 +523,20 @@ static fattn_status begin_exchanges(const fattn_group_plan *plan, const fattn_bu
     if (plan->spans) {
         return exchange_spans(plan, b, 0);
     }
-    fattn_status status = tell(plan, fattn_group_load_inputs(plan, b, 0));
+    fattn_status status = fattn_group_load_inputs(plan, b, 0);
     status = status ? status : fattn_group_exchange(plan, b, 0);
-    return status ? status : tell(plan, fattn_group_load_inputs(plan, b, 1));
+    return status ? status : fattn_group_load_inputs(plan, b, 1);
 }
 
 static fattn_status end_exchanges(const fattn_group_plan *plan, const fattn_buffers *b)
 {
     const int64_t last = plan->turns - 1;
     if (plan->spans) {
-        fattn_status status = tell(plan, fattn_group_follow_turns(plan));
+        fattn_status status = fattn_group_follow_turns(plan);
         status = status ? status : exchange_spans(plan, b, last + 2);
         return status ? status : gather_dsink(plan);
     }
-    fattn_status status = tell(plan, fattn_group_load_results(plan, last));
+    fattn_status status = fattn_group_load_results(plan, last);
     status = status ? status : fattn_group_exchange(plan, b, last + 2);
     status = status ? status : gather_dsink(plan);
     return status ? status : fattn_group_store_results(plan, b);
@@ -565,9 +565,6 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
     }
     fattn_buffers b;
     fattn_status status = check(plan, buffers, &b);
-    if (status) {
-        plan->transport.abort(plan->transport.user, fattn_last_reason());
-    }
     const bool exchanged = plan->members > 1, dsink = plan->problem.outputs & FATTN_OUT_DSINK;
     status = status || !exchanged ? status : begin_exchanges(plan, &b);
     for (plan->turn = 0; !status && plan->turn < plan->turns; plan->turn++) {
@@ -579,5 +576,5 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
     }
     status = status || !exchanged ? status : end_exchanges(plan, &b);
     status = status || !dsink ? status : sum_dsink(plan, b.dsink);
-    return finish(plan, status);
+    return finish(plan, tell(plan, status));
 }

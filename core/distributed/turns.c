@@ -27,8 +27,11 @@ fattn_span_rule fattn_group_span_rule(const fattn_group_plan *plan)
     const int64_t q = l->heads_q, k = l->heads_k, dim = l->dim, dim_v = l->dim_v;
     const bool tensors = has_rows(&l->q, q, dim) && has_rows(&l->k, k, dim) &&
                          has_rows(&l->v, k, dim_v) && has_rows(&l->o, q, dim_v);
-    const bool gradients = has_rows(&l->dout, q, dim_v) && has_rows(&l->dq, q, dim) &&
-                           has_rows(&l->dk, k, dim) && has_rows(&l->dv, k, dim_v);
+    const uint32_t unwanted = ~l->outputs;
+    const bool gradients = has_rows(&l->dout, q, dim_v) &&
+                           (unwanted & FATTN_OUT_DQ || has_rows(&l->dq, q, dim)) &&
+                           (unwanted & FATTN_OUT_DK || has_rows(&l->dk, k, dim)) &&
+                           (unwanted & FATTN_OUT_DV || has_rows(&l->dv, k, dim_v));
     const bool may = plan->transport.spans && plan->shares.split != FATTN_SPLIT_STRIPED &&
                      tensors && (gradients || !plan->backward);
     return !may                            ? FATTN_NO_SPANS

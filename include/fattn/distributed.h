@@ -220,9 +220,11 @@ typedef struct fattn_group {
     int64_t turns;  /* FATTN_SCHEME_HEADS and _BOTH: how many parts a rank's heads are computed in,
                      * one after another. While one part is computed, the inputs of the next part
                      * and the results of the previous one travel. The plan takes this number, or
-                     * the next smaller one that divides a rank's heads; more if `memory` requires
-                     * it. 0, the default: chosen by sizes and speeds, 8 at most, and in backward no
-                     * more than a rank has key/value heads */
+                     * the next smaller one that is possible; more if `memory` requires it. Possible
+                     * is a number that divides a rank's key/value heads, or, in FATTN_SCHEME_HEADS,
+                     * these times a number that divides the query heads of each. 0, the default:
+                     * chosen by sizes and speeds, 8 at most, and in backward no more than a rank
+                     * has key/value heads */
 
     /* What FATTN_SCHEME_AUTO and the default of `turns` are chosen by. 0, the default, stands for
      * the figures of GPUs that are connected by NVLink, 6e14, 3.5e11 and 1e-5, if the transport
@@ -286,7 +288,7 @@ typedef struct fattn_group_plan fattn_group_plan;
  * First of all the ranks compare the problem: FATTN_RANKS_DISAGREE names the first rank that
  * differs. If one rank has an error of its own, such as a wrong argument, the others get
  * FATTN_RANK_LOST with its number; for that its transport, and the fields of it, must be valid. The
- * group can then make another plan.
+ * group can then make another plan, unless the device does not suit the transport's memory.
  *
  * The plan owns the memory that it computes in, and serves one execution at a time.
  */
@@ -324,6 +326,7 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
  *
  * - A rank that had finished before another one failed returns FATTN_OK, with all of its outputs.
  * - dbias may be written in part: it is too large to be held twice.
+ * - A rank whose own device fails in the last step may have written some rows of its outputs.
  * - In FATTN_SCHEME_RING with several turns of heads, the outputs of earlier turns are written.
  * - In FATTN_SCHEME_HEADS, if the transport takes spans, results go straight into outputs, which
  *   may therefore be written in part, until the transport is closed.

@@ -27,7 +27,7 @@ GPU_DEVICE int cut_tiles(const fattn_gpu_args &g, int b, int queries, int tile)
         const int64_t right = fattn_min64(p.window_right, keys);
         keys = (int)fattn_min64(keys, left + right + queries);
     }
-    return (keys + tile - 1) / tile;
+    return (int)((keys + (tile - 1u)) / (uint32_t)tile);
 }
 
 /* Into how many parts so many tiles are cut, if a part has at most `size`. A sequence without keys

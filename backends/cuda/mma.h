@@ -124,21 +124,21 @@ enum mma_variant {
 #define MMA_CUT_SIZES 16
 #define MMA_CUT_STEPS 5
 #define MMA_CUT_FIRST (-2)
-#define MMA_CUT_ITEM 46080
-#define MMA_CUT_ITEM_WIDE 128000
+#define MMA_CUT_ITEM 23040
+#define MMA_CUT_ITEM_WIDE 204800
 #define MMA_CUT_KEYS 256 /* of a part at least */
 
 /* Whether a run cuts its keys so. */
 FATTN_HD bool fattn_cuda_cuts(const fattn_tiling *t) { return t->pieces > 0 && t->splits > 1; }
 
-/* The same for runs with no more blocks than multiprocessors. A block then has a multiprocessor to
+/* Shapes for runs with no more blocks than multiprocessors. A block then has a multiprocessor to
  * itself, and more keys in flight. The second shape of 128 channels is for multiprocessors with
- * 164 KiB of shared memory. */
+ * 164 KiB of shared memory; with 64 and 256 channels these take the shapes above. */
 #define MMA_DECODE_WIDE_SHAPES(X) \
-    X(64, 32, 4, 4)               \
+    X(64, 32, 8, 3)               \
     X(128, 16, 8, 3)              \
     X(128, 32, 2, 4)              \
-    X(256, 16, 2, 4)
+    X(256, 16, 4, 3)
 
 /*
  * The same for k and v in e4m3: tiles of as many bytes, and so of twice the keys. A warp takes

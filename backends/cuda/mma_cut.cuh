@@ -40,7 +40,7 @@ typedef struct mma_cut_item {
  * tiles. A warp computes it.
  *
  * Parts that are alike run in rounds, and the last round has blocks that are idle. If parts differ,
- * the last ones end half of the largest part later than the first ones, on average. The mean part,
+ * the last ones end 0.4 of the largest part later than the first ones, on average. The mean part,
  * divided by the largest, tells how alike they are. While some blocks are idle, the others read
  * faster, so that this time counts half.
  */
@@ -58,7 +58,7 @@ GPU_DEVICE float mma_cut_cost(const fattn_gpu_args &g, const mma_cut_batch &batc
     const float rounds = (float)(parts * (int)g.problem.heads_k) / blocks;
     const float busy = share + rounds * item, alike = share / (rounds * most);
     const float idle = ceilf(rounds) - rounds, weight = alike * alike * alike * alike;
-    const float end = most * (0.5f + weight * (idle - 0.5f));
+    const float end = most * (0.4f + weight * (idle - 0.4f));
     return busy + 0.5f * fmaxf(end, most + item - busy);
 }
 

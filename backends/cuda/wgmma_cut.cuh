@@ -69,7 +69,7 @@ GPU_DEVICE float wgmma_cut_cost(const fattn_gpu_args &g, const wgmma_cut_length 
     }
     const float rounds = (float)items / (float)units, idle = ceilf(rounds) - rounds;
     const float shared =
-        all / (float)units + rounds * WGMMA_CUT_ITEM + idle * (float)(shortest + WGMMA_CUT_ITEM);
+        all / (float)units + rounds * WGMMA_CUT_ITEM + idle * ((float)shortest + WGMMA_CUT_ITEM);
     const float merged = (float)slots * (float)g.tiling.br * WGMMA_CUT_ROW;
     return fmaxf(shared, (float)(longest + WGMMA_CUT_ITEM)) +
            (slots > 0 ? WGMMA_CUT_MERGE + merged : 0);

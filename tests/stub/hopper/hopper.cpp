@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs the Hopper kernels (wgmma_forward.cuh, wgmma_backward.cuh), and those of mma.sync for caches
- * in e4m3 (mma_decode.cuh, mma_widen.cuh), on the host, from their source: the words of
- * wgmma_sm90.cuh and mma_sm80.cuh are defined here by what the manual of the instruction set says
- * they do. The stub driver calls it for every launch.
+ * Runs the Hopper kernels (wgmma_forward.cuh, wgmma_backward.cuh), and those of mma.sync that
+ * decode (mma_decode.cuh) or are for caches in e4m3 (mma_widen.cuh), on the host, from their
+ * source: the words of wgmma_sm90.cuh and mma_sm80.cuh are defined here by what the manual of the
+ * instruction set says they do. The stub driver calls it for every launch.
  *
  * The threads of a block, or of a cluster of blocks, are fibers. The lanes of a warp stay together
  * as long as they do the same. The order in which warps run is random, and a warp may sleep for
@@ -1230,6 +1230,13 @@ static int wgmma_larger(int a, int b, int c) { return max(max(a, b), c); }
 #define combine_rows combine_rows_e4m3
 #include "backends/cuda/kernels/mma_decode_e4m3.cu"
 #undef MMA_ENTRY
+#undef MMA_WIDE
+#undef combine
+#undef combine_rows
+#define combine combine_decode
+#define combine_rows combine_rows_decode
+#include "backends/cuda/kernels/mma_decode.cu"
+#undef MMA_ENTRY
 #undef combine
 #undef combine_rows
 #define combine combine_forward_e4m3
@@ -1302,6 +1309,12 @@ static void run_merging(void **with)
 #define HOPPER_BACKWARD(name, ...)                                 \
     HOPPER_MAPPED(wgmma_backward_f16_##name, wgmma_backward_maps), \
         HOPPER_MAPPED(wgmma_backward_bf16_##name, wgmma_backward_maps), HOPPER_ROWS(name)
+#define HOPPER_DECODE_OF(run, width, keys)                 \
+    HOPPER_PLAIN(mma_decode_##run##_f16_##width##_##keys), \
+        HOPPER_PLAIN(mma_decode_##run##_bf16_##width##_##keys),
+#define HOPPER_DECODE_BOTH(width, keys, ...) \
+    HOPPER_DECODE_OF(lean, width, keys) HOPPER_DECODE_OF(full, width, keys)
+#define HOPPER_DECODE_ALONE(width, keys, ...) HOPPER_DECODE_OF(wide, width, keys)
 #define HOPPER_DECODE(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_##width##_##keys),
 #define HOPPER_DECODE_WIDE(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_wide_##width##_##keys),
 #define HOPPER_DECODE_FULL(width, keys, ...) HOPPER_PLAIN(mma_decode_e4m3_full_##width##_##keys),
@@ -1347,9 +1360,10 @@ static const struct {
     HOPPER_PLAIN(wgmma_blocks_64),
     HOPPER_PLAIN(wgmma_blocks_128),
     HOPPER_PLAIN(wgmma_blocks_256),
-    MMA_DECODE_E4M3_SHAPES(HOPPER_DECODE) MMA_DECODE_E4M3_WIDE_SHAPES(HOPPER_DECODE_WIDE)
-        MMA_DECODE_E4M3_FULL_SHAPES(HOPPER_DECODE_FULL) MMA_WIDEN_SHAPES(HOPPER_E4M3)
-            HOPPER_PLAIN(mma_scan_32),
+    MMA_DECODE_SHAPES(HOPPER_DECODE_BOTH) MMA_DECODE_WIDE_SHAPES(HOPPER_DECODE_ALONE)
+        MMA_DECODE_E4M3_SHAPES(HOPPER_DECODE) MMA_DECODE_E4M3_WIDE_SHAPES(HOPPER_DECODE_WIDE)
+            MMA_DECODE_E4M3_FULL_SHAPES(HOPPER_DECODE_FULL) MMA_WIDEN_SHAPES(HOPPER_E4M3)
+                HOPPER_PLAIN(mma_scan_32),
     HOPPER_PLAIN(mma_scan_64),
     HOPPER_PLAIN(clear),
     HOPPER_PLAIN(combine),

@@ -135,8 +135,9 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
         }
     }
     if (nearest == NO_ROW) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "kernel is \"%.64s\": backend %s has no such row",
-                          wanted ? wanted : "", backend->name);
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "backend %s has no kernel \"%.64s\"; fattn info lists them",
+                          backend->name, wanted ? wanted : "");
     }
     char taker[128] = "";
     if (splits <= 1) { /* else the splits may be what is declined, not the problem */

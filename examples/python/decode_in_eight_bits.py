@@ -11,7 +11,7 @@ B, HQ, HK, D, PAGE, PROMPT, TOKENS = 2, 8, 2, 64, 16, 100, 120
 torch.manual_seed(0)
 q, k, v = (torch.randn(B, TOKENS, heads, D) for heads in (HQ, HK, HK))
 
-# What the prompt's largest number becomes 448 by. Numbers of later tokens that are larger saturate.
+# Factors with which the prompt's largest number is stored as 448. Larger numbers of later tokens saturate.
 k_descale, v_descale = (a[:, :PROMPT].abs().amax((1, 3)) / 448 for a in (k, v))   # (B, HK)
 columns = -(-TOKENS // PAGE)
 k_cache, v_cache = torch.zeros(2, B * columns, PAGE, HK, D).to(torch.float8_e4m3fn)

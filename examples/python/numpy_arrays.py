@@ -14,5 +14,5 @@ gradients = fattn.attention_backward(np.ones_like(o), q, k, v, o, lse, causal=Tr
 
 print(fattn.info())
 print(f"o is {o.shape}; its first row is v's first: {np.array_equal(o[:, 0], v[:, 0])}")
-print(f"dv sums up to {gradients.dv.sum():.1f}, for each of {o.size} outputs is a mean of values")
+print(f"dv sums to {gradients.dv.sum():.1f}, the number of outputs, {o.size}: each is a mean of values")
 assert np.array_equal(o[:, 0], v[:, 0]) and abs(gradients.dv.sum() / o.size - 1) < 1e-3

@@ -268,7 +268,8 @@ typedef struct fattn_problem {
     int64_t seqlen_q; /* Sq; with cu_seqlens_q the most rows that a sequence may have */
     int64_t seqlen_k; /* Sk; with cu_seqlens_k or FATTN_PAGED the most keys that one may have */
     int64_t dim;      /* D, 1..576, no default. Above 256 most GPUs only have SIMT kernels */
-    int64_t dim_v;    /* Dv, likewise. Latent attention (MLA) is D 576, Dv 512, Hk 1, with v = k */
+    int64_t dim_v;    /* Dv, likewise. Latent attention (MLA) is D 576, Dv 512, Hk 1, where v is k:
+                       * FATTN_STRIDED, with k's strides for v, too */
     int64_t total_q;  /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
     int64_t total_k;  /* FATTN_CU_SEQLENS_K: rows of the packed k and v, at least cu_seqlens_k[B] */
 
@@ -280,8 +281,9 @@ typedef struct fattn_problem {
     fattn_strides q, k, v, o;       /* FATTN_STRIDED */
     fattn_strides dout, dq, dk, dv; /* FATTN_STRIDED, backward */
 
-    double scale;         /* FATTN_SCALE: factor of q.k; any finite value. The default is 0, and
-                           * with scale 0 all keys that are kept weigh the same */
+    double scale;         /* FATTN_SCALE: factor of q.k; any finite value. With 0 all keys that are
+                           * kept weigh the same. Without FATTN_SCALE leave it 0, the default; the
+                           * factor is then 1 / sqrt(D) */
     double softcap;       /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
     double dropout_p;     /* FATTN_DROPOUT: probability of dropping a weight, 0..1, rounded to a
                            * multiple of 1/65536: to 0 or 1 only if it is exactly that */

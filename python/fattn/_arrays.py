@@ -390,7 +390,8 @@ def _kind_of_type(cls: type, name: str) -> Kind:
     else:
         if not hasattr(cls, "__dlpack__"):
             qualified = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
-            raise TypeError(f"{name} is of type {qualified}, which is not an array: it has no __dlpack__")
+            raise TypeError(f"{name} is of type {qualified}, which is not an array: it has no __dlpack__"
+                            + (f"; numpy.asarray({name}) is one" if issubclass(cls, (list, tuple)) else ""))
         maker = _DLPack
     if maker not in _made:
         _made[maker] = maker()

@@ -172,7 +172,8 @@ def _load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
-        raise ImportError(f"fattn: cannot load its library: {error}") from error
+        raise ImportError(f"fattn: cannot load its library: {error}. `pip install .` in a checkout builds it into the "
+                          "package; without, LD_LIBRARY_PATH must have its folder") from error
     for name, result, parameters in _FUNCTIONS:
         function = getattr(library, name)
         function.restype, function.argtypes = result, parameters

@@ -138,7 +138,7 @@ def attention(
 
     Raises:
         fattn.Error: one of its subclasses, such as InvalidShape or Unsupported; nothing has been written then.
-        TypeError: an argument is not an array, or an option has an impossible type.
+        TypeError: an argument is not an array. (A wrong option is InvalidArgument.)
     """
     features = 0
     if batch_invariant:
@@ -235,7 +235,7 @@ def _longest(cu_seqlens: Any, of: str) -> int:
         raise InvalidArgument(f"max_seqlen_{of} is needed, because {name} is on a GPU")
     count = len_of(view, name)
     if view.dtype != "int32" or view.strides != (1,):
-        raise InvalidArgument(f"{name} is not contiguous int32")
+        raise InvalidArgument(f"{name} is {view.dtype} with stride {view.strides[0]}, not contiguous int32")
     values = (ctypes.c_int32 * (count + 1)).from_address(kind.pointer(cu_seqlens))
     return max((values[b + 1] - values[b] for b in range(count)), default=0)
 

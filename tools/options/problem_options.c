@@ -75,8 +75,9 @@ static const problem_option table[PROBLEM_OPTIONS] = {
                             FIELD(block_m)},
     [PROBLEM_POINTER_ALIGNMENT] = {"pointer-alignment N",
                                    "what the plan may rely on: tensors begin at multiples\n"
-                                   "of N bytes, a power of two up to 256; default 16",
-                                   OPTION_INTEGERS, .min = 1, .max = 256, FIELD(pointer_alignment)},
+                                   "of N bytes, a power of two up to 4096; default 16",
+                                   OPTION_INTEGERS, .min = 1, .max = 4096,
+                                   FIELD(pointer_alignment)},
 #undef FIELD
 #undef SCALAR
 };

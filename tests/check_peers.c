@@ -10,6 +10,7 @@
  * FATTN_BACKEND names a device with memory of its own, which ranks share.
  */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <time.h>
@@ -443,10 +444,10 @@ static void check_arguments(void)
 
 enum { RANKS = 3, ROWS = 24, HEADS = 2, DIM = 8, ELEMENTS = ROWS * HEADS * DIM };
 
-/* The backend of rank 1's device, whose functions for rows and results fail from some call on. */
+/* A backend whose functions for rows and results fail in a thread from some call on. */
 static const fattn_backend *sound;
 static fattn_backend broken;
-static int calls_left;
+static _Thread_local int calls_left = INT_MAX;
 
 static fattn_status fail_late(void)
 {
@@ -470,8 +471,9 @@ typedef struct worker {
     fattn_peers *peers;
     const fattn_group *group; /* its scheme and split */
     fattn_problem problem;
-    fattn_device *device; /* of rank 1; else NULL */
+    fattn_device *device;
     pthread_barrier_t *planned;
+    int calls; /* which succeed, once all ranks have planned */
     fattn_status status;
     char reason[256];
 } worker;
@@ -493,20 +495,15 @@ static void *work(void *context)
     b.q = x[0], b.k = x[1], b.v = x[2], b.o = x[3], b.lse = lse[w->rank];
     b.dout = x[4], b.dq = x[5], b.dk = x[6], b.dv = x[7];
     pthread_barrier_wait(w->planned);
-    if (w->device) {
-        w->device->backend = &broken;
-    }
+    calls_left = w->calls;
     w->status = fattn_group_execute(plan, &b);
     fattn_last_reason_copy(w->reason, sizeof w->reason);
-    if (w->device) {
-        w->device->backend = sound;
-    }
     fattn_group_plan_destroy(plan);
     fattn_peers_close(transport);
     return NULL;
 }
 
-/* Runs a problem whose rank 1 fails at call `n` of its device. Returns whether it failed; *right:
+/* Runs a problem whose rank 1 fails at call `n` of the device. Returns whether it failed; *right:
  * whether the others were told, or did not need it any more. */
 static bool fails_at(int n, const fattn_group *group, const fattn_problem *problem, bool *right)
 {
@@ -520,7 +517,7 @@ static bool fails_at(int n, const fattn_group *group, const fattn_problem *probl
     sound = device->backend;
     broken = *sound;
     broken.rows = broken_rows, broken.merge = broken_merge;
-    calls_left = n;
+    device->backend = &broken;
     must(fattn_peers_create(RANKS, &peers));
     for (int r = 0; r < RANKS; r++) {
         workers[r] = (worker){.rank = r,
@@ -528,7 +525,8 @@ static bool fails_at(int n, const fattn_group *group, const fattn_problem *probl
                               .group = group,
                               .problem = *problem,
                               .planned = &planned,
-                              .device = r == 1 ? device : NULL};
+                              .calls = r == 1 ? n : INT_MAX,
+                              .device = device};
         if (pthread_create(&threads[r], NULL, work, &workers[r])) {
             tap_bail("no thread");
         }
@@ -545,6 +543,7 @@ static bool fails_at(int n, const fattn_group *group, const fattn_problem *probl
         }
     }
     fattn_peers_destroy(peers);
+    device->backend = sound;
     fattn_device_close(device);
     pthread_barrier_destroy(&planned);
     return workers[1].status == FATTN_DEVICE_ERROR;

@@ -109,7 +109,7 @@ REFUSED = [
     (f"run {QKV.replace('q.npy', 'three.npy', 1)}", 2, "heads_q is 3, not a multiple of heads_k, 2"),
     (f"run {QKV} --scale nan", 2, "fattn: FATTN_INVALID_ARGUMENT: "),
     (f"run {QKV} --pointer-alignment 3", 2, "pointer_alignment is 3, not a power of two"),
-    (f"run {QKV} --pointer-alignment 512", 2, '--pointer-alignment: "512" is not between 1 and 256'),
+    (f"run {QKV} --pointer-alignment 8192", 2, '--pointer-alignment: "8192" is not between 1 and 4096'),
     (f"run {QKV} --seqused-k used.npy", 2, "fattn: FATTN_INVALID_DATA: "),
     (f"run {QKV} --dtype f64 --device cpu", 3, "fattn: FATTN_UNSUPPORTED: "),
     ("run --q f8.npy --k k.npy --v v.npy --o out.npy --device cpu", 3, "(f8.npy holds f64; --dtype f32 converts)"),
@@ -189,11 +189,11 @@ REFUSED = [
     ("bench --pointer-alignment 24", 2, "pointer_alignment is 24, not a power of two"),
     ("bench --reps 0", 2, '--reps: "0" is not between 1'),
     ("bench --hq 3 --hk 2", 2, "fattn: FATTN_INVALID_SHAPE: "),
-    ("bench --kernel fast", 2, 'kernel is "fast"'),
+    ("bench --kernel fast", 2, 'has no kernel "fast"'),
     ("explain --d 577", 2, "fattn: FATTN_INVALID_SHAPE: dim is 577"),
     ("explain --dtype f64 --device cpu", 3, "fattn: FATTN_UNSUPPORTED: "),
     ("explain --hq 3 --hk 2", 2, "heads_q is 3, not a multiple of heads_k, 2"),
-    ("check --kernel fast", 2, 'kernel is "fast"'),
+    ("check --kernel fast", 2, 'has no kernel "fast"'),
 ]
 
 

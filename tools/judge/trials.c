@@ -65,8 +65,9 @@ fattn_status trials_open(trials *s, const char *kernel)
     }
     if (s->row_count == 0) {
         trials_close(s);
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "kernel is \"%s\": backend %s has no such row",
-                          kernel ? kernel : "", backend->name);
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "backend %s has no kernel \"%s\"; fattn info lists them", backend->name,
+                          kernel ? kernel : "");
     }
     return FATTN_OK;
 }

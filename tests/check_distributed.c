@@ -501,7 +501,8 @@ static void check_choice(void)
               "two GPUs exchange heads, two CPUs form a ring: %d of 16 choices are wrong", wrong);
 }
 
-/* Gradients that are not wanted have no strides, and do not decide how the others travel. */
+/* A gradient that is not wanted has no strides. That must not keep the other tensors from being
+ * sent as they are. */
 static void check_spans(void)
 {
     static const uint32_t wanted[] = {FATTN_OUT_DQ, FATTN_OUT_DK, FATTN_OUT_DV,

@@ -132,8 +132,8 @@ enum mma_variant {
 FATTN_HD bool fattn_cuda_cuts(const fattn_tiling *t) { return t->pieces > 0 && t->splits > 1; }
 
 /* Shapes for runs with no more blocks than multiprocessors. A block then has a multiprocessor to
- * itself, and more keys in flight. The second shape of 128 channels is for multiprocessors with
- * 164 KiB of shared memory; with 64 and 256 channels these take the shapes above. */
+ * itself, and more keys in flight. Multiprocessors with 164 KiB of shared memory have room for the
+ * second shape of 128 channels alone, and take the shapes above with 64 and 256 channels. */
 #define MMA_DECODE_WIDE_SHAPES(X) \
     X(64, 32, 8, 3)               \
     X(128, 16, 8, 3)              \

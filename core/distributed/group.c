@@ -132,13 +132,7 @@ fattn_status fattn_group_carry(const fattn_group_plan *plan, const fattn_message
 {
     const fattn_transport *const t = &plan->transport;
     fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
-    if (!status && count) {
-        status = t->wait(t->user, messages, count, plan->timeout);
-    }
-    if (status) {
-        t->abort(t->user, fattn_last_reason());
-    }
-    return status;
+    return status || !count ? status : t->wait(t->user, messages, count, plan->timeout);
 }
 
 fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t bytes)
@@ -195,19 +189,25 @@ typedef struct answer {
     int64_t seqlen_q, seqlen_k;
 } answer;
 
-/* An all-gather of host memory; through device memory if that is what the transport carries. */
-static fattn_status compare(const fattn_group_plan *plan, void *all, int64_t bytes)
+/* An all-gather of host memory through device memory. */
+static fattn_status gather_through(const fattn_group_plan *plan, void *there, void *all,
+                                   int64_t bytes)
 {
     const fattn_transport *const t = &plan->transport;
     const size_t size = (size_t)(bytes * t->ranks);
-    void *const there = plan->answers;
-    if (!t->device_memory) {
-        return fattn_group_gather(plan, all, bytes);
-    }
     fattn_status status = fattn_device_copy(plan->device, there, all, size, t->stream);
     status = status ? status : fattn_group_gather(plan, there, bytes);
     status = status ? status : fattn_device_copy(plan->device, all, there, size, t->stream);
-    status = status ? status : fattn_stream_synchronize(plan->device, t->stream);
+    return status ? status : fattn_stream_synchronize(plan->device, t->stream);
+}
+
+/* An all-gather of host memory, in the memory that the transport carries. Tells all ranks of an
+ * error. */
+static fattn_status compare(const fattn_group_plan *plan, void *all, int64_t bytes)
+{
+    const fattn_transport *const t = &plan->transport;
+    const fattn_status status = t->device_memory ? gather_through(plan, plan->answers, all, bytes)
+                                                 : fattn_group_gather(plan, all, bytes);
     if (status) {
         t->abort(t->user, fattn_last_reason());
     }
@@ -332,7 +332,7 @@ static fattn_status make_room(fattn_group_plan *plan)
     if (count & (count - 1)) {
         return FATTN_OK; /* there is room up to a power of two */
     }
-    const int64_t bytes = 2 * fattn_max64(count, 1) * (int64_t)sizeof *plan->pieces;
+    const int64_t bytes = (count ? 2 * count : 1) * (int64_t)sizeof *plan->pieces;
     fattn_group_piece *const more = fattn_memory_alloc((size_t)bytes);
     if (!more) {
         return fattn_fail_memory(bytes, "the plans of a group's pieces");

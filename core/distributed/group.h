@@ -282,7 +282,7 @@ void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, 
 /* The runs of the own block for which other ranks return gradients in a lane: bit n for run n. */
 unsigned fattn_group_home_runs(const fattn_group_plan *plan, int lane);
 
-/* Starts messages and waits for them. If that fails, tells all ranks. */
+/* Starts messages and waits for them. The caller tells the other ranks of an error. */
 fattn_status fattn_group_carry(const fattn_group_plan *plan, const fattn_message *messages,
                                int count);
 

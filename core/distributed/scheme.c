@@ -94,10 +94,11 @@ static double seconds_of_row(const fattn_problem *p)
 fattn_status fattn_group_choose_scheme(fattn_group_plan *plan)
 {
     const fattn_problem *const p = &plan->problem;
-    plan->speed.row = plan->transport.device_memory ? seconds_of_row(p) : 0;
+    fattn_speed speed = plan->speed;
     if (plan->scheme != FATTN_SCHEME_AUTO) {
         return FATTN_OK;
     }
+    speed.row = plan->transport.device_memory ? seconds_of_row(p) : 0;
     plan->scheme = FATTN_SCHEME_RING; /* its reason is given if no scheme takes the problem */
     double least = INFINITY;
     for (fattn_scheme s = FATTN_SCHEME_RING; s <= FATTN_SCHEME_BOTH && p->batch > 0; s++) {
@@ -105,7 +106,7 @@ fattn_status fattn_group_choose_scheme(fattn_group_plan *plan)
         if (!takes(plan, s)) {
             continue;
         }
-        const fattn_status status = fattn_forecast_make(&plan->shares, s, &plan->speed, &forecast);
+        const fattn_status status = fattn_forecast_make(&plan->shares, s, &speed, &forecast);
         if (status) {
             return status;
         }

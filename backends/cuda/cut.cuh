@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lengths of a batch's sequences, for kernels that cut the keys by all of them: mma_cut.cuh and
- * wgmma_cut.cuh. */
+ * wgmma_cut.cuh. They are those of gpu_sequence(), in fewer instructions, which every block runs
+ * for every sequence; a wrong table of lengths gives another cut, and no wrong access. */
 #ifndef FATTN_CUDA_CUT_CUH
 #define FATTN_CUDA_CUT_CUH
 

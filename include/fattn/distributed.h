@@ -221,10 +221,10 @@ typedef struct fattn_group {
                      * one after another. While one part is computed, the inputs of the next part
                      * and the results of the previous one travel. The plan takes this number, or
                      * the next smaller one that is possible; more if `memory` requires it. Possible
-                     * is a number that divides a rank's key/value heads, or, in FATTN_SCHEME_HEADS,
-                     * these times a number that divides the query heads of each. 0, the default:
-                     * chosen by sizes and speeds, 8 at most, and in backward no more than a rank
-                     * has key/value heads */
+                     * are the divisors of K, a rank's number of key/value heads, and in
+                     * FATTN_SCHEME_HEADS also K times each divisor of heads_q / heads_k. 0, the
+                     * default: chosen by sizes and speeds, 8 at most, and in backward no more than
+                     * K */
 
     /* What FATTN_SCHEME_AUTO and the default of `turns` are chosen by. 0, the default, stands for
      * the figures of GPUs that are connected by NVLink, 6e14, 3.5e11 and 1e-5, if the transport

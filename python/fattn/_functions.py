@@ -138,7 +138,7 @@ def attention(
 
     Raises:
         fattn.Error: one of its subclasses, such as InvalidShape or Unsupported; nothing has been written then.
-        TypeError: an argument is not an array. (A wrong option is InvalidArgument.)
+        TypeError: what should be an array is not one. A wrong option raises InvalidArgument instead.
     """
     features = 0
     if batch_invariant:

@@ -4,20 +4,21 @@
  * bf16, d 128. Run by hand:
  *
  *     ranks [--nccl] [--gpus 2] [--heads 32] [--kv-heads 32] [--backward] [--parts] [--decode]
- *           [--exchange | --auto] [--turns N] [--pair] [--cpu] [--repeat 5] [--memory GB]
- *           LENGTH ...
+ *           [--exchange | --auto] [--turns N] [--saves] [--pair] [--cpu] [--repeat 5]
+ *           [--memory GB] LENGTH ...
  *
  * Causal, zigzag, a ring; with --auto the schemes that the plans choose, whose names the line has;
  * with --exchange contiguous parts and an exchange of heads, in N turns; with --decode one query
- * against keys that are divided, and a reduction. A line for each length: median milliseconds of
- * one GPU and of all, and their efficiency, which is the time of one GPU over the time of all times
- * their number. First every GPU computes the undivided problem by
- * itself, all at the same time, so that all are equally warm; then they compute together, and so
- * on. The slowest GPU counts. Each line is checked: o, and in
- * backward dq, dk and dv, against those of one GPU. Messages are copies between the GPUs
- * (fattn_peers), or NCCL's with --nccl. --parts adds the times of what a step is made of, each
- * alone. With --pair one GPU does nothing: for what is too long for it. With --cpu ranks are
- * threads that share the CPU, to try a command without GPUs; efficiency then says nothing.
+ * against keys that are divided, and a reduction. With --saves backward uses what forward has
+ * received (fattn_group.saves); memory then counts what is saved. A line for each length: median
+ * milliseconds of one GPU and of all, and their efficiency, which is the time of one GPU over the
+ * time of all times their number. First every GPU computes the undivided problem by itself, all at
+ * the same time, so that all are equally warm; then they compute together, and so on. The slowest
+ * GPU counts. Each line is checked: o, and in backward dq, dk and dv, against those of one GPU.
+ * Messages are copies between the GPUs (fattn_peers), or NCCL's with --nccl. --parts adds the times
+ * of what a step is made of, each alone. With --pair one GPU does nothing: for what is too long for
+ * it. With --cpu ranks are threads that share the CPU, to try a command without GPUs; efficiency
+ * then says nothing.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <cuda_runtime.h>
@@ -46,7 +47,7 @@ static int gpus = 2, repeat = 5;
 static long heads = 32, kv_heads = 32;
 static long turns;    /* of exchanged heads; 0: as many as the plan chooses */
 static double memory; /* limit of a plan in GB, or 0: none; with --backward forward gets half */
-static bool backward, parts, decode, exchange, automatic, pair, cpu, by_nccl;
+static bool backward, parts, decode, exchange, automatic, saves, pair, cpu, by_nccl;
 
 static void fail(const char *what)
 {
@@ -336,7 +337,7 @@ typedef struct rank {
     tensors one; /* of the undivided problem; empty with --pair */
     tensors x;
     double alone, together; /* median seconds */
-    int64_t bytes;
+    int64_t bytes, saved;
     fattn_scheme schemes[2]; /* of the plans: forward, backward */
 } rank;
 
@@ -401,6 +402,7 @@ static void *run_rank(void *context)
     group.split = split();
     group.scheme = scheme();
     group.turns = turns;
+    group.saves = saves;
     for (int op = 0; op < 1 + backward; op++) {
         const fattn_problem p = problem_of(r->length, op ? FATTN_BACKWARD : FATTN_FORWARD);
         group.memory = (int64_t)(1e9 * memory / (backward && !op ? 2 : 1));
@@ -412,13 +414,16 @@ static void *run_rank(void *context)
         plan_one(&r->one, r->length, single);
     }
     const fattn_buffers b = buffers_of(&r->x);
+    void *saved = NULL;
+    r->saved = fattn_group_plan_saved_bytes(plans[0]);
+    must(fattn_device_malloc(r->x.device, (size_t)r->saved, &saved), "saved rows");
     for (int n = -1; n < repeat; n++) { /* the first warms up */
         meet();
         by_itself[r->number] = pair ? 0 : run_one(&r->one, single);
         meet();
         begun[r->number] = times_now();
         for (int op = 0; op < 1 + backward; op++) {
-            must(fattn_group_execute(plans[op], &b), "a run of a group");
+            must(fattn_group_execute_saved(plans[op], &b, saved), "a run of a group");
         }
         must(fattn_stream_synchronize(r->x.device, r->x.stream), "a run of a group");
         ended[r->number] = times_now();
@@ -435,6 +440,7 @@ static void *run_rank(void *context)
     }
     fattn_group_plan_destroy(plans[0]);
     fattn_group_plan_destroy(plans[1]);
+    fattn_device_free(r->x.device, saved);
     if (by_nccl) {
         fattn_nccl_close(transport);
     } else {
@@ -591,7 +597,7 @@ static double gigabytes(const rank *r, long length)
     for (int t = 0; t < (backward ? TENSORS : DOUT); t++) {
         bytes += (double)rows_of(t, length / gpus) * (double)row_bytes(t);
     }
-    return 1e-9 * (r ? (double)r->bytes : bytes);
+    return 1e-9 * (r ? (double)(r->bytes + r->saved) : bytes);
 }
 
 static void measure(rank *ranks, long length)
@@ -635,7 +641,7 @@ int main(int argc, char **argv)
         bool *is;
     } flags[] = {{"--backward", &backward}, {"--parts", &parts},    {"--decode", &decode},
                  {"--exchange", &exchange}, {"--auto", &automatic}, {"--pair", &pair},
-                 {"--cpu", &cpu},           {"--nccl", &by_nccl}};
+                 {"--saves", &saves},       {"--cpu", &cpu},        {"--nccl", &by_nccl}};
     for (; n < argc && strncmp(argv[n], "--", 2) == 0; n++) {
         bool flag = false;
         for (size_t f = 0; f < sizeof flags / sizeof flags[0]; f++) {
@@ -660,7 +666,7 @@ int main(int argc, char **argv)
         fprintf(
             stderr,
             "usage: ranks [--nccl] [--gpus N] [--heads N] [--kv-heads N] [--backward] [--parts] "
-            "[--decode] [--exchange | --auto] [--turns N] [--pair] [--cpu] [--repeat N] "
+            "[--decode] [--exchange | --auto] [--turns N] [--saves] [--pair] [--cpu] [--repeat N] "
             "[--memory GB] LENGTH ...\n");
         return 2;
     }

@@ -94,8 +94,22 @@ static fattn_status fail_overlap(const fattn_problem *p, const fattn_operand *a,
                       (long long)b_bytes, (void *)b->region.base, pages);
 }
 
-fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_buffers *in,
-                                     fattn_buffers *out)
+/* Whether backward takes an operand over from forward. */
+static bool is_from_forward(const fattn_operand *operand)
+{
+    static const size_t offsets[] = {offsetof(fattn_buffers, q), offsetof(fattn_buffers, k),
+                                     offsetof(fattn_buffers, v), offsetof(fattn_buffers, o),
+                                     offsetof(fattn_buffers, lse)};
+    bool is = false;
+    for (size_t n = 0; n < sizeof offsets / sizeof offsets[0]; n++) {
+        is = is || operand->offset == offsets[n];
+    }
+    return is;
+}
+
+/* rest: without what backward takes over from forward. */
+static fattn_status normalise(const fattn_problem *problem, const fattn_buffers *in, bool rest,
+                              fattn_buffers *out)
 {
     fattn_buffers buffers;
     fattn_status status = fattn_buffers_read(&buffers, in);
@@ -103,7 +117,12 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
         return status;
     }
     fattn_operand operands[FATTN_OPERANDS_MAX];
-    const int count = fattn_operands(problem, &buffers, operands);
+    int count = 0;
+    for (int n = 0, all = fattn_operands(problem, &buffers, operands); n < all; n++) {
+        if (!(rest && is_from_forward(&operands[n]))) {
+            operands[count++] = operands[n];
+        }
+    }
     for (int i = 0; i < count; i++) {
         status = check_pointer(&operands[i]);
         if (status) {
@@ -124,17 +143,33 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
     return FATTN_OK;
 }
 
-fattn_status fattn_buffers_check_workspace(const fattn_problem *problem,
-                                           const fattn_buffers *buffers, const void *workspace,
-                                           int64_t bytes)
+fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_buffers *in,
+                                     fattn_buffers *out)
 {
-    const fattn_region whole = {.base = (uintptr_t)workspace, .extent = {1, 1, 1, 1}, .run = bytes};
+    return normalise(problem, in, false, out);
+}
+
+fattn_status fattn_buffers_normalise_rest(const fattn_problem *problem, const fattn_buffers *in,
+                                          fattn_buffers *out)
+{
+    const fattn_status status = normalise(problem, in, true, out);
+    if (!status) {
+        out->q = out->k = out->v = out->o = NULL;
+        out->lse = NULL;
+    }
+    return status;
+}
+
+fattn_status fattn_buffers_check_apart(const fattn_problem *problem, const fattn_buffers *buffers,
+                                       const char *name, const void *memory, int64_t bytes)
+{
+    const fattn_region whole = {.base = (uintptr_t)memory, .extent = {1, 1, 1, 1}, .run = bytes};
     fattn_operand operands[FATTN_OPERANDS_MAX];
     const int count = fattn_operands(problem, buffers, operands);
     for (int i = 0; i < count; i++) {
         if (fattn_operand_is_present(&operands[i]) &&
             fattn_regions_overlap(&operands[i].region, &whole)) {
-            return fattn_fail(FATTN_OVERLAP, "%s overlaps the workspace", operands[i].name);
+            return fattn_fail(FATTN_OVERLAP, "%s overlaps %s", operands[i].name, name);
         }
     }
     return FATTN_OK;

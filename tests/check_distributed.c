@@ -328,7 +328,7 @@ static void check_exchange(const fattn_whole *eight)
         }
         const double most = f.computing > f.transferring ? f.computing : f.transferring;
         const double over = (f.seconds - most) / (f.computing + f.transferring);
-        const bool fast = 100 * f.transferring <= 3 * f.computing;
+        const bool fast = f.transferring <= 0.033 * f.computing;
         wrong += f.turns != (fast ? 2 : 4);
         worst = f.turns == 4 && over > worst ? over : worst;
     }
@@ -354,6 +354,37 @@ static void check_exchange(const fattn_whole *eight)
     tap_check(right && fattn_scheme_turns(&whole, FATTN_SCHEME_HEADS, &any, 0) == 1 &&
                   fattn_scheme_turns(&whole, FATTN_SCHEME_RING, &any, 4) == 1,
               "turns divide a rank's heads, and small exchanges are one");
+}
+
+/* Whatever the link, forward and backward take the same turns if forward saves what backward needs.
+ * Then half of dout, dq, dk and dv of a rank's rows travel; else also q, k, v, o and lse. */
+static void check_saving(const fattn_whole *eight)
+{
+    const double row = 8 * 8 * 4; /* of all heads, in each of these tensors */
+    fattn_whole whole = *eight;
+    fattn_problem p = *eight->problem;
+    whole.problem = &p, whole.ranks = 2;
+    bool alike = true, exact = true, fewest = true;
+    for (double bandwidth = 1e6; bandwidth < 1e13; bandwidth *= 2) {
+        int64_t turns[2][2];
+        double bytes[2] = {0, 0};
+        for (int n = 0; n < 4; n++) {
+            whole.saves = n / 2;
+            p.op = n % 2 ? FATTN_BACKWARD : FATTN_FORWARD;
+            p.outputs = n % 2 ? FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV : FATTN_OUT_O;
+            const fattn_forecast f = forecast_of(&whole, FATTN_SCHEME_HEADS, bandwidth);
+            turns[n / 2][n % 2] = f.turns;
+            bytes[n / 2] = f.most_bytes;
+            fewest = fewest && (n < 3 || (f.turns == 1) == (f.transferring <= 0.011 * f.computing));
+        }
+        const double rows = (double)p.seqlen_q / 2;
+        alike = alike && turns[1][0] == turns[1][1] && turns[1][1] <= turns[0][1];
+        exact = exact && bytes[1] == rows / 2 * 4 * row &&
+                bytes[0] == rows / 2 * (8 * row + 8 * sizeof(float));
+    }
+    tap_check(alike, "what is saved takes the same turns in forward and backward");
+    tap_check(exact, "and is not exchanged again");
+    tap_check(fewest, "in one turn where links are fast");
 }
 
 /* Where ranks have one run of queries, half of them leave their own block's keys until gradients go
@@ -451,6 +482,7 @@ static void check_forecast(void)
                   best.seconds <= forecast_of(&whole, FATTN_SCHEME_BOTH, 1e6).seconds,
               "the choice falls on the fastest: %s", fattn_scheme_name(best.scheme));
     check_exchange(&whole);
+    check_saving(&whole);
     p.heads_k = 1;
     const fattn_speed speed = {.flops = 1e12, .bandwidth = 1e9};
     fattn_forecast f;

@@ -113,6 +113,7 @@ static bool needs_are_right(const divided *d, const rank_run *runs, int ranks, b
     group.scheme = d->scheme;
     group.memory = d->memory;
     group.turns = d->turns;
+    group.saves = d->saves && d->memory == 0;
     if (d->strided || p.outputs & FATTN_OUT_DBIAS) {
         return true;
     }

@@ -42,6 +42,7 @@ typedef struct divided {
     fattn_problem problem; /* undivided */
     int64_t memory;        /* of a plan, or 0 */
     int64_t turns;         /* that heads take where ranks exchange them */
+    bool saves;            /* backward follows a forward that saves rows for it */
     fattn_split split;
     fattn_scheme scheme;
     int32_t cu_q[DIVIDED_BATCH + 1], cu_k[DIVIDED_BATCH + 1]; /* filled in always */
@@ -242,6 +243,7 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ra
     d->seed = draw_bits(rng);
     d->offset = draw_bits(rng);
     d->turns = draw_between(rng, 0, 6);
+    d->saves = p->op == FATTN_BACKWARD && draw_chance(rng, 2);
 }
 
 /* Entries of a bias or mask. An axis that is summed over has one, whatever its length. */
@@ -345,6 +347,8 @@ typedef struct divided_share {
     float *bias, *dbias; /* (B, Hq, rows, Sk): the rows of the share */
     uint8_t *mask;
     fattn_group_plan *plan;
+    void *saved, *forward_o, *forward_lse; /* of a forward that saves rows, and its plan */
+    fattn_group_plan *forward;
 } divided_share;
 
 /* Calls visit() for each row of one head of a rank's share, with the indices of its first element
@@ -568,6 +572,44 @@ static inline fattn_status divided_from_device(divided_mirror *m, fattn_status s
     return status;
 }
 
+/* Runs a forward that saves rows for the backward with these buffers, which then lack q, k, v, o
+ * and lse. *saved: where the rows are. */
+static inline fattn_status divided_save(const divided *d, const fattn_group *group,
+                                        const fattn_problem *backward, size_t bytes,
+                                        divided_mirror *mirror, divided_share *share,
+                                        fattn_buffers *b, const void **saved)
+{
+    const size_t o_bytes = (size_t)divided_count(d, DIVIDED_O) * 4;
+    const size_t lse_bytes = (size_t)divided_count(d, DIVIDED_LSE) * 4;
+    fattn_problem p = *backward;
+    fattn_buffers f = *b;
+    p.op = FATTN_FORWARD;
+    p.features &= ~FATTN_DLSE;
+    p.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+    f.dout = f.dlse = NULL;
+    f.dq = f.dk = f.dv = NULL;
+    f.dsink = NULL;
+    f.o = share->forward_o = divided_memory(o_bytes);
+    f.lse = share->forward_lse = divided_memory(lse_bytes);
+    *saved = share->saved = divided_memory(bytes);
+    fattn_status status = FATTN_OK;
+    if (group->transport->device_memory) {
+        status = divided_to_device(mirror, (const void **)&f.o, o_bytes);
+        status = status ? status : divided_to_device(mirror, (const void **)&f.lse, lse_bytes);
+        status = status ? status : divided_to_device(mirror, saved, bytes);
+    }
+    status = status ? status
+                    : fattn_group_plan_create(group, &p, d->ragged ? d->cu_q : NULL,
+                                              d->ragged ? d->cu_k : NULL, &share->forward);
+    if (!status && fattn_group_plan_saved_bytes(share->forward) != (int64_t)bytes) {
+        return fattn_transport_fail(FATTN_INVALID_SHAPE, "forward saves more or less");
+    }
+    b->q = b->k = b->v = NULL;
+    b->o = NULL;
+    b->lse = NULL;
+    return status ? status : fattn_group_execute_saved(share->forward, &f, (void *)*saved);
+}
+
 /* Runs the share of one rank. */
 static inline fattn_status divided_run(const divided *d, const fattn_transport *transport,
                                        double timeout, divided_share *share)
@@ -598,6 +640,7 @@ static inline fattn_status divided_run(const divided *d, const fattn_transport *
     group.scheme = d->scheme;
     group.memory = d->memory;
     group.turns = d->turns;
+    group.saves = d->saves && d->memory == 0;
     group.timeout = timeout;
     fattn_buffers b;
     divided_buffers(d, share->at, share->dsink, &b);
@@ -613,8 +656,13 @@ static inline fattn_status divided_run(const divided *d, const fattn_transport *
         status = fattn_group_plan_create(&group, &p, d->ragged ? d->cu_q : NULL,
                                          d->ragged ? d->cu_k : NULL, &share->plan);
     }
+    const int64_t bytes = fattn_group_plan_saved_bytes(share->plan);
+    const void *saved = NULL;
+    if (!status && backward && bytes > 0) {
+        status = divided_save(d, &group, &p, (size_t)bytes, &mirror, share, &b, &saved);
+    }
     for (int n = 0; !status && n < 1 + (int)(d->seed & 1); n++) { /* a plan serves again */
-        status = fattn_group_execute(share->plan, &b);
+        status = fattn_group_execute_saved(share->plan, &b, (void *)saved);
     }
     return divided_from_device(&mirror, status);
 }
@@ -624,6 +672,10 @@ static inline fattn_status divided_run(const divided *d, const fattn_transport *
 static inline void divided_share_free(divided_share *share)
 {
     fattn_group_plan_destroy(share->plan);
+    fattn_group_plan_destroy(share->forward);
+    free(share->saved);
+    free(share->forward_o);
+    free(share->forward_lse);
     for (int id = 0; id < DIVIDED_IDS; id++) {
         free(share->at[id]);
     }

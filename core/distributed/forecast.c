@@ -236,6 +236,9 @@ static double exchanged_inputs(const fattn_whole *whole)
     const fattn_problem *const p = whole->problem;
     const double keys = rows_of(whole, 0, fattn_whole_k), lse = bytes_of_lse(whole);
     const double dlse = p->features & FATTN_DLSE ? lse : 0;
+    if (whole->saves && p->op == FATTN_BACKWARD) {
+        return bytes_of_o(whole) + dlse; /* dout and dlse */
+    }
     return bytes_of_q(whole) + keys * bytes_of_inputs(p) +
            (p->op == FATTN_BACKWARD ? 2 * bytes_of_o(whole) + lse + dlse : 0);
 }
@@ -278,23 +281,40 @@ static double seconds_alone(const fattn_whole *whole, const fattn_speed *speed)
 /* How many turns pay if a rank exchanges `bytes` with the other `members` - 1. Nothing hides the
  * first exchange and the last one: the more turns there are, the shorter these two. But kernels run
  * slower while transfers do, and at the end of a turn multiprocessors are idle. So there are no
- * more turns than it takes to make these two exchanges a hundredth of computing
- * (docs/notes/distributed.md). A turn exchanges at least 1 MiB; the latency of a message is small
- * compared with the time of that on any link. */
+ * more turns than it takes to make these two exchanges about a hundredth of computing
+ * (docs/notes/distributed.md): two at least, or one if forward saves what it exchanges. A turn
+ * exchanges at least 1 MiB; the latency of a message is small compared with the time of that on any
+ * link. */
 static int64_t turns_that_pay(const fattn_whole *whole, const fattn_speed *speed, double bytes,
                               int64_t members)
 {
-    enum { FEWEST = 2, MOST = 8, LEAST = 1 << 20 };
+    enum { MOST = 8, LEAST = 1 << 20 };
+    const double fewest = whole->saves ? 1 : 2;
     const double share = (double)(members - 1) / (double)members;
     const double transfer = bytes * share / speed->bandwidth;
     const double computing = seconds_alone(whole, speed) / (double)whole->ranks;
-    const double turns = computing > 0 ? ceil(100 * transfer / computing) : MOST;
-    return (int64_t)fmin(fmin(fmax(turns, FEWEST), MOST), bytes / LEAST);
+    const double turns = computing > 0 ? ceil(transfer / (0.011 * computing)) : MOST;
+    return (int64_t)fmin(fmin(fmax(turns, fewest), MOST), bytes / LEAST);
 }
 
-int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, const fattn_speed *speed,
+fattn_whole fattn_whole_to_choose_by(const fattn_whole *whole, fattn_problem *problem)
+{
+    fattn_whole by = *whole;
+    if (whole->saves) {
+        *problem = *whole->problem;
+        problem->op = FATTN_BACKWARD;
+        problem->outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+        problem->features &= ~FATTN_DLSE;
+        by.problem = problem;
+    }
+    return by;
+}
+
+int64_t fattn_scheme_turns(const fattn_whole *given, fattn_scheme scheme, const fattn_speed *speed,
                            int64_t wanted)
 {
+    fattn_problem problem;
+    const fattn_whole by = fattn_whole_to_choose_by(given, &problem), *const whole = &by;
     const int64_t members =
         fattn_scheme_declines(whole, scheme) ? 1 : fattn_scheme_members(whole, scheme);
     const fattn_problem *const p = whole->problem;

@@ -85,6 +85,14 @@ static fattn_status check_choices(const fattn_group *g, const fattn_transport *t
     if (g->memory < 0) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "memory is %lld, below 0", (long long)g->memory);
     }
+    if (g->saves != 0 && g->saves != 1) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "saves is %d, neither 0 nor 1", (int)g->saves);
+    }
+    if (g->saves && g->memory > 0) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "saves and memory are set: with a limit of memory, forward and backward "
+                          "may take different numbers of turns");
+    }
     if (!(g->timeout > 0)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "timeout is %g, not above 0", g->timeout);
     }
@@ -169,8 +177,8 @@ static uint64_t hash_of(const fattn_group_plan *plan)
     fattn_problem p = plan->problem;
     p.pointer_alignment = 0;
     p.bias_stride[2] = p.mask_stride[2] = 0; /* rows are the rank's own, broadcast or not */
-    const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme, plan->memory > 0,
-                            plan->wanted};
+    const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme,
+                            plan->memory > 0,   plan->wanted,       plan->shares.saves};
     const size_t lengths = (size_t)(p.batch + 1) * sizeof(int32_t);
     uint64_t h = hash(FATTN_HASH_BEGIN, &p, sizeof p);
     h = hash(h, more, sizeof more);
@@ -694,8 +702,10 @@ static void begin_plan(const fattn_group *g, const fattn_transport *t, fattn_gro
     plan->memory = g->memory;
     plan->wanted = g->turns;
     plan->turns = plan->sharing = plan->slices = 1;
-    plan->shares = (fattn_whole){
-        .split = g->split, .ranks = t->ranks, .all_queries = g->scheme == FATTN_SCHEME_REDUCE};
+    plan->shares = (fattn_whole){.split = g->split,
+                                 .ranks = t->ranks,
+                                 .all_queries = g->scheme == FATTN_SCHEME_REDUCE,
+                                 .saves = g->saves};
 }
 
 /* Decides about turns and memory, in which ranks must agree if memory is limited, and allocates. */
@@ -772,3 +782,8 @@ void fattn_group_plan_destroy(fattn_group_plan *plan)
 }
 
 int64_t fattn_group_plan_bytes(const fattn_group_plan *plan) { return plan ? plan->bytes : 0; }
+
+int64_t fattn_group_plan_saved_bytes(const fattn_group_plan *plan)
+{
+    return plan && plan->saves ? plan->saved_bytes : 0;
+}

@@ -96,6 +96,7 @@ struct fattn_group_plan {
                        * write and add to f32 sums */
     fattn_span_rule span_rule; /* which spans all ranks can send and receive */
     bool overlaps; /* turns overlap, which takes spans and a set of packed rows for each turn */
+    bool saves;    /* forward saves rows for backward: `saved` */
     bool spans;    /* members send rows of tensors as they are, without copying them to messages
                        * first: exchange.c */
     bool together; /* forward begins with both runs of queries as one piece, so their rows are
@@ -115,6 +116,11 @@ struct fattn_group_plan {
      * one of these. From a set to the next it is set_bytes, of their keys key_set_bytes. */
     fattn_packed *packed;
     int64_t sets, key_sets, set_bytes, key_set_bytes;
+    /* [turns] if the plan saves: rows in the caller's memory, which forward writes and backward
+     * reads. q, o, lse and the own block are there instead of in `packed`. */
+    fattn_packed *saved;
+    char *saved_at;
+    int64_t saved_bytes;
     fattn_packed at;            /* the current turn's */
     float *part_o, *part_lse;   /* the result of the last piece, before it is merged */
     char *lane[FATTN_LANES][2]; /* blocks: this step's and the next one's */
@@ -145,9 +151,9 @@ struct fattn_group_plan {
 /*
  * The steps of fattn_group_plan_create() that need no other rank. The plan must be zeroed, except
  * for its transport (rank and ranks), device, scheme, memory, wanted, turns, sharing, slices, and
- * shares.split, .ranks and .all_queries. The first step checks what the caller described; the
- * second finds how many bytes the plan needs, and in how many turns and slices. Destroy the plan
- * even after a failure.
+ * shares.split, .ranks, .all_queries and .saves. The first step checks what the caller described;
+ * the second finds how many bytes the plan needs, and in how many turns and slices. Destroy the
+ * plan even after a failure.
  */
 fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *problem,
                                   const int32_t *cu_q, const int32_t *cu_k);
@@ -177,11 +183,11 @@ fattn_speed fattn_group_speed(const fattn_group *group, bool device_memory);
  * rank can send and receive. A row's heads must be adjacent, rows must not overlap, and rows of
  * lse, which are single numbers, must be adjacent in the group's share.
  *
- * fattn_group_make_sets() decides about `single`, `spans` and `overlaps` once the number of turns
- * is known, and how many sets of packed rows there are. One suffices if inputs and results travel
- * as copies. With spans there are two, one of which is used while the other travels; or, if memory
- * is not limited, a set for each turn, so that nothing has to be moved out of one and turns can
- * overlap.
+ * fattn_group_make_sets() decides about `single`, `saves`, `spans` and `overlaps` once the number
+ * of turns is known, and how many sets of packed rows there are. One suffices if inputs and results
+ * travel as copies. With spans there are two, one of which is used while the other travels; or, if
+ * memory is not limited, a set for each turn, so that nothing has to be moved out of one and turns
+ * can overlap.
  */
 fattn_span_rule fattn_group_span_rule(const fattn_group_plan *plan);
 fattn_status fattn_group_make_sets(fattn_group_plan *plan);
@@ -269,7 +275,11 @@ fattn_status fattn_group_attend(fattn_group_plan *plan, const fattn_buffers *giv
  * else it is NULL. */
 fattn_status fattn_group_merge(fattn_group_plan *plan, const fattn_buffers *given, int q_run);
 
-/* Tags of messages outside of rounds; smaller ones are those of rounds.c. */
+/* Merges the results of all ranks, on all ranks: FATTN_SCHEME_REDUCE (reduce.c). If that is final,
+ * `given` has the caller's tensors, for the results. */
+fattn_status fattn_group_reduce(fattn_group_plan *plan, const fattn_buffers *given);
+
+/* Tags of messages outside of rounds; smaller ones are those of rounds.c and reduce.c. */
 enum { FATTN_TAG_MEMBERS = 14, FATTN_TAG_GATHER = 15 };
 
 /* The values of fattn_message.receive. */

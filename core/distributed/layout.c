@@ -7,13 +7,18 @@
 #include "core/integer.h"
 #include "core/memory.h"
 
-/* Takes bytes from the plan's memory. NULL while only the total is computed. */
+/* Takes bytes from memory of which *used are taken. NULL while only the total is computed. */
+static void *take_from(char *memory, int64_t *used, int64_t bytes)
+{
+    char *const at = memory ? memory + *used : NULL;
+    *used += (bytes + FATTN_MEMORY_ALIGNMENT - 1) / FATTN_MEMORY_ALIGNMENT * FATTN_MEMORY_ALIGNMENT;
+    return at;
+}
+
+/* Takes bytes from the plan's memory. */
 static void *take(fattn_group_plan *plan, int64_t bytes)
 {
-    char *const at = plan->memory_at ? (char *)plan->memory_at + plan->bytes : NULL;
-    plan->bytes +=
-        (bytes + FATTN_MEMORY_ALIGNMENT - 1) / FATTN_MEMORY_ALIGNMENT * FATTN_MEMORY_ALIGNMENT;
-    return at;
+    return take_from(plan->memory_at, &plan->bytes, bytes);
 }
 
 /* Rows of this rank's queries, times the heads of a turn. */
@@ -23,7 +28,7 @@ static int64_t all_queries(const fattn_group_plan *plan)
            plan->problem.heads_q;
 }
 
-/* Takes memory for the rows of a turn's queries. */
+/* Takes memory for the rows of a turn's queries, except those that the plan saves. */
 static void take_queries(fattn_group_plan *plan, fattn_packed *at)
 {
     const fattn_problem *const p = &plan->problem;
@@ -31,17 +36,18 @@ static void take_queries(fattn_group_plan *plan, fattn_packed *at)
     const int64_t channels = plan->backward ? p->dim : p->dim_v;
     const int64_t sum = channels * (!plan->single ? 4 : plan->backward ? size : size_o);
     const int64_t first = fattn_group_queries(plan, 0).longest * p->heads_q;
-    if (!plan->ragged) {
+    const bool saves = plan->saves, has_sum = plan->backward || !saves;
+    if (!plan->ragged && has_sum) {
         at->sum[0] = take(plan, all_queries(plan) * sum);
         at->sum[1] = at->sum[0] ? at->sum[0] + first * sum : NULL;
     }
     for (int n = 0; n < plan->q_runs; n++) {
         const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
-        at->q[n] = plan->direct ? NULL : take(plan, rows * p->dim * size);
-        at->lse[n] = take(plan, rows * 4);
-        at->sum[n] = plan->ragged ? take(plan, rows * sum) : at->sum[n];
+        at->q[n] = plan->direct || saves ? NULL : take(plan, rows * p->dim * size);
+        at->lse[n] = saves ? NULL : take(plan, rows * 4);
+        at->sum[n] = plan->ragged && has_sum ? take(plan, rows * sum) : at->sum[n];
         if (plan->backward) {
-            at->o[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
+            at->o[n] = plan->direct || saves ? NULL : take(plan, rows * p->dim_v * size_o);
             at->dout[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
             at->dlse[n] = take(plan, rows * 4);
         }
@@ -73,7 +79,9 @@ static void take_own(fattn_group_plan *plan, fattn_packed *at)
 {
     const int64_t sums = most_of_blocks(plan, fattn_group_block_sums);
     plan->own_step = plan->sharing > 1 ? sums : 0;
-    at->own = plan->keys_direct ? NULL : take(plan, most_of_blocks(plan, fattn_group_block_keys));
+    at->own = plan->keys_direct || plan->saves
+                  ? NULL
+                  : take(plan, most_of_blocks(plan, fattn_group_block_keys));
     at->own_sum = plan->gradients ? take(plan, plan->own_step ? sums * plan->slices : sums) : NULL;
 }
 
@@ -95,6 +103,25 @@ static void take_lanes(fattn_group_plan *plan)
     }
 }
 
+/* Sets where the rows are that forward saves: at the same places in forward and in backward. A turn
+ * of a plan that saves has one run of queries, and keys of its own. */
+static void lay_out_saved(fattn_group_plan *plan)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t rows = all_queries(plan);
+    const int64_t keys = most_of_blocks(plan, fattn_group_block_keys);
+    int64_t *const used = &plan->saved_bytes;
+    *used = 0;
+    for (int64_t turn = 0; turn < plan->turns; turn++) {
+        fattn_packed *const at = &plan->saved[turn];
+        char *const memory = plan->saved_at;
+        at->q[0] = take_from(memory, used, rows * p->dim * fattn_dtype_size(p->dtype));
+        at->o[0] = take_from(memory, used, rows * p->dim_v * fattn_dtype_size(p->dtype_o));
+        at->lse[0] = take_from(memory, used, rows * 4);
+        at->own = take_from(memory, used, keys);
+    }
+}
+
 void fattn_group_lay_out(fattn_group_plan *plan)
 {
     plan->bytes = 0;
@@ -107,6 +134,12 @@ void fattn_group_lay_out(fattn_group_plan *plan)
     }
     plan->set_bytes = queries / plan->sets;
     plan->key_set_bytes = (plan->bytes - queries) / plan->key_sets;
+    if (plan->saves) {
+        lay_out_saved(plan);
+        if (!plan->backward) { /* all rows that forward moves are saved */
+            plan->set_bytes = plan->key_set_bytes = plan->saved_bytes / plan->turns;
+        }
+    }
     take_part(plan);
     take_lanes(plan);
     plan->at = fattn_group_packed_at(plan, 0);

@@ -45,23 +45,26 @@ int fattn_group_inputs(const fattn_group_plan *plan, const fattn_buffers *b, int
     const fattn_packed at = fattn_group_packed_at(plan, turn);
     int count = 0;
     const bool queries = plan->whole.slice == 0;
-    if (!plan->direct) {
+    const bool saved = plan->saves && plan->backward; /* by forward */
+    if (!plan->direct && !saved) {
         add(list, &count, FATTN_QUERIES, p, (void *)b->q, &l->q, p->dtype, p->dim);
         pack_at(list, count, at.q[0], at.q[1]);
     }
-    if (!plan->keys_direct && (turn % plan->sharing == 0 || plan->slices > 1)) {
+    if (!plan->keys_direct && !saved && (turn % plan->sharing == 0 || plan->slices > 1)) {
         add(list, &count, FATTN_KEYS, p, (void *)b->k, &l->k, p->dtype_kv, p->dim);
         pack_at(list, count, inside(at.own, block.k[0]), inside(at.own, block.k[1]));
         add(list, &count, FATTN_KEYS, p, (void *)b->v, &l->v, p->dtype_v, p->dim_v);
         pack_at(list, count, inside(at.own, block.v[0]), inside(at.own, block.v[1]));
     }
-    if (plan->backward && !plan->direct) {
+    if (plan->backward && !plan->direct && !saved) {
         add(list, &count, FATTN_QUERIES, p, b->o, &l->o, p->dtype_o, p->dim_v);
         pack_at(list, count, at.o[0], at.o[1]);
+    }
+    if (plan->backward && !plan->direct) {
         add(list, &count, FATTN_QUERIES, p, (void *)b->dout, &l->dout, p->dtype_o, p->dim_v);
         pack_at(list, count, at.dout[0], at.dout[1]);
     }
-    if (plan->backward && queries) {
+    if (plan->backward && queries && !saved) {
         add_lse(plan, list, &count, b->lse);
         pack_at(list, count, at.lse[0], at.lse[1]);
     }

@@ -52,8 +52,10 @@ static fattn_status ask(const fattn_group *group, int64_t ranks, int64_t rank, i
     plan->wanted = group->turns;
     plan->others = others;
     plan->turns = plan->sharing = plan->slices = 1;
-    plan->shares = (fattn_whole){
-        .split = group->split, .ranks = ranks, .all_queries = group->scheme == FATTN_SCHEME_REDUCE};
+    plan->shares = (fattn_whole){.split = group->split,
+                                 .ranks = ranks,
+                                 .all_queries = group->scheme == FATTN_SCHEME_REDUCE,
+                                 .saves = group->saves};
     fattn_status status = fattn_device_acquire(&plan->device);
     if (!status) {
         fattn_device_info info;

@@ -359,62 +359,6 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
     return status ? status : collect(plan, step);
 }
 
-/* --- One reduction ---------------------------------------------------------------------------- */
-
-/* What trade() does: either or both. */
-enum { SENDS = 1, RECEIVES = 2 };
-
-/* Sends (o, lse) to a rank, receives its (o, lse) into o and lse, or both. The tags only have to
- * tell o from lse: nothing else travels during a reduction. */
-static fattn_status trade(const fattn_group_plan *plan, int64_t peer, int what, void *o, float *lse)
-{
-    const int64_t rows = fattn_group_queries(plan, 0).rows * plan->problem.heads_q;
-    const int64_t bytes = rows * plan->problem.dim_v * (int64_t)sizeof(float);
-    fattn_message messages[4];
-    int count = 0;
-    if (what & SENDS) {
-        fattn_group_add_message(messages, &count, peer, BLOCK, FATTN_SEND, plan->at.sum[0], bytes);
-        fattn_group_add_message(messages, &count, peer, GRADIENT, FATTN_SEND, plan->at.lse[0],
-                                rows * 4);
-    }
-    if (what & RECEIVES) {
-        fattn_group_add_message(messages, &count, peer, BLOCK, FATTN_RECEIVE, o, bytes);
-        fattn_group_add_message(messages, &count, peer, GRADIENT, FATTN_RECEIVE, lse, rows * 4);
-    }
-    return fattn_group_carry(plan, messages, count);
-}
-
-/*
- * Merges the results of all ranks, on all ranks, by recursive doubling: the first 2^n ranks, for
- * the largest such n, exchange results with the rank at distance 1, then 2, then 4 and so on. Each
- * rank beyond them first sends its result to one of them, and at the end receives the merged one.
- * Merging commutes exactly, so all ranks end with the same bits.
- */
-static fattn_status reduce(fattn_group_plan *plan, const fattn_buffers *given)
-{
-    const int64_t ranks = plan->whole.ranks, rank = plan->rank;
-    int64_t inner = 1;
-    while (inner * 2 <= ranks) {
-        inner *= 2;
-    }
-    const bool outer = rank >= inner;
-    const int64_t partner = outer ? rank - inner : rank + inner;
-    fattn_status status = FATTN_OK;
-    if (partner < ranks) {
-        status = trade(plan, partner, outer ? SENDS : RECEIVES, plan->part_o, plan->part_lse);
-        status = status || outer ? status : fattn_group_merge(plan, NULL, 0);
-    }
-    for (int64_t away = 1; !status && !outer && away < inner; away *= 2) {
-        status = trade(plan, rank ^ away, SENDS | RECEIVES, plan->part_o, plan->part_lse);
-        const bool last = plan->direct && inner == ranks && away * 2 == inner;
-        status = status ? status : fattn_group_merge(plan, last ? given : NULL, 0);
-    }
-    if (!status && partner < ranks) {
-        status = trade(plan, partner, outer ? RECEIVES : SENDS, plan->at.sum[0], plan->at.lse[0]);
-    }
-    return status;
-}
-
 /* --- Executing -------------------------------------------------------------------------------- */
 
 /* The caller's buffers, checked against the rank's own shares. */
@@ -433,8 +377,32 @@ static fattn_status check(const fattn_group_plan *plan, const fattn_buffers *giv
     }
     b.cu_seqlens_q = plan->local_q;
     b.cu_seqlens_k = plan->local_k;
-    status = fattn_buffers_normalise(&plan->local, &b, checked);
+    status = plan->saves && plan->backward ? fattn_buffers_normalise_rest(&plan->local, &b, checked)
+                                           : fattn_buffers_normalise(&plan->local, &b, checked);
     return status ? status : fattn_buffers_check_unused(plan->local.op, plan->features, checked);
+}
+
+/* Checks where rows are saved, and tells the plan. */
+static fattn_status take_saved(fattn_group_plan *plan, const fattn_buffers *checked, void *saved)
+{
+    enum { ALIGNMENT = 64 };
+    const int64_t bytes = plan->saved_bytes;
+    if (!plan->saves) {
+        return FATTN_OK;
+    }
+    if (!saved) {
+        return fattn_fail(FATTN_NULL_POINTER,
+                          "saved is NULL: a plan that saves %lld bytes runs by "
+                          "fattn_group_execute_saved()",
+                          (long long)bytes);
+    }
+    if ((uintptr_t)saved % ALIGNMENT) {
+        return fattn_fail(FATTN_MISALIGNED, "saved is %p, not a multiple of %d bytes", saved,
+                          (int)ALIGNMENT);
+    }
+    plan->saved_at = saved;
+    fattn_group_lay_out(plan);
+    return fattn_buffers_check_apart(&plan->local, checked, "saved", saved, bytes);
 }
 
 /* Sums dSink of each head over the ranks that have rows of it, in the same order on every rank. */
@@ -477,7 +445,7 @@ static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *gi
     const fattn_buffers b = fattn_group_turn_of(plan, given);
     fattn_status status = go_rounds(plan, &b);
     if (!status && plan->whole.all_queries) {
-        status = reduce(plan, &b);
+        status = fattn_group_reduce(plan, &b);
     }
     if (!status && plan->turn == plan->turns - 1 && fattn_group_ends_turn(plan)) {
         status = gather_dsink(plan);
@@ -560,11 +528,18 @@ static fattn_status finish(const fattn_group_plan *plan, fattn_status status)
 
 fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers)
 {
+    return fattn_group_execute_saved(plan, buffers, NULL);
+}
+
+fattn_status fattn_group_execute_saved(fattn_group_plan *plan, const fattn_buffers *buffers,
+                                       void *saved)
+{
     if (!plan) {
         return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
     }
     fattn_buffers b;
     fattn_status status = check(plan, buffers, &b);
+    status = status ? status : take_saved(plan, &b, saved);
     const bool exchanged = plan->members > 1, dsink = plan->problem.outputs & FATTN_OUT_DSINK;
     status = status || !exchanged ? status : begin_exchanges(plan, &b);
     for (plan->turn = 0; !status && plan->turn < plan->turns; plan->turn++) {

@@ -93,7 +93,9 @@ static double seconds_of_row(const fattn_problem *p)
 
 fattn_status fattn_group_choose_scheme(fattn_group_plan *plan)
 {
-    const fattn_problem *const p = &plan->problem;
+    fattn_problem problem;
+    const fattn_whole by = fattn_whole_to_choose_by(&plan->shares, &problem);
+    const fattn_problem *const p = by.problem;
     fattn_speed speed = plan->speed;
     if (plan->scheme != FATTN_SCHEME_AUTO) {
         return FATTN_OK;
@@ -106,7 +108,7 @@ fattn_status fattn_group_choose_scheme(fattn_group_plan *plan)
         if (!takes(plan, s)) {
             continue;
         }
-        const fattn_status status = fattn_forecast_make(&plan->shares, s, &speed, &forecast);
+        const fattn_status status = fattn_forecast_make(&by, s, &speed, &forecast);
         if (status) {
             return status;
         }

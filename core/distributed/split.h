@@ -37,6 +37,7 @@ typedef struct fattn_whole {
     int64_t ranks;
     bool all_queries; /* every rank has all queries: only keys are divided */
     bool halves;      /* a rank's one run of queries counts as two, its halves */
+    bool saves;       /* fattn_group.saves */
     /* If `slices` is above 1 each run of keys is cut into that many, and only number `slice` counts
      * as a rank's keys. Number 0 has the most rows. */
     int64_t slice, slices;

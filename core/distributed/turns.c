@@ -47,6 +47,13 @@ static bool is_single(const fattn_group_plan *plan)
            fattn_whole_pairs(&plan->whole, 0, 0) > 0;
 }
 
+/* Whether forward saves what the members exchange. Forward and backward come to the same answer: a
+ * turn is one piece in both, and has keys that no other turn has. */
+static bool can_save(const fattn_group_plan *plan)
+{
+    return plan->shares.saves && plan->single && plan->sharing == 1;
+}
+
 /* Bytes of a rank's smallest tensor in a turn, for one sequence and run. */
 static int64_t span_bytes(const fattn_group_plan *plan)
 {
@@ -75,18 +82,21 @@ static bool pays_to_overlap(const fattn_group_plan *plan)
 fattn_status fattn_group_make_sets(fattn_group_plan *plan)
 {
     plan->single = is_single(plan);
+    plan->saves = can_save(plan);
     plan->spans = takes_spans(plan);
     plan->sets = !plan->spans ? 1 : plan->memory ? fattn_min64(plan->turns, 2) : plan->turns;
     plan->key_sets = fattn_min64(plan->sets, fattn_max64(plan->turns / plan->sharing, 1));
     plan->overlaps = plan->transport.device_memory && plan->spans && plan->memory == 0 &&
                      plan->turns > 1 && pays_to_overlap(plan);
-    const size_t bytes = (size_t)plan->sets * sizeof *plan->packed;
+    const int64_t all = plan->sets + (plan->saves ? plan->turns : 0);
+    const size_t bytes = (size_t)all * sizeof *plan->packed;
     fattn_memory_free(plan->packed);
     plan->packed = fattn_memory_alloc(bytes);
     if (!plan->packed) {
         return fattn_fail_memory((int64_t)bytes, "the plan of a group");
     }
     memset(plan->packed, 0, bytes);
+    plan->saved = plan->packed + plan->sets;
     return FATTN_OK;
 }
 
@@ -96,6 +106,13 @@ fattn_packed fattn_group_packed_at(const fattn_group_plan *plan, int64_t turn)
     const fattn_packed *const keys = &plan->packed[turn / plan->sharing % plan->key_sets];
     at.own = keys->own;
     at.own_sum = keys->own_sum;
+    if (plan->saves) {
+        const fattn_packed *const saved = &plan->saved[turn];
+        at.q[0] = saved->q[0];
+        at.lse[0] = saved->lse[0];
+        at.own = saved->own;
+        (plan->backward ? at.o : at.sum)[0] = saved->o[0];
+    }
     return at;
 }
 

@@ -205,7 +205,7 @@ FATTN_API void fattn_peers_close(fattn_transport *transport);
  * ---------------------------------------------------------------------------------------------- */
 
 /* A group of 1..65536 ranks (64 with fattn_peers_create()) that compute together, and how. All
- * ranks must give the same split, scheme, turns and speeds; either all of them or none limit
+ * ranks must give the same split, scheme, turns, speeds and saves; either all of them or none limit
  * memory. */
 typedef struct fattn_group {
     size_t struct_size;               /* sizeof(fattn_group); set by fattn_group_init */
@@ -233,6 +233,11 @@ typedef struct fattn_group {
     double rate;      /* operations per second that a rank computes */
     double bandwidth; /* bytes per second that a rank can send and, at the same time, receive */
     double latency;   /* seconds for a message besides its bytes */
+
+    /* 1: forward saves what ranks exchange in it, and backward does not exchange it again: see
+     * fattn_group_execute_saved(). It must be set for the plans of both, whose scheme and turns are
+     * then chosen alike, and cannot be combined with `memory`. 0, the default: nothing is saved. */
+    int32_t saves;
 } fattn_group;
 
 /* Fills *group with the defaults named above. */
@@ -309,6 +314,11 @@ FATTN_API fattn_scheme fattn_group_plan_scheme(const fattn_group_plan *plan);
 /* Bytes of memory that the plan owns on this rank; 0 for NULL. */
 FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
 
+/* Bytes that forward saves for backward on this rank, as the plans of both say: about as many as q,
+ * k, v, o and lse of its share have. 0 without fattn_group.saves, and for NULL. Only
+ * FATTN_SCHEME_HEADS saves anything, if there are no more turns than key/value heads of a rank. */
+FATTN_API int64_t fattn_group_plan_saved_bytes(const fattn_group_plan *plan);
+
 /*
  * Runs a plan on all ranks. Every rank calls it, with its own shares, in memory of the group's
  * device. On a device with memory of its own the call may return before the work is done: wait for
@@ -336,6 +346,21 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
  * after the transport is closed; in device memory do not change them before that either.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
+
+/*
+ * Runs a plan that saves: fattn_group_plan_saved_bytes() is above 0. (Any other plan runs as by
+ * fattn_group_execute(), and `saved` is not used.) Otherwise it is like fattn_group_execute().
+ *
+ * `saved` has that many bytes, in memory of the group's device, aligned to 64, apart from the
+ * buffers. Forward writes to it this rank's heads of q, k, v, o and lse, with the rows of all
+ * ranks. Backward reads them there, any number of times. So it exchanges only dout, dlse and
+ * gradients, and does not read q, k, v, o and lse of `buffers`, which may be NULL. It must be the
+ * backward of that forward: the problems differ only in op, outputs, dout, gradients and dlse, and
+ * the groups are equal. After an error of forward the contents of `saved` are undefined; until the
+ * transport is closed it may still be read and written.
+ */
+FATTN_API fattn_status fattn_group_execute_saved(fattn_group_plan *plan,
+                                                 const fattn_buffers *buffers, void *saved);
 
 #ifdef __cplusplus
 }

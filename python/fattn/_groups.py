@@ -38,7 +38,8 @@ class Transport(ctypes.Structure):
 class Group(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("transport", POINTER(Transport)), ("device", c_void_p),
                 ("split", c_int), ("scheme", c_int), ("timeout", c_double), ("memory", c_int64),
-                ("turns", c_int64), ("rate", c_double), ("bandwidth", c_double), ("latency", c_double)]
+                ("turns", c_int64), ("rate", c_double), ("bandwidth", c_double), ("latency", c_double),
+                ("saves", c_int32)]
 
 
 for _name, _result, _parameters in (
@@ -50,7 +51,8 @@ for _name, _result, _parameters in (
          [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p)]),
         ("fattn_group_plan_destroy", None, [c_void_p]),
         ("fattn_group_plan_bytes", c_int64, [c_void_p]),
-        ("fattn_group_execute", c_int, [c_void_p, c_void_p])):
+        ("fattn_group_plan_saved_bytes", c_int64, [c_void_p]),
+        ("fattn_group_execute_saved", c_int, [c_void_p, c_void_p, c_void_p])):
     _function = getattr(_c.lib, _name)
     _function.restype, _function.argtypes = _result, _parameters
 
@@ -75,20 +77,23 @@ class GroupPlan:
     """A fattn_group_plan; all ranks make it at the same time."""
 
     def __init__(self, transport: Transport, device: int, split: int, scheme: int, timeout: float,
-                 problem: int | None, cu_seqlens: tuple[tuple[int, ...], ...] | None = None) -> None:
+                 problem: int | None, cu_seqlens: tuple[tuple[int, ...], ...] | None = None,
+                 saves: bool = False) -> None:
         self.address = 0
         group, memory = _c.new_struct(Group, _c.lib.fattn_group_init)
         group.transport, group.device = ctypes.pointer(transport), device
-        group.split, group.scheme, group.timeout = split, scheme, timeout
+        group.split, group.scheme, group.timeout, group.saves = split, scheme, timeout, saves
         plan = ctypes.c_void_p()
         lengths = [(c_int32 * len(cu))(*cu) for cu in cu_seqlens] if cu_seqlens else [None, None]
         _c.check(_c.lib.fattn_group_plan_create(ctypes.addressof(group), problem, *lengths,
                                                 ctypes.byref(plan)))
         assert memory and plan.value is not None
         self.address = plan.value
+        self.saved_bytes: int = _c.lib.fattn_group_plan_saved_bytes(plan)
 
-    def execute(self, buffers: Any) -> None:
-        _c.check(_c.lib.fattn_group_execute(self.address, ctypes.addressof(buffers)))
+    def execute(self, buffers: Any, saved: int = 0) -> None:
+        """saved: the address of saved_bytes bytes, which forward writes and backward reads."""
+        _c.check(_c.lib.fattn_group_execute_saved(self.address, ctypes.addressof(buffers), saved))
 
     def destroy(self) -> None:
         if self.address:

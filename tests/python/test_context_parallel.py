@@ -139,6 +139,38 @@ def heads(rank, ranks):
             ranks)
 
 
+def saved(rank, ranks):
+    """Backward of exchanged heads takes what forward received: it needs the tensors no more, and works twice."""
+    over = fattn.torch.context_parallel(scheme="heads", split="contiguous")
+    torch.manual_seed(3)
+    x, w = torch.randn(2, 8 * ranks, 8, 16), torch.randn(16, 16)
+    dout = torch.randn(2, 8 * ranks, 8, 16)
+    q, k, v = ((x * n).requires_grad_() for n in (1, 2, 3))
+    torch.autograd.backward(fattn.torch.attention(q, k, v, causal=True), dout)
+    wanted = q.grad + 2 * k.grad + 3 * v.grad
+
+    share = over.shard(x, 1).requires_grad_()
+    made = [share * n for n in (1, 2, 3)]
+    gone = [weakref.ref(t) for t in made]
+    o = over.attention(*made, causal=True)
+    del made
+    assert not any(t() is not None for t in gone)
+    assert over.attention(share.detach(), share, share).grad_fn is not None
+    with torch.no_grad():
+        over.attention(share, share, share)
+    for n in range(2):
+        got, = torch.autograd.grad(o, share, over.shard(dout, 1), retain_graph=n == 0)
+        close(got, over.shard(wanted, 1), f"gradient {n}")
+
+    with torch.autograd.graph.save_on_cpu():
+        o = over.attention(share, 2 * share, 3 * share, causal=True)
+    close(torch.autograd.grad(o, share, over.shard(dout, 1))[0], over.shard(wanted, 1), "offloaded")
+
+    y = share @ w.requires_grad_()
+    first, = torch.autograd.grad(over.attention(y, y, y).sum(), share, create_graph=True)
+    expect(fattn.Unsupported, ["second derivatives"], lambda: first.square().sum().backward())
+
+
 def biased(rank, ranks):
     compare(fattn.torch.context_parallel(), 8 * ranks, False, 2, 2, ranks,
             bias=torch.randn(2, 1, 8 * ranks, 8 * ranks))
@@ -545,14 +577,14 @@ def killed(rank, ranks):
     assert time.monotonic() - begin < 10
 
 
-RESULTS = [equal_shares, unequal_shares, heads, biased, packed, reduced, dropped, routed, told_of_masks,
+RESULTS = [equal_shares, unequal_shares, heads, saved, biased, packed, reduced, dropped, routed, told_of_masks,
            differentiated_once, planned_once, few_rows, compiled, patient, growing]
 ERRORS = [disagree, other_lengths, released, refused_early, unlike, gives_up, silent, late]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks(ranks):
-    cases = [case for case in RESULTS if case is not heads or 4 % ranks == 0] + ([loss_curve] if ranks == 2 else []) + ERRORS
+    cases = [case for case in RESULTS if case not in (heads, saved) or 4 % ranks == 0] + ([loss_curve] if ranks == 2 else []) + ERRORS
     assert_all(run(cases, ranks), [case.__name__ for case in cases])
 
 

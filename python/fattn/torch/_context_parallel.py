@@ -25,7 +25,9 @@ from fattn.torch._sdpa import _broadcast, is_lower_right, mask_for, switch
 
 _TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seed_ptr")
 _GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
-_BEFORE = 4  # arguments of _Attend before the tensors
+_BEFORE = 5  # arguments of _Attend before the tensors
+_ALIGNED = 64  # saved rows
+_SAVED = ("q", "k", "v", "o", "lse")  # what backward may have from the rows that forward saved
 _REFUSED = 0  # no split
 _PLANS = 16  # kept for a group, each with the memory that it computes in
 
@@ -83,38 +85,55 @@ class _Final(torch.autograd.Function):  # type: ignore[misc]
 
 class _Attend(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, ranks: context_parallel, options: Options, lengths: _Lengths | None, draws: bool,
+    def forward(ctx: Any, ranks: context_parallel, options: Options, lengths: _Lengths | None, draws: bool, saves: bool,
                 *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        made = ranks._run(options._replace(op=_c.FORWARD, return_lse=True, features=0), lengths,
-                          dict(zip(_TENSORS, tensors)), draws)
-        ctx.save_for_backward(*tensors, made["o"], made["lse"])
-        ctx.ranks, ctx.options, ctx.lengths = ranks, options, lengths
+        arrays = dict(zip(_TENSORS, tensors))
+        made = ranks._run(options._replace(op=_c.FORWARD, return_lse=True, features=0), lengths, arrays, draws, saves)
+        kept: dict[str, Any] = arrays | made
+        shapes = {}
+        if "saved" in made:  # instead of these tensors, of which backward needs only shapes and types
+            gone = {name: kept.pop(name) for name in _SAVED}
+            shapes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in gone.items()}
+        ctx.save_for_backward(*kept.values())
+        ctx.step = ranks, options, lengths, saves, shapes, tuple(kept)
         ctx.set_materialize_grads(False)
         return made["o"], made["lse"]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        function = partial(_differentiate, ctx.step, ctx.needs_input_grad)
         if torch.is_grad_enabled():
-            function = partial(_differentiate, ctx.ranks, ctx.options, ctx.lengths, ctx.needs_input_grad)
-            return _Final.apply(function, dout, dlse, *ctx.saved_tensors)  # type: ignore[no-any-return]
-        return _differentiate(ctx.ranks, ctx.options, ctx.lengths, ctx.needs_input_grad, dout, dlse, *ctx.saved_tensors)
+            # An input that requires gradients, which saved rows do not.
+            last = torch.empty(0, requires_grad=True)
+            return _Final.apply(function, dout, dlse, *ctx.saved_tensors, last)  # type: ignore[no-any-return]
+        return function(dout, dlse, *ctx.saved_tensors)
 
 
-def _differentiate(ranks: context_parallel, options: Options, lengths: _Lengths | None, needed: tuple[bool, ...],
-                   dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Any, ...]:
-    """Gradients of _Attend's arguments."""
-    *tensors, o, lse = saved
+def _differentiate(step: Any, needed: tuple[bool, ...], dout: Tensor | None, dlse: Tensor | None,
+                   *saved: Any) -> tuple[Any, ...]:
+    """Gradients of _Attend's arguments. step: what its forward left, with the names of the saved tensors."""
+    ranks, options, lengths, saves, shapes, names = step
+    arrays = shapes | dict(zip(names, saved))
     results: list[Any] = [None] * (_BEFORE + len(_TENSORS))
     places = [_TENSORS.index(name[1:]) for name in _GRADIENTS]
     wanted = [i for i, place in enumerate(places) if needed[_BEFORE + place]]
-    if not wanted or dout is None and dlse is None:
+    if not wanted:
         return tuple(results)
-    arrays = dict(zip(_TENSORS, tensors))
-    arrays |= {"o": o, "lse": lse, "dout": torch.zeros_like(o) if dout is None else dout, "dlse": dlse}
-    made = ranks._run(options._replace(op=_c.BACKWARD, outputs=sum(_c.OUT_DQ << i for i in wanted)), lengths, arrays)
+    if dout is None:
+        if dlse is None:
+            return tuple(results)
+        dout = torch.zeros(arrays["o"].shape, dtype=arrays["o"].dtype, device=dlse.device)
+    arrays |= {"dout": dout, "dlse": dlse}
+    made = ranks._run(options._replace(op=_c.BACKWARD, outputs=sum(_c.OUT_DQ << i for i in wanted)), lengths, arrays,
+                      saves=saves)
     for i in wanted:
-        results[_BEFORE + places[i]] = made[_GRADIENTS[i]].to(tensors[places[i]].dtype)
+        results[_BEFORE + places[i]] = made[_GRADIENTS[i]].to(arrays[_TENSORS[places[i]]].dtype)
     return tuple(results)
+
+
+def _saves(*tensors: Tensor | None) -> bool:
+    """Whether a backward may follow."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 class context_parallel:
@@ -138,8 +157,9 @@ class context_parallel:
             CPU, NCCL those on GPUs. After RankLost or RankTimeout it can no longer be used: make another.
         split: which rows each rank holds: "zigzag" (equal work under causal masks), "contiguous", "striped".
         scheme: "ring", "heads" (all to all), "both", or "reduce", for forward with all queries on every rank;
-            "auto": the fastest of the first three by a model. Under causal masks that is a ring over "zigzag"
-            shares, and mostly "heads" over "contiguous" ones.
+            "auto": the fastest of the first three by a model. Under causal masks on CPUs that is a ring over
+            "zigzag" shares, and mostly "heads" over "contiguous" ones. With "heads" autograd keeps rows of all
+            ranks in place of this rank's q, k and v, equally many bytes.
         length: the number of rows of every undivided sequence, needed if ranks hold different numbers of rows;
             by default that of buffers, if they agree. None: all ranks hold equally many.
         timeout: seconds that a step may wait for other ranks.
@@ -259,7 +279,8 @@ class context_parallel:
             seed, draws = _seed(q, seed, options)
             if layout == "bhsd":
                 q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        o, lse = _Attend.apply(self, options, None, draws, q, k, v, bias, mask, alibi_slopes, sink, seed)
+        o, lse = _Attend.apply(self, options, None, draws, _saves(q, k, v, bias, sink), q, k, v, bias, mask,
+                               alibi_slopes, sink, seed)
         o = o.transpose(1, 2) if layout == "bhsd" else o
         return (o, lse) if return_lse else o
 
@@ -286,7 +307,8 @@ class context_parallel:
             _check_axes((q, k, v), 3)
             options = _options(causal, window, scale, softcap, dropout_p, anchor, deterministic)
             seed, draws = _seed(q, seed, options)
-        o, lse = _Attend.apply(self, options, lengths, draws, q, k, v, None, None, alibi_slopes, sink, seed)
+        o, lse = _Attend.apply(self, options, lengths, draws, _saves(q, k, v, sink), q, k, v, None, None, alibi_slopes,
+                               sink, seed)
         return (o, lse) if return_lse else o
 
     def scaled_dot_product_attention(
@@ -345,23 +367,28 @@ class context_parallel:
             raise
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _run(self, options: Options, lengths: _Lengths | None, arrays: dict[str, Any],
-             draws: bool = False) -> dict[str, Any]:
-        """Runs a forward or a backward; the tensors that it makes, by name."""
-        with self._telling(arrays["q"]):
-            given = {name: _plain(t, name) for name, t in arrays.items() if t is not None}
-            q, transport = given["q"], self._transport(arrays["q"].device)
+    def _run(self, options: Options, lengths: _Lengths | None, arrays: dict[str, Any], draws: bool = False,
+             saves: bool = False) -> dict[str, Any]:
+        """Runs a forward or a backward; the tensors that it makes, by name. saves: forward may save rows for backward:
+        then it also makes "saved". A backward that gets it has tensors without memory in place of _SAVED."""
+        where = arrays.get("dout", arrays["q"])
+        with self._telling(where):
+            saved = arrays.pop("saved", None)
+            if saved is not None and saved.data_ptr() % _ALIGNED:  # as hooks of autograd may return it
+                saved = saved.clone()
+            given = {name: t if t.is_meta else _plain(t, name) for name, t in arrays.items() if t is not None}
+            q, transport = given["q"], self._transport(where.device)
             wholes = (lengths[0][-1], lengths[1][-1]) if lengths else self._wholes(q, given["k"])
             # Shares of different ranks differ, but two problems that are one for a rank are one for all: so
             # all make a plan, or none.
-            key = (options, lengths, wholes, id(transport),
+            key = (options, lengths, wholes, id(transport), saves,
                    tuple([(name, t.shape, t.dtype) for name, t in given.items()]))
             keeps = self._keeps(given, wholes[0])
             found = self._plans.pop(key, None) if keeps else None
-            share = found[1] if found else _share_of(options, given, wholes, lengths)
+            share = found[1] if found else _share_of(options, given, where, wholes, lengths)
         if found is None:
             try:
-                found = self._make_plan(transport, share, lengths), share
+                found = self._make_plan(transport, share, lengths, saves), share
             finally:
                 transport.check()
         if keeps:
@@ -371,14 +398,16 @@ class context_parallel:
                 work = dist.broadcast(given["seed_ptr"], group=self.group, group_src=0, async_op=True)
             transport.finish([(work, "rank 0")], self.timeout)
         kind = kind_of(q)
-        made = {m.name: kind.make(m, given.get("o", q))[0] for m in share.made}
+        made = {m.name: kind.make(m, where)[0] for m in share.made}
         buffers, memory = _c.new_struct(_c.Buffers, _c.lib.fattn_buffers_init)
         for name, t in (given | made).items():
             setattr(buffers, name, t.data_ptr())
         if "seed_ptr" in given:
             buffers.offset_ptr = given["seed_ptr"].data_ptr() + 8
+        if options.op == _c.FORWARD and found[0].saved_bytes:
+            saved = made["saved"] = torch.empty(found[0].saved_bytes, dtype=torch.uint8, device=where.device)
         try:
-            found[0].execute(buffers)
+            found[0].execute(buffers, 0 if saved is None else saved.data_ptr())
         finally:
             transport.check()
         if not keeps:
@@ -397,12 +426,13 @@ class context_parallel:
         reduces = self.scheme == _groups.SCHEMES["reduce"]
         return q.shape[1] if reduces else self._whole("q", q.shape[1]), self._whole("k", k.shape[1])
 
-    def _make_plan(self, transport: ProcessGroup, share: _Share, lengths: _Lengths | None) -> _groups.GroupPlan:
+    def _make_plan(self, transport: ProcessGroup, share: _Share, lengths: _Lengths | None,
+                   saves: bool) -> _groups.GroupPlan:
         while len(self._plans) >= _PLANS:
             self._plans.pop(next(iter(self._plans)))[0].destroy()
         try:
             return _groups.GroupPlan(transport.table, share.device, self.split, self.scheme, self.timeout,
-                                     ctypes.addressof(share.problem), lengths)
+                                     ctypes.addressof(share.problem), lengths, saves)
         except RanksDisagree as error:
             if self.length is None and lengths is None and "seqlen" in str(error):
                 raise RanksDisagree(f"{error}; where ranks have different numbers of rows, "
@@ -432,9 +462,13 @@ class context_parallel:
             buffer.data = whole
 
 
-def _share_of(options: Options, given: dict[str, Tensor], wholes: tuple[int, int], lengths: _Lengths | None) -> _Share:
-    kind = kind_of(given["q"])
-    views = {name: kind.view(t, name) for name, t in given.items()}
+def _share_of(options: Options, given: dict[str, Tensor], where: Tensor, wholes: tuple[int, int],
+              lengths: _Lengths | None) -> _Share:
+    """where: a tensor of the device on which those without memory were."""
+    kind = kind_of(where)
+    device = kind.view(where, "q").device
+    views = {name: View(tuple(t.shape), contiguous_strides(t.shape), str(t.dtype).removeprefix("torch."), device)
+             if t.is_meta else kind.view(t, name) for name, t in given.items()}
     views = {name: view._replace(strides=contiguous_strides(view.shape)) if 0 in view.shape
              else view for name, view in views.items()}
     return _Share(options, views, *wholes, lengths)

@@ -282,18 +282,18 @@ static double seconds_alone(const fattn_whole *whole, const fattn_speed *speed)
  * first exchange and the last one: the more turns there are, the shorter these two. But kernels run
  * slower while transfers do, and at the end of a turn multiprocessors are idle. So there are no
  * more turns than it takes to make these two exchanges about a hundredth of computing
- * (docs/notes/distributed.md): two at least, or one if forward saves what it exchanges. A turn
- * exchanges at least 1 MiB; the latency of a message is small compared with the time of that on any
- * link. */
+ * (docs/notes/distributed.md): two at least, or if forward saves what it exchanges one, or four at
+ * least. A turn exchanges at least 1 MiB; the latency of a message is small compared with the time
+ * of that on any link. */
 static int64_t turns_that_pay(const fattn_whole *whole, const fattn_speed *speed, double bytes,
                               int64_t members)
 {
     enum { MOST = 8, LEAST = 1 << 20 };
-    const double fewest = whole->saves ? 1 : 2;
     const double share = (double)(members - 1) / (double)members;
     const double transfer = bytes * share / speed->bandwidth;
     const double computing = seconds_alone(whole, speed) / (double)whole->ranks;
     const double turns = computing > 0 ? ceil(transfer / (0.011 * computing)) : MOST;
+    const double fewest = !whole->saves ? 2 : turns <= 1 ? 1 : 4;
     return (int64_t)fmin(fmin(fmax(turns, fewest), MOST), bytes / LEAST);
 }
 

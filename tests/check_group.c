@@ -128,7 +128,7 @@ static bool needs_are_right(const divided *d, const rank_run *runs, int ranks, b
              (long long)bytes, (long long)(plan->turns * plan->slices), (long long)needs.plan,
              (long long)(needs.turns * needs.slices));
     return needs.plan == bytes && needs.workspace <= bytes && needs.turns == plan->turns &&
-           needs.slices == plan->slices;
+           needs.slices == plan->slices && needs.saved == fattn_group_plan_saved_bytes(plan);
 }
 
 static bool problem_is_right(uint64_t seed, int64_t index, int ranks, bool twice)

@@ -137,6 +137,9 @@ def check_bench(runs):
     bytes_ = [c["plan_bytes"] for c in columns if c["Sq"] == "64"]
     ok(len(told) == 2 and all(f"and {b} of its plan" in t for t, b in zip(told, bytes_)),
        f"explain --ranks foretells what plans hold: {' and '.join(bytes_)} bytes")
+    ran = subprocess.run([*words, "--scheme", "heads", "--saves"], env=runs.environment, capture_output=True, text=True,
+                         timeout=100, check=False, stdin=subprocess.DEVNULL)
+    ok(ran.returncode == 0 and ran.stdout.count("\theads\t") == 4, "bench --ranks --saves: 4 lines of heads")
     ran = subprocess.run([*words, "--mask"], env=runs.environment, capture_output=True, text=True, timeout=100,
                          check=False, stdin=subprocess.DEVNULL)
     ok(ran.returncode != 0 and "--ranks does not measure problems with mask" in ran.stderr, "bench --ranks with a mask")

@@ -694,8 +694,9 @@ int fattn_tool_bench(int argc, char **argv)
     }
     b.people = isatty(STDOUT_FILENO);
     if (ranks.wanted ? b.peer || b.json : ranks.any) {
-        return tool_usage("bench", ranks.wanted ? "--ranks cannot be combined with --peer or --json"
-                                                : "--scheme, --split and --timeout need --ranks");
+        return tool_usage("bench", ranks.wanted
+                                       ? "--ranks cannot be combined with --peer or --json"
+                                       : "--scheme, --split, --timeout and --saves need --ranks");
     }
     if (!(ranks.timeout > 0)) {
         return tool_usage("bench", "--timeout is above 0");

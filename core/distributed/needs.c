@@ -69,6 +69,7 @@ static fattn_status ask(const fattn_group *group, int64_t ranks, int64_t rank, i
     *needs = (fattn_group_needs){.tensors = status ? 0 : bytes_of_tensors(plan),
                                  .plan = plan->bytes,
                                  .workspace = plan->workspace_bytes,
+                                 .saved = fattn_group_plan_saved_bytes(plan),
                                  .turns = plan->turns,
                                  .slices = plan->slices};
     fattn_reason_hold(status);

@@ -10,6 +10,7 @@ typedef struct fattn_group_needs {
     int64_t tensors;   /* bytes of a rank's shares of all operands */
     int64_t plan;      /* bytes of its plan: fattn_group_plan_bytes() */
     int64_t workspace; /* of these the workspace of kernels */
+    int64_t saved;     /* besides: fattn_group_plan_saved_bytes() */
     int64_t turns;     /* of heads */
     int64_t slices;    /* of keys, in each turn */
 } fattn_group_needs;

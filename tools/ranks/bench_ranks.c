@@ -35,6 +35,8 @@ void bench_ranks_rows(bench_ranks *values, option *rows)
          .value = &values->split, .given = &values->any, .words = split_words},
         {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
          .value = &values->timeout, .given = &values->any},
+        {"saves", "forward saves the rows that ranks exchange, for\nbackward", OPTION_SWITCH,
+         .value = &values->saves, .given = &values->any},
     };
     memcpy(rows, own, sizeof own);
 }
@@ -49,6 +51,7 @@ typedef struct divided_case {
     fattn_whole shares;
     fattn_group group;
     workload work;
+    void *saved; /* by forward for backward; NULL: nothing */
 } divided_case;
 
 /* Something that all ranks do together; time_act() times it from when all begin until all are
@@ -102,7 +105,7 @@ static fattn_status run_alone(divided_case *c, void *plan)
 
 static fattn_status run_divided(divided_case *c, void *plan)
 {
-    return fattn_group_execute(plan, &c->work.buffers);
+    return fattn_group_execute_saved(plan, &c->work.buffers, c->saved);
 }
 
 /* Measures the link and one rank's attention; the slowest rank counts. The link is timed with
@@ -137,15 +140,20 @@ static fattn_status measure_speed(divided_case *c, fattn_speed *speed)
     return status;
 }
 
+static fattn_status allocate_saved(divided_case *c, const fattn_group_plan *plan)
+{
+    const int64_t bytes = fattn_group_plan_saved_bytes(plan);
+    return bytes > 0 ? fattn_device_malloc(c->device, (size_t)bytes, &c->saved) : FATTN_OK;
+}
+
 /* Computes o and lse, which backward reads. */
 static fattn_status run_forward(divided_case *c)
 {
     fattn_group_plan *plan;
     const fattn_problem p = problem_forward_of(&c->whole);
     fattn_status status = fattn_group_plan_create(&c->group, &p, NULL, NULL, &plan);
-    if (!status) {
-        status = fattn_group_execute(plan, &c->work.buffers);
-    }
+    status = status ? status : allocate_saved(c, plan);
+    status = status ? status : run_divided(c, plan);
     if (!status) {
         fattn_group_plan_destroy(plan);
     }
@@ -217,13 +225,15 @@ static fattn_status describe(divided_case *c, const bench_ranks *v, const sweep_
                           fattn_feature_name(__builtin_ctzll(others)));
     }
     const fattn_status status = fattn_problem_normalise(&c->whole, &c->normal);
-    c->shares = (fattn_whole){.problem = &c->normal, .ranks = c->world->transport->ranks};
+    c->shares = (fattn_whole){
+        .problem = &c->normal, .ranks = c->world->transport->ranks, .saves = v->saves};
     c->shares.split = v->split ? (fattn_split)v->split : fattn_split_choose(&c->normal);
     fattn_group_init(&c->group);
     c->group.transport = c->world->transport;
     c->group.device = c->device;
     c->group.split = c->shares.split;
     c->group.timeout = v->timeout;
+    c->group.saves = v->saves;
     return status;
 }
 
@@ -258,6 +268,7 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
     c->group.turns = f.turns;
     status = status || c->whole.op == FATTN_FORWARD ? status : run_forward(c);
     status = status ? status : fattn_group_plan_create(&c->group, &c->whole, NULL, NULL, &plan);
+    status = status || c->saved ? status : allocate_saved(c, plan);
     status = status ? status : time_act(c, run_divided, plan, reps ? (int)reps : REPS, &seconds);
     status = status ? status : find_bytes(c, plan, &bytes);
     if (!status && c->world->transport->rank == 0) {
@@ -265,6 +276,7 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
     }
     if (!status) { /* after a failure messages may still use the plan's memory */
         fattn_group_plan_destroy(plan);
+        fattn_device_free(c->device, c->saved);
     }
     return status;
 }

@@ -6,13 +6,14 @@
 
 #include "tools/bench/sweep.h"
 
-enum { BENCH_RANKS_OPTIONS = 4 };
+enum { BENCH_RANKS_OPTIONS = 5 };
 
 typedef struct bench_ranks {
     bool wanted, any; /* any: an option other than --ranks is given */
     int scheme;       /* fattn_scheme */
     int split;        /* fattn_split; 0: chosen by the masks */
     double timeout;
+    bool saves;
 } bench_ranks;
 
 /* Writes BENCH_RANKS_OPTIONS rows for the parser; their values go into *values. */

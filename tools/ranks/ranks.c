@@ -36,6 +36,8 @@ void ranks_rows(ranks_options *values, option *rows)
          "most bytes of a rank's plan: heads are then computed in turns, and keys\n"
          "in slices (default: no limit)",
          OPTION_INTEGER, .value = &values->memory, .given = any, .min = 1, .max = INT64_MAX},
+        {"saves", "forward saves the rows that ranks exchange, for backward", OPTION_SWITCH,
+         .value = &values->saves, .given = any},
     };
     memcpy(rows, own, sizeof own);
 }
@@ -45,7 +47,8 @@ bool ranks_check(const ranks_options *v, const char *command)
     if (v->ranks == 0) {
         return !v->any ||
                (tool_usage(command,
-                           "--link, --rate, --row, --scheme, --split and --memory need --ranks"),
+                           "--link, --rate, --row, --scheme, --split, --memory and --saves need "
+                           "--ranks"),
                 false);
     }
     if (v->link.count == 0 || v->rate == 0) {
@@ -63,6 +66,10 @@ bool ranks_check(const ranks_options *v, const char *command)
     }
     if (!(v->row >= 0) || isinf(v->row)) {
         tool_usage(command, "--row is 0 or above");
+        return false;
+    }
+    if (v->saves && v->memory > 0) {
+        tool_usage(command, "--saves cannot be combined with --memory");
         return false;
     }
     return true;
@@ -149,6 +156,7 @@ static void print_needs(const ranks_options *v, const sweep_case *c, const fattn
     group.split = whole->split;
     group.scheme = f->scheme;
     group.memory = v->memory;
+    group.saves = v->saves;
     group.rate = v->rate;
     group.bandwidth = v->link.at[0];
     group.latency = v->link.count > 1 ? v->link.at[1] : 0;
@@ -168,6 +176,9 @@ static void print_needs(const ranks_options *v, const sweep_case *c, const fattn
                "slices of keys: %lld\n",
                (long long)(needs.plan - needs.workspace), (long long)needs.workspace,
                (long long)needs.turns, (long long)needs.slices);
+        if (needs.saved > 0) {
+            printf("  saved        %lld bytes, by forward for backward\n", (long long)needs.saved);
+        }
     }
     fattn_device_close(group.device);
 }
@@ -244,7 +255,7 @@ int ranks_explain(const ranks_options *v, const sweep_case *c)
     fattn_forecast f;
     int32_t *cu_q = NULL, *cu_k = NULL;
     fattn_status status = fattn_problem_normalise(&c->problem, &p);
-    fattn_whole whole = {.problem = &p, .ranks = v->ranks};
+    fattn_whole whole = {.problem = &p, .ranks = v->ranks, .saves = v->saves};
     if (!status && p.features & FATTN_CU_SEQLENS_Q) {
         whole.cu_q = cu_q = beginnings(c, p.seqlen_q);
         status = cu_q ? FATTN_OK : fattn_fail_memory((p.batch + 1) * 4, "cu_seqlens_q");

@@ -5,7 +5,7 @@
 
 #include "tools/bench/sweep.h"
 
-enum { RANKS_OPTIONS = 7 };
+enum { RANKS_OPTIONS = 8 };
 
 typedef struct ranks_options {
     int64_t ranks; /* 0: not given */
@@ -14,7 +14,8 @@ typedef struct ranks_options {
     option_reals link;
     double rate, row;
     int64_t memory; /* most bytes of a rank's plan; 0: not given */
-    bool any;       /* an option other than --ranks is given */
+    bool saves;
+    bool any; /* an option other than --ranks is given */
 } ranks_options;
 
 /* Writes RANKS_OPTIONS rows for the parser; their values go into *values. */

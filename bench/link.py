@@ -279,7 +279,7 @@ def most_flops(scheme, split, causal, backward, rows, **_):
 def forecast(fattn_program, link, rate, scheme, split, causal, backward, rows, **_):
     words = [fattn_program, "explain", "--dir", "bwd" if backward else "fwd", "--sq", 2 * rows, "--sk", 2 * rows,
              "--hq", HEADS[scheme], "--d", DIM, "--ranks", 2, "--split", split, "--scheme", scheme, "--rate", f"{rate:g}",
-             "--link", f"{link[0]:g},{link[1]:g}", "--saves"] + ["--causal"] * causal
+             "--link", f"{link[0]:g},{link[1]:g}"] + ["--causal"] * causal + ["--saves"] * backward
     said = sh(*map(str, words)).stdout
     return float(re.search(r"forecast +([\d.e+-]+) s", said)[1])
 

@@ -382,6 +382,18 @@ static void check_saving(const fattn_whole *eight)
         exact = exact && bytes[1] == rows / 2 * 4 * row &&
                 bytes[0] == rows / 2 * (8 * row + 8 * sizeof(float));
     }
+    const fattn_speed slow = {.flops = 1e12, .bandwidth = 1e9};
+    fattn_whole pair = whole;
+    fattn_problem few = *whole.problem;
+    few.heads_k = 2;
+    pair.problem = &few, pair.ranks = 4;
+    fattn_forecast both[2];
+    for (int n = 0; n < 2; n++) {
+        pair.saves = n;
+        exact = exact && !fattn_forecast_make(&pair, FATTN_SCHEME_BOTH, &slow, &both[n]);
+    }
+    tap_check(both[0].most_bytes == both[1].most_bytes && both[0].turns == both[1].turns,
+              "only an exchange of all heads saves anything");
     tap_check(alike, "what is saved takes the same turns in forward and backward");
     tap_check(exact, "and is not exchanged again");
     tap_check(fewest, "in one turn where links are fast");

@@ -328,6 +328,15 @@ static void check_choices(void)
         p.dim = p.dim_v = 64;
         const int found = chosen(&group, &p, all[i].ranks);
         tap_check(found == (int)all[i].best, "scheme for %s: %d", all[i].what, found);
+        group.saves = 1;
+        int found_of[2];
+        for (int op = 0; op < 2; op++) {
+            p.op = op ? FATTN_BACKWARD : FATTN_FORWARD;
+            p.outputs = op ? FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV : FATTN_OUT_O;
+            found_of[op] = chosen(&group, &p, all[i].ranks);
+        }
+        tap_check(found_of[0] == found_of[1] && found_of[0] > 0,
+                  "and where rows are saved, the same for forward and backward: %d", found_of[0]);
     }
 }
 
@@ -714,6 +723,13 @@ static void check_disagreement(void)
     tap_check(runs[0].status == FATTN_RANKS_DISAGREE && strstr(runs[0].reason, "seqlen_k is ") &&
                   strstr(runs[2].reason, "rank 0 describes another problem than rank 2: seqlen_k"),
               "a rank with another length: %s", runs[0].reason);
+    free_ranks(runs, RANKS);
+    divided keeper = a;
+    keeper.saves = !a.saves;
+    problems[2] = &keeper;
+    run_ranks(problems, &all, RANKS, 60, -1, runs);
+    tap_check(runs[0].status == FATTN_RANKS_DISAGREE && runs[2].status == FATTN_RANKS_DISAGREE,
+              "a rank that alone saves: %s", runs[0].reason);
     free_ranks(runs, RANKS);
     for (int n = 0; n < 3; n++) { /* refused before the problem is read */
         divided c = a;

@@ -297,6 +297,14 @@ static int64_t turns_that_pay(const fattn_whole *whole, const fattn_speed *speed
     return (int64_t)fmin(fmin(fmax(turns, fewest), MOST), bytes / LEAST);
 }
 
+/* Only FATTN_SCHEME_HEADS saves rows. */
+static fattn_whole whole_in(const fattn_whole *whole, fattn_scheme scheme)
+{
+    fattn_whole in = *whole;
+    in.saves = whole->saves && scheme == FATTN_SCHEME_HEADS;
+    return in;
+}
+
 fattn_whole fattn_whole_to_choose_by(const fattn_whole *whole, fattn_problem *problem)
 {
     fattn_whole by = *whole;
@@ -314,7 +322,8 @@ int64_t fattn_scheme_turns(const fattn_whole *given, fattn_scheme scheme, const 
                            int64_t wanted)
 {
     fattn_problem problem;
-    const fattn_whole by = fattn_whole_to_choose_by(given, &problem), *const whole = &by;
+    const fattn_whole in = whole_in(given, scheme);
+    const fattn_whole by = fattn_whole_to_choose_by(&in, &problem), *const whole = &by;
     const int64_t members =
         fattn_scheme_declines(whole, scheme) ? 1 : fattn_scheme_members(whole, scheme);
     const fattn_problem *const p = whole->problem;
@@ -438,9 +447,10 @@ int64_t fattn_scheme_members(const fattn_whole *whole, fattn_scheme scheme)
                                          : 1;
 }
 
-static fattn_status foretell(const fattn_whole *whole, fattn_scheme scheme,
+static fattn_status foretell(const fattn_whole *given, fattn_scheme scheme,
                              const fattn_speed *speed, fattn_forecast *f)
 {
+    const fattn_whole in = whole_in(given, scheme), *const whole = &in;
     const char *const why = fattn_scheme_declines(whole, scheme);
     if (why) {
         return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_name(scheme), why);
@@ -475,23 +485,23 @@ static bool offered(const fattn_whole *whole, fattn_scheme scheme)
 fattn_status fattn_forecast_make(const fattn_whole *whole, fattn_scheme scheme,
                                  const fattn_speed *speed, fattn_forecast *forecast)
 {
-    if (scheme != FATTN_SCHEME_AUTO) {
-        return foretell(whole, scheme, speed, forecast);
-    }
-    bool any = false;
-    for (fattn_scheme s = FATTN_SCHEME_RING; s <= FATTN_SCHEME_REDUCE; s++) {
+    fattn_problem problem;
+    const fattn_whole by = fattn_whole_to_choose_by(whole, &problem);
+    fattn_scheme best = scheme;
+    double least = INFINITY;
+    for (fattn_scheme s = FATTN_SCHEME_RING; !scheme && s <= FATTN_SCHEME_REDUCE; s++) {
         fattn_forecast f;
         if (!offered(whole, s)) {
             continue;
         }
-        const fattn_status status = foretell(whole, s, speed, &f);
+        const fattn_status status = foretell(s == FATTN_SCHEME_REDUCE ? whole : &by, s, speed, &f);
         if (status) {
             return status;
         }
-        if (!any || f.seconds < forecast->seconds) {
-            *forecast = f;
-            any = true;
+        if (best == FATTN_SCHEME_AUTO || f.seconds < least) {
+            best = s;
+            least = f.seconds;
         }
     }
-    return FATTN_OK;
+    return foretell(whole, best, speed, forecast);
 }

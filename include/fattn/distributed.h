@@ -223,8 +223,8 @@ typedef struct fattn_group {
                      * the next smaller one that is possible; more if `memory` requires it. Possible
                      * are the divisors of K, a rank's number of key/value heads, and in
                      * FATTN_SCHEME_HEADS also K times each divisor of heads_q / heads_k. 0, the
-                     * default: chosen by sizes and speeds, 8 at most, and in backward no more than
-                     * K */
+                     * default: chosen by sizes and speeds, 8 at most, and in backward, or if
+                     * `saves` is set, no more than K */
 
     /* What FATTN_SCHEME_AUTO and the default of `turns` are chosen by. 0, the default, stands for
      * the figures of GPUs that are connected by NVLink, 6e14, 3.5e11 and 1e-5, if the transport
@@ -355,9 +355,10 @@ FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_b
  * buffers. Forward writes to it this rank's heads of q, k, v, o and lse, with the rows of all
  * ranks. Backward reads them there, any number of times. So it exchanges only dout, dlse and
  * gradients, and does not read q, k, v, o and lse of `buffers`, which may be NULL. It must be the
- * backward of that forward: the problems differ only in op, outputs, dout, gradients and dlse, and
- * the groups are equal. After an error of forward the contents of `saved` are undefined; until the
- * transport is closed it may still be read and written.
+ * backward of that forward: the problems differ only in op, outputs, FATTN_DLSE,
+ * FATTN_DETERMINISTIC and the layout of dout and gradients, and the groups are equal. After an
+ * error of forward the contents of `saved` are undefined; until the transport is closed it may
+ * still be read and written.
  */
 FATTN_API fattn_status fattn_group_execute_saved(fattn_group_plan *plan,
                                                  const fattn_buffers *buffers, void *saved);

@@ -131,9 +131,9 @@ def _differentiate(step: Any, needed: tuple[bool, ...], dout: Tensor | None, dls
     return tuple(results)
 
 
-def _saves(*tensors: Tensor | None) -> bool:
+def _is_recorded(*tensors: Tensor | None) -> bool:
     """Whether a backward may follow."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 
 class context_parallel:
@@ -158,10 +158,12 @@ class context_parallel:
         split: which rows each rank holds: "zigzag" (equal work under causal masks), "contiguous", "striped".
         scheme: "ring", "heads" (all to all), "both", or "reduce", for forward with all queries on every rank;
             "auto": the fastest of the first three by a model. Under causal masks on CPUs that is a ring over
-            "zigzag" shares, and mostly "heads" over "contiguous" ones. With "heads" autograd keeps rows of all
-            ranks in place of this rank's q, k and v, equally many bytes.
+            "zigzag" shares, and mostly "heads" over "contiguous" ones.
         length: the number of rows of every undivided sequence, needed if ranks hold different numbers of rows;
             by default that of buffers, if they agree. None: all ranks hold equally many.
+        saves: with scheme "heads", backward exchanges half as many bytes. Autograd then keeps q, k, v, o and lse of
+            this rank's heads, with the rows of all ranks, in place of q, k, v and lse of its rows. So it needs as
+            many bytes more as o has. Gradients must then be recorded on all ranks, or on none.
         timeout: seconds that a step may wait for other ranks.
         buffers: tensors without gradients that are divided while the context lasts, each along its axis in
             seq_dims. Backward must run within the context, too.
@@ -170,9 +172,9 @@ class context_parallel:
     def __init__(self, group: Any = None, *,
                  split: Literal["zigzag", "contiguous", "striped"] = "zigzag",
                  scheme: Literal["auto", "ring", "heads", "both", "reduce"] = "auto",
-                 length: int | None = None, timeout: float = 60.0, buffers: Sequence[Tensor] = (),
-                 seq_dims: Sequence[int] = ()) -> None:
-        self.group, self.timeout = group, timeout
+                 length: int | None = None, saves: bool = True, timeout: float = 60.0,
+                 buffers: Sequence[Tensor] = (), seq_dims: Sequence[int] = ()) -> None:
+        self.group, self.saves, self.timeout = group, saves, timeout
         self.length: int | None = length
         self.split = _groups.number_of(_groups.SPLITS, "split", split)
         self.scheme = _groups.number_of(_groups.SCHEMES, "scheme", scheme)
@@ -273,14 +275,14 @@ class context_parallel:
         with self._telling(q):
             check_layout(layout)
             q, k, v, bias = autocast(q, k, v, bias)
-            check_types((q, k, v, bias, mask))
+            check_types((q, k, v, bias, mask, None, alibi_slopes, sink))
             _check_axes((q, k, v), 4)
             options = _options(causal, window, scale, softcap, dropout_p, anchor, deterministic)
             seed, draws = _seed(q, seed, options)
+            saves = self.saves and _is_recorded(q, k, v, bias, sink)
             if layout == "bhsd":
                 q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        o, lse = _Attend.apply(self, options, None, draws, _saves(q, k, v, bias, sink), q, k, v, bias, mask,
-                               alibi_slopes, sink, seed)
+        o, lse = _Attend.apply(self, options, None, draws, saves, q, k, v, bias, mask, alibi_slopes, sink, seed)
         o = o.transpose(1, 2) if layout == "bhsd" else o
         return (o, lse) if return_lse else o
 
@@ -303,12 +305,12 @@ class context_parallel:
         with self._telling(q):
             lengths = _numbers(cu_seqlens_q, "cu_seqlens_q"), _numbers(cu_seqlens_k, "cu_seqlens_k")
             q, k, v, _ = autocast(q, k, v, None)
-            check_types((q, k, v))
+            check_types((q, k, v, None, None, None, alibi_slopes, sink))
             _check_axes((q, k, v), 3)
             options = _options(causal, window, scale, softcap, dropout_p, anchor, deterministic)
             seed, draws = _seed(q, seed, options)
-        o, lse = _Attend.apply(self, options, lengths, draws, _saves(q, k, v, sink), q, k, v, None, None, alibi_slopes,
-                               sink, seed)
+            saves = self.saves and _is_recorded(q, k, v, sink)
+        o, lse = _Attend.apply(self, options, lengths, draws, saves, q, k, v, None, None, alibi_slopes, sink, seed)
         return (o, lse) if return_lse else o
 
     def scaled_dot_product_attention(
@@ -376,7 +378,8 @@ class context_parallel:
             saved = arrays.pop("saved", None)
             if saved is not None and saved.data_ptr() % _ALIGNED:  # as hooks of autograd may return it
                 saved = saved.clone()
-            given = {name: t if t.is_meta else _plain(t, name) for name, t in arrays.items() if t is not None}
+            gone = _SAVED if saved is not None else ()
+            given = {name: t if name in gone else _plain(t, name) for name, t in arrays.items() if t is not None}
             q, transport = given["q"], self._transport(where.device)
             wholes = (lengths[0][-1], lengths[1][-1]) if lengths else self._wholes(q, given["k"])
             # Shares of different ranks differ, but two problems that are one for a rank are one for all: so
@@ -385,7 +388,7 @@ class context_parallel:
                    tuple([(name, t.shape, t.dtype) for name, t in given.items()]))
             keeps = self._keeps(given, wholes[0])
             found = self._plans.pop(key, None) if keeps else None
-            share = found[1] if found else _share_of(options, given, where, wholes, lengths)
+            share = found[1] if found else _share_of(options, given, gone, where, wholes, lengths)
         if found is None:
             try:
                 found = self._make_plan(transport, share, lengths, saves), share
@@ -398,14 +401,18 @@ class context_parallel:
                 work = dist.broadcast(given["seed_ptr"], group=self.group, group_src=0, async_op=True)
             transport.finish([(work, "rank 0")], self.timeout)
         kind = kind_of(q)
-        made = {m.name: kind.make(m, where)[0] for m in share.made}
+        try:
+            made = {m.name: kind.make(m, where)[0] for m in share.made}
+            if options.op == _c.FORWARD and found[0].saved_bytes:
+                saved = torch.empty(found[0].saved_bytes, dtype=torch.uint8, device=where.device)
+        except Exception as error:  # no memory
+            transport.give_up(f"{error}".encode())
+            raise
         buffers, memory = _c.new_struct(_c.Buffers, _c.lib.fattn_buffers_init)
         for name, t in (given | made).items():
             setattr(buffers, name, t.data_ptr())
         if "seed_ptr" in given:
             buffers.offset_ptr = given["seed_ptr"].data_ptr() + 8
-        if options.op == _c.FORWARD and found[0].saved_bytes:
-            saved = made["saved"] = torch.empty(found[0].saved_bytes, dtype=torch.uint8, device=where.device)
         try:
             found[0].execute(buffers, 0 if saved is None else saved.data_ptr())
         finally:
@@ -413,7 +420,7 @@ class context_parallel:
         if not keeps:
             found[0].destroy()
         assert memory
-        return made
+        return made | {"saved": saved} if options.op == _c.FORWARD and saved is not None else made
 
     def _keeps(self, given: dict[str, Tensor], whole_q: int) -> bool:
         """Whether all ranks keep their plan. Where one has a single row, a bias of one row may have the ranks' own
@@ -462,13 +469,13 @@ class context_parallel:
             buffer.data = whole
 
 
-def _share_of(options: Options, given: dict[str, Tensor], where: Tensor, wholes: tuple[int, int],
-              lengths: _Lengths | None) -> _Share:
-    """where: a tensor of the device on which those without memory were."""
+def _share_of(options: Options, given: dict[str, Tensor], gone: tuple[str, ...], where: Tensor,
+              wholes: tuple[int, int], lengths: _Lengths | None) -> _Share:
+    """gone: tensors without memory; they were on the device of `where`."""
     kind = kind_of(where)
     device = kind.view(where, "q").device
     views = {name: View(tuple(t.shape), contiguous_strides(t.shape), str(t.dtype).removeprefix("torch."), device)
-             if t.is_meta else kind.view(t, name) for name, t in given.items()}
+             if name in gone else kind.view(t, name) for name, t in given.items()}
     views = {name: view._replace(strides=contiguous_strides(view.shape)) if 0 in view.shape
              else view for name, view in views.items()}
     return _Share(options, views, *wholes, lengths)

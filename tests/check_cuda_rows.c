@@ -313,19 +313,21 @@ static void check_decode_parts(void)
 {
     static const struct {
         const char *row;
-        int64_t batch, seqlen_q, seqlen_k, splits, items;
+        int64_t batch, seqlen_q, seqlen_k, dim, splits, items;
         uint64_t features;
     } cases[] = {
-        {"mma_decode_lean_128", 64, 1, 131072, 131, 64 * 8 + 2 * 4 * 264, FATTN_SEQUSED_K},
-        {"mma_decode_lean_128", 64, 1, 131072, 1, 64 * 8, 0},
-        {"mma_decode_lean_128", 64, 1, 1024, 4, 64 * 8 * 4, FATTN_SEQUSED_K},
-        {"mma_decode_lean_128", 64, 1, 500, 1, 64 * 8, FATTN_SEQUSED_K},
-        {"mma_decode_wide_128", 16, 1, 131072, 66, 16 * 8 + 2 * 4 * 132, FATTN_SEQUSED_K},
-        {"mma_decode_lean_128", 512, 1, 131072, 131, 512 * 8 + 2 * 4 * 264, FATTN_SEQUSED_K},
-        {"mma_decode_lean_128", 513, 1, 131072, 1, 513 * 8, FATTN_SEQUSED_K},
-        {"mma_decode_wide_128", 1, 1, 131072, 16, 8 * 16, FATTN_SEQUSED_K},
-        {"wgmma_split_128", 64, 8, 131072, 32, 64 * 8 + 2 * 2 * 132, FATTN_SEQUSED_K},
-        {"wgmma_split_128", 64, 8, 4095, 1, 64 * 8, FATTN_SEQUSED_K}};
+        {"mma_decode_lean_128", 64, 1, 131072, 128, 131, 64 * 8 + 2 * 4 * 264, FATTN_SEQUSED_K},
+        {"mma_decode_lean_128", 64, 1, 131072, 128, 1, 64 * 8, 0},
+        {"mma_decode_lean_128", 64, 1, 1024, 128, 4, 64 * 8 * 4, FATTN_SEQUSED_K},
+        {"mma_decode_lean_128", 64, 1, 500, 128, 1, 64 * 8, FATTN_SEQUSED_K},
+        {"mma_decode_wide_128", 16, 1, 131072, 128, 66, 16 * 8 + 2 * 4 * 132, FATTN_SEQUSED_K},
+        {"mma_decode_lean_128", 512, 1, 131072, 128, 131, 512 * 8 + 2 * 4 * 264, FATTN_SEQUSED_K},
+        {"mma_decode_lean_128", 513, 1, 131072, 128, 1, 513 * 8, FATTN_SEQUSED_K},
+        {"mma_decode_wide_128", 1, 1, 131072, 128, 16, 8 * 16, FATTN_SEQUSED_K},
+        {"mma_decode_wide_256", 33, 1, 131072, 256, 66, 33 * 8 + 2 * 4 * 132, FATTN_SEQUSED_K},
+        {"mma_decode_lean_256", 34, 1, 131072, 256, 131, 34 * 8 + 2 * 4 * 264, FATTN_SEQUSED_K},
+        {"wgmma_split_128", 64, 8, 131072, 128, 32, 64 * 8 + 2 * 2 * 132, FATTN_SEQUSED_K},
+        {"wgmma_split_128", 64, 8, 4095, 128, 1, 64 * 8, FATTN_SEQUSED_K}};
     fattn_device *const device = open_h100("parts of sequences of different lengths");
     EACH (n, cases) {
         fattn_problem p = scene_problem(FORWARD);
@@ -333,7 +335,7 @@ static void check_decode_parts(void)
         p.features = cases[n].features;
         p.batch = cases[n].batch, p.heads_q = 32, p.heads_k = 8;
         p.seqlen_q = cases[n].seqlen_q, p.seqlen_k = cases[n].seqlen_k;
-        p.dim = p.dim_v = 128;
+        p.dim = p.dim_v = cases[n].dim;
         const fattn_plan_info info = plan_info(device, &p, "decoding");
         expect(strcmp(info.kernel, cases[n].row) == 0 && info.splits == cases[n].splits &&
                    info.work_items == cases[n].items,

@@ -306,11 +306,13 @@ fattn_split_cost fattn_cuda_split_forward(const fattn_kernel *row, const fattn_p
     return cost;
 }
 
-/* Whether each block gets a multiprocessor to itself. */
+/* Whether each block gets a multiprocessor to itself. With 256 channels in 16 bits, rows with one
+ * block on each pay up to twice as many (docs/notes/cuda.md). */
 static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
                             const fattn_limits *limits)
 {
-    return fattn_kernel_blocks(row, p) <= limits->units;
+    const int64_t rounds = row->dim_max == 256 && !row->caches_alone ? 2 : 1;
+    return fattn_kernel_blocks(row, p) <= rounds * limits->units;
 }
 
 /* Two blocks run on a multiprocessor at a time, or one in wide rows. */

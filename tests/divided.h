@@ -206,7 +206,7 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ra
     fattn_problem *const p = &d->problem;
     fattn_problem_init(p);
     d->split = (fattn_split)draw_between(rng, 1, 3);
-    d->ragged = draw_chance(rng, 3) && !device;
+    d->ragged = draw_chance(rng, 3);
     p->op = draw_chance(rng, 2) ? FATTN_BACKWARD : FATTN_FORWARD;
     p->dtype = dtypes[draw_between(rng, 0, 4)];
     p->dtype_o = draw_chance(rng, 2) ? FATTN_F32 : p->dtype;
@@ -217,6 +217,7 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ra
     p->layout = draw_chance(rng, 2) ? FATTN_BHSD : FATTN_BSHD;
     p->batch = draw_between(rng, 1, DIVIDED_BATCH);
     divided_scheme(d, ranks, rng);
+    d->ragged = d->ragged && (!device || d->scheme == FATTN_SCHEME_HEADS);
     p->seqlen_q = draw_between(rng, 0, 70);
     p->seqlen_k = draw_chance(rng, 2) ? p->seqlen_q : draw_between(rng, 0, 70);
     p->dim = draw_between(rng, 1, 24);

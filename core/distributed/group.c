@@ -644,6 +644,25 @@ static fattn_status join_turns(fattn_group_plan *plan)
     return status || plan->bytes <= plan->memory ? status : fail_limit(plan);
 }
 
+/* Copies the positions of the pieces, which are all alike, to the device. */
+static fattn_status send_positions(const fattn_group_plan *plan)
+{
+    const fattn_visit visit = {.owner = plan->rank};
+    const size_t bytes = (size_t)(plan->problem.batch + 1) * sizeof *plan->cu_q;
+    const fattn_stream stream = plan->transport.stream;
+    fattn_problem p;
+    fattn_buffers b;
+    if (!plan->device_q) {
+        return FATTN_OK;
+    }
+    (void)fattn_group_piece_of(plan, &visit, &p, &b); /* sets cu_q and cu_k */
+    fattn_status status =
+        fattn_device_copy(plan->device, plan->device_q, plan->cu_q, bytes, stream);
+    status = status ? status
+                    : fattn_device_copy(plan->device, plan->device_k, plan->cu_k, bytes, stream);
+    return status ? status : fattn_stream_synchronize(plan->device, stream);
+}
+
 static fattn_status reserve(fattn_group_plan *plan)
 {
     const fattn_status status =
@@ -658,7 +677,8 @@ static fattn_status reserve(fattn_group_plan *plan)
         return fattn_fail_memory(span_bytes, "the spans of messages");
     }
     if (plan->transport.device_memory) {
-        const fattn_status made = fattn_event_create(plan->device, &plan->finished);
+        fattn_status made = send_positions(plan);
+        made = made ? made : fattn_event_create(plan->device, &plan->finished);
         return made ? made : fattn_group_make_streams(plan);
     }
     /* Kernels branch on scores past the last key before they mask them. Without this valgrind would

@@ -108,6 +108,9 @@ struct fattn_group_plan {
     /* Positions of a ragged piece, and the beginnings of the rank's own shares. */
     int32_t *cu_q, *cu_k, *local_q, *local_k;
     int64_t *q_offsets, *k_offsets, *wholes_q, *wholes_k;
+    /* The same positions on a device with memory of its own, where all pieces have the same; else
+     * NULL. */
+    int32_t *device_q, *device_k;
 
     /* The plan's memory, and its parts. */
     void *memory_at;

@@ -144,6 +144,9 @@ void fattn_group_lay_out(fattn_group_plan *plan)
     take_lanes(plan);
     plan->at = fattn_group_packed_at(plan, 0);
     plan->dsink = take(plan, plan->shares.ranks * plan->heads_q * 4);
+    const bool lengths = plan->ragged && plan->transport.device_memory;
+    plan->device_q = lengths ? take(plan, (plan->problem.batch + 1) * 4) : NULL;
+    plan->device_k = lengths ? take(plan, (plan->problem.batch + 1) * 4) : NULL;
     for (int n = 0; n < 2; n++) { /* exchange 1 has neither inputs nor results of a single turn */
         const bool used = plan->members > 1 && (n == 0 || plan->turns > 1);
         plan->outward[n] = used ? take(plan, plan->members * plan->slots.outward) : NULL;

@@ -379,6 +379,11 @@ static void place_ragged(const fattn_group_plan *plan, int64_t owner, int q_run,
     }
     buffers->q_offset = buffers->k_offset = 0;
     buffers->whole_q = buffers->whole_k = -1;
+    if (plan->device_q) { /* whole sequences, whose offsets are 0 */
+        buffers->cu_seqlens_q = plan->device_q;
+        buffers->cu_seqlens_k = plan->device_k;
+        return;
+    }
     buffers->cu_seqlens_q = plan->cu_q;
     buffers->cu_seqlens_k = plan->cu_k;
     buffers->q_offsets = plan->q_offsets;

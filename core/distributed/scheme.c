@@ -16,8 +16,9 @@ static const char *refusal(const fattn_group_plan *plan, fattn_scheme scheme)
     const int64_t members = fattn_scheme_members(&plan->shares, scheme);
     const bool striped = plan->shares.split == FATTN_SPLIT_STRIPED && plan->shares.ranks > members;
     const bool scores = p->features & (FATTN_BIAS | FATTN_MASK);
-    if (plan->ragged && plan->transport.device_memory) {
-        return "groups support a ragged batch only on devices that compute in host memory";
+    if (plan->ragged && plan->transport.device_memory && scheme != FATTN_SCHEME_HEADS) {
+        return "on devices with memory of their own, groups support a ragged batch only in scheme "
+               "\"heads\"";
     }
     if (scores && plan->ragged) {
         return "groups support no bias or mask with a ragged batch";

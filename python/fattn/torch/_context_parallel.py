@@ -294,7 +294,7 @@ class context_parallel:
             sink: Tensor | None = None, dropout_p: float = 0.0, seed: Tensor | None = None,
             anchor: Literal["bottom_right", "top_left"] = "bottom_right", return_lse: bool = False,
             deterministic: bool | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """attention() of packed sequences, each of which is divided separately; for tensors on the CPU.
+        """attention() of packed sequences, each of which is divided separately; on GPUs with scheme "heads".
 
         Args:
             q: this rank's rows (rows, Hq, D): its share of the first sequence, then of the second, and so

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Validation of one run: its pointers, and the lengths and tables behind them. The other half of
  * problem.h is in problem.c. */
+#include "core/buffers.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -173,6 +175,13 @@ fattn_status fattn_buffers_check_apart(const fattn_problem *problem, const fattn
         }
     }
     return FATTN_OK;
+}
+
+fattn_status fattn_buffers_check_workspace(const fattn_problem *problem,
+                                           const fattn_buffers *buffers, const void *workspace,
+                                           int64_t bytes)
+{
+    return fattn_buffers_check_apart(problem, buffers, "the workspace", workspace, bytes);
 }
 
 /* --- The values behind the pointers ----------------------------------------------------------- */

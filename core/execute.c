@@ -67,7 +67,7 @@ static fattn_status check_workspace(const fattn_plan *plan, const fattn_buffers 
         fattn_pointers_avoid(&plan->pointers, buffers, workspace, (size_t)bytes)) {
         return FATTN_OK;
     }
-    return fattn_buffers_check_apart(&plan->problem, buffers, "the workspace", workspace, bytes);
+    return fattn_buffers_check_workspace(&plan->problem, buffers, workspace, bytes);
 }
 
 fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,

@@ -42,15 +42,10 @@ fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out
 fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_buffers *in,
                                      fattn_buffers *out);
 
-/* The same for a backward that has q, k, v, o and lse from elsewhere: they are not checked, and are
- * NULL in *out. */
-fattn_status fattn_buffers_normalise_rest(const fattn_problem *problem, const fattn_buffers *in,
-                                          fattn_buffers *out);
-
-/* Refuses memory, a workspace for example, that shares a byte with a tensor. `name` is for the
- * reason. */
-fattn_status fattn_buffers_check_apart(const fattn_problem *problem, const fattn_buffers *buffers,
-                                       const char *name, const void *memory, int64_t bytes);
+/* Refuses a workspace that shares a byte with a tensor. */
+fattn_status fattn_buffers_check_workspace(const fattn_problem *problem,
+                                           const fattn_buffers *buffers, const void *workspace,
+                                           int64_t bytes);
 
 /* Checks the values behind the pointers, which must be host memory: lengths, cu_seqlens, block
  * tables, positions. Kernels rely on it for memory safety. */

@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "core/buffers.h"
 #include "core/distributed/group.h"
 #include "core/dtype.h"
 #include "core/problem.h"

@@ -306,10 +306,10 @@ fattn_split_cost fattn_cuda_split_forward(const fattn_kernel *row, const fattn_p
     return cost;
 }
 
-/* Whether each block gets a multiprocessor to itself. With 256 channels in 16 bits, rows with one
- * block on each pay up to twice as many (docs/notes/cuda.md). */
-static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
-                            const fattn_limits *limits)
+/* Whether wide rows pay, whose blocks have a multiprocessor to themselves: if there are no more
+ * blocks than multiprocessors, with 256 channels in 16 bits no more than twice as many
+ * (docs/notes/cuda.md). */
+static bool wide_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     const int64_t rounds = row->dim_max == 256 && !row->caches_alone ? 2 : 1;
     return fattn_kernel_blocks(row, p) <= rounds * limits->units;
@@ -319,7 +319,7 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
 static fattn_split_cost split_decode(const fattn_kernel *row, const fattn_problem *p,
                                      const fattn_limits *limits)
 {
-    const int64_t blocks = row->pays == has_units_alone ? limits->units : 2 * limits->units;
+    const int64_t blocks = row->pays == wide_pays ? limits->units : 2 * limits->units;
     fattn_split_cost cost = fattn_cuda_split_evenly(row, p, limits);
     cost.pieces = p->batch > 1 && p->batch <= MMA_CUT_MOST ? MMA_CUT_ROUNDS * blocks : 0;
     return cost;
@@ -442,20 +442,20 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
     }
 
 const fattn_gpu_kernel fattn_cuda_mma[] = {
-    MMA_DECODE_ROW(wide, 64, DECODE_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_ROW(wide, 64, DECODE_LEAN, wide_pays, TILE_OF(32)),
     MMA_DECODE_ROW(lean, 64, DECODE_LEAN, NULL, TILE_OF(16)),
-    MMA_DECODE_ROW(wide, 128, DECODE_LEAN, has_units_alone, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(wide, 128, DECODE_LEAN, wide_pays, TILE_OF(16), TILE_OF(32)),
     MMA_DECODE_ROW(lean, 128, DECODE_LEAN, NULL, TILE_OF(16), TILE_OF(32)),
-    MMA_DECODE_ROW(wide, 256, DECODE_LEAN, has_units_alone, TILE_OF(16)),
+    MMA_DECODE_ROW(wide, 256, DECODE_LEAN, wide_pays, TILE_OF(16)),
     MMA_DECODE_ROW(lean, 256, DECODE_LEAN, NULL, TILE_OF(16), TILE_OF(32)),
     MMA_DECODE_ROW(full, 64, FATTN_KERNEL_COMMON, NULL, TILE_OF(16)),
     MMA_DECODE_ROW(full, 128, FATTN_KERNEL_COMMON, NULL, TILE_OF(16), TILE_OF(32)),
     MMA_DECODE_ROW(full, 256, FATTN_KERNEL_COMMON, NULL, TILE_OF(16), TILE_OF(32)),
-    MMA_DECODE_E4M3_ROW(e4m3_wide, 64, DECODE_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3_wide, 64, DECODE_LEAN, wide_pays, TILE_OF(32)),
     MMA_DECODE_E4M3_ROW(e4m3, 64, DECODE_LEAN, NULL, TILE_OF(32)),
-    MMA_DECODE_E4M3_ROW(e4m3_wide, 128, DECODE_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3_wide, 128, DECODE_LEAN, wide_pays, TILE_OF(32)),
     MMA_DECODE_E4M3_ROW(e4m3, 128, DECODE_LEAN, NULL, TILE_OF(32), TILE_OF(16)),
-    MMA_DECODE_E4M3_ROW(e4m3_wide, 256, DECODE_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_E4M3_ROW(e4m3_wide, 256, DECODE_LEAN, wide_pays, TILE_OF(32)),
     MMA_DECODE_E4M3_ROW(e4m3, 256, DECODE_LEAN, NULL, TILE_OF(32), TILE_OF(16)),
     MMA_DECODE_E4M3_ROW(e4m3_full, 64, FATTN_KERNEL_COMMON, NULL, TILE_OF(32)),
     MMA_DECODE_E4M3_ROW(e4m3_full, 128, FATTN_KERNEL_COMMON, NULL, TILE_OF(16)),

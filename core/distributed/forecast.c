@@ -282,9 +282,9 @@ static double seconds_alone(const fattn_whole *whole, const fattn_speed *speed)
  * first exchange and the last one: the more turns there are, the shorter these two. But kernels run
  * slower while transfers do, and at the end of a turn multiprocessors are idle. So there are no
  * more turns than it takes to make these two exchanges about a hundredth of computing
- * (docs/notes/distributed.md): two at least, or if forward saves what it exchanges one, or four at
- * least. A turn exchanges at least 1 MiB; the latency of a message is small compared with the time
- * of that on any link. */
+ * (docs/notes/distributed.md). There are at least two; or, if forward saves what it exchanges, one
+ * if that suffices, else at least four. A turn exchanges at least 1 MiB; the latency of a message
+ * is small compared with the time of that on any link. */
 static int64_t turns_that_pay(const fattn_whole *whole, const fattn_speed *speed, double bytes,
                               int64_t members)
 {

@@ -47,7 +47,7 @@ int64_t fattn_scheme_members(const fattn_whole *whole, fattn_scheme scheme);
  * head. */
 bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k, int64_t turns);
 
-/* By what scheme and turns are chosen: `whole`; or, if it saves, its backward with all gradients,
+/* What scheme and turns are chosen for: `whole`; or, if it saves, its backward with all gradients,
  * because forward and backward must then come to the same choice. That problem is written to
  * *problem. */
 fattn_whole fattn_whole_to_choose_by(const fattn_whole *whole, fattn_problem *problem);

@@ -710,8 +710,7 @@ static fattn_status open_device(fattn_group_plan *plan, fattn_device *device)
                : fattn_device_malloc(device, (size_t)t->ranks * sizeof(answer), &plan->answers);
 }
 
-/* Sets a plan's fields as the group has them, before these are checked. */
-static void begin_plan(const fattn_group *g, const fattn_transport *t, fattn_group_plan *plan)
+void fattn_group_begin_plan(const fattn_group *g, const fattn_transport *t, fattn_group_plan *plan)
 {
     memset(plan, 0, sizeof *plan);
     plan->transport = *t;
@@ -757,7 +756,7 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
         t.abort(t.user, "no memory for the plan of a group");
         return fattn_fail_memory(sizeof *made, "the plan of a group");
     }
-    begin_plan(&g, &t, made);
+    fattn_group_begin_plan(&g, &t, made);
     status = open_device(made, g.device);
     if (status && t.device_memory) { /* without device memory ranks cannot compare */
         t.abort(t.user, fattn_last_reason());

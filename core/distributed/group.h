@@ -108,8 +108,8 @@ struct fattn_group_plan {
     /* Positions of a ragged piece, and the beginnings of the rank's own shares. */
     int32_t *cu_q, *cu_k, *local_q, *local_k;
     int64_t *q_offsets, *k_offsets, *wholes_q, *wholes_k;
-    /* The same positions on a device with memory of its own, where all pieces have the same; else
-     * NULL. */
+    /* cu_q and cu_k in the memory of a device that has its own, on which all pieces have the same
+     * positions; else NULL. */
     int32_t *device_q, *device_k;
 
     /* The plan's memory, and its parts. */
@@ -152,12 +152,13 @@ struct fattn_group_plan {
 };
 
 /*
- * The steps of fattn_group_plan_create() that need no other rank. The plan must be zeroed, except
- * for its transport (rank and ranks), device, scheme, memory, wanted, turns, sharing, slices, and
- * shares.split, .ranks, .all_queries and .saves. The first step checks what the caller described;
- * the second finds how many bytes the plan needs, and in how many turns and slices. Destroy the
- * plan even after a failure.
+ * The steps of fattn_group_plan_create() that need no other rank. The first sets the plan's fields
+ * as the group and the transport have them, without checking them. Then plan->device is to be set.
+ * The second step checks what the caller described; the third finds how many bytes the plan needs,
+ * and in how many turns and slices. Destroy the plan even after a failure.
  */
+void fattn_group_begin_plan(const fattn_group *group, const fattn_transport *transport,
+                            fattn_group_plan *plan);
 fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *problem,
                                   const int32_t *cu_q, const int32_t *cu_k);
 fattn_status fattn_group_size(fattn_group_plan *plan);

@@ -43,27 +43,17 @@ static fattn_status ask(const fattn_group *group, int64_t ranks, int64_t rank, i
     if (!plan) {
         return fattn_fail_memory(sizeof *plan, "the plan of a group");
     }
-    memset(plan, 0, sizeof *plan);
-    plan->device = group->device;
-    plan->transport.rank = (int32_t)rank;
-    plan->transport.ranks = (int32_t)ranks;
-    plan->scheme = group->scheme;
+    fattn_transport transport = {.rank = (int32_t)rank, .ranks = (int32_t)ranks};
+    fattn_device *device = group->device;
+    fattn_device_info info;
+    fattn_device_info_init(&info);
+    fattn_status status = fattn_device_acquire(&device);
+    status = status ? status : fattn_device_get_info(device, &info);
+    transport.device_memory = !info.host_memory;
+    fattn_group_begin_plan(group, &transport, plan);
+    plan->device = device;
     plan->memory = others ? 0 : group->memory;
-    plan->wanted = group->turns;
     plan->others = others;
-    plan->turns = plan->sharing = plan->slices = 1;
-    plan->shares = (fattn_whole){.split = group->split,
-                                 .ranks = ranks,
-                                 .all_queries = group->scheme == FATTN_SCHEME_REDUCE,
-                                 .saves = group->saves};
-    fattn_status status = fattn_device_acquire(&plan->device);
-    if (!status) {
-        fattn_device_info info;
-        fattn_device_info_init(&info);
-        status = fattn_device_get_info(plan->device, &info);
-        plan->transport.device_memory = !info.host_memory;
-        plan->speed = fattn_group_speed(group, plan->transport.device_memory);
-    }
     status = status ? status : fattn_group_describe(plan, problem, cu_q, cu_k);
     status = status ? status : fattn_group_size(plan);
     *needs = (fattn_group_needs){.tensors = status ? 0 : bytes_of_tensors(plan),

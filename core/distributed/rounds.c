@@ -401,8 +401,10 @@ static fattn_status take_saved(fattn_group_plan *plan, const fattn_buffers *chec
         return fattn_fail(FATTN_MISALIGNED, "saved is %p, not a multiple of %d bytes", saved,
                           (int)ALIGNMENT);
     }
-    plan->saved_at = saved;
-    fattn_group_lay_out(plan);
+    if (plan->saved_at != saved) {
+        plan->saved_at = saved;
+        fattn_group_lay_out(plan);
+    }
     return fattn_buffers_check_apart(&plan->local, checked, "saved", saved, bytes);
 }
 

@@ -348,8 +348,8 @@ FATTN_API int64_t fattn_group_plan_saved_bytes(const fattn_group_plan *plan);
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 
 /*
- * Runs a plan that saves: fattn_group_plan_saved_bytes() is above 0. (Any other plan runs as by
- * fattn_group_execute(), and `saved` is not used.) Otherwise it is like fattn_group_execute().
+ * fattn_group_execute() for a plan that saves, whose fattn_group_plan_saved_bytes() is above 0. Any
+ * other plan runs as by fattn_group_execute(), and `saved` is not used.
  *
  * `saved` has that many bytes, in memory of the group's device, aligned to 64, apart from the
  * buffers. Forward writes to it this rank's heads of q, k, v, o and lse, with the rows of all

@@ -97,7 +97,8 @@ struct fattn_backend {
 
     fattn_status (*merge)(void *impl, const fattn_merge_job *job, fattn_stream stream);
     fattn_status (*dropout_mask)(void *impl, const fattn_dropout_args *args, fattn_stream stream);
-    fattn_status (*rows)(void *impl, const fattn_rows_args *args, fattn_stream stream);
+    /* At most FATTN_ROWS_JOBS. */
+    fattn_status (*rows)(void *impl, const fattn_rows_args *jobs, int count, fattn_stream stream);
     /* problem and buffers are normalised, outputs is 0, the strides of args are filled in. */
     fattn_status (*inspect)(void *impl, const fattn_problem *problem, const fattn_buffers *buffers,
                             const fattn_inspect_args *args);

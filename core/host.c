@@ -181,20 +181,30 @@ static void copy_row(const fattn_rows_args *a, void *to, const void *from, const
     }
 }
 
-fattn_status fattn_host_rows(void *impl, const fattn_rows_args *a, fattn_stream stream)
+static void copy_rows(const fattn_rows_args *a)
+{
+    const int64_t to_size = fattn_dtype_size(a->dtype_to);
+    const int64_t from_size = fattn_dtype_size(a->dtype_from);
+    for (int64_t n = 0; n < a->batch * a->rows * a->heads; n++) {
+        const int64_t h = n % a->heads, i = n / a->heads % a->rows, b = n / a->heads / a->rows;
+        const fattn_strides *const t = &a->to_stride, *const f = &a->from_stride;
+        const int64_t to_row = a->to_rows ? a->to_rows[i] : i;
+        const int64_t from_row = a->from_rows ? a->from_rows[i] : i;
+        const int64_t to = b * t->batch + to_row * t->seq + h * t->head;
+        const int64_t from = b * f->batch + from_row * f->seq + h * f->head;
+        copy_row(a, (char *)a->to + to * to_size,
+                 a->from ? (const char *)a->from + from * from_size : NULL,
+                 a->plus ? a->plus + from : NULL);
+    }
+}
+
+fattn_status fattn_host_rows(void *impl, const fattn_rows_args *jobs, int count,
+                             fattn_stream stream)
 {
     (void)impl;
     const fattn_status status = fattn_host_stream_check(stream);
-    const int64_t to_size = fattn_dtype_size(a->dtype_to);
-    const int64_t from_size = fattn_dtype_size(a->dtype_from);
-    const int64_t count = status ? 0 : a->batch * a->rows * a->heads;
-    for (int64_t n = 0; n < count; n++) {
-        const int64_t h = n % a->heads, i = n / a->heads % a->rows, b = n / a->heads / a->rows;
-        const fattn_strides *const t = &a->to_stride, *const f = &a->from_stride;
-        const int64_t from = b * f->batch + i * f->seq + h * f->head;
-        copy_row(a, (char *)a->to + (b * t->batch + i * t->seq + h * t->head) * to_size,
-                 a->from ? (const char *)a->from + from * from_size : NULL,
-                 a->plus ? a->plus + from : NULL);
+    for (int n = 0; !status && n < count; n++) {
+        copy_rows(&jobs[n]);
     }
     return status;
 }

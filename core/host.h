@@ -30,7 +30,8 @@ fattn_status fattn_host_event_synchronize(void *impl, void *event);
 fattn_status fattn_host_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
 
 /* Moves one row after another, on the calling thread. */
-fattn_status fattn_host_rows(void *impl, const fattn_rows_args *args, fattn_stream stream);
+fattn_status fattn_host_rows(void *impl, const fattn_rows_args *jobs, int count,
+                             fattn_stream stream);
 
 /* Calls inspect() of backend "reference", which reads any host memory. */
 fattn_status fattn_host_inspect(void *impl, const fattn_problem *problem,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Moving rows of a tensor: copying them, rounding them, adding to them or setting them to zero.
- * Every backend has this function (fattn_backend.rows), and one that copies rows of bytes without
- * multiprocessors, if the device can (copy_rows). Problems that are divided over ranks need them.
+ * Every backend has this function (fattn_backend.rows), which takes several jobs, so that a GPU
+ * makes them with one kernel; and one that copies rows of bytes without multiprocessors, if the
+ * device can (copy_rows). Problems that are divided over ranks need them.
  */
 #ifndef FATTN_CORE_ROWS_H
 #define FATTN_CORE_ROWS_H
@@ -12,8 +13,8 @@
 #include "core/host_device.h"
 #include "fattn/fattn.h"
 
-/* to = from, to = from + plus, or to = 0, for rows (B, S, H, C) with contiguous channels. `to` and
- * `from` do not overlap. */
+/* A job: to = from, to = from + plus, or to = 0, for rows (B, S, H, C) with contiguous channels.
+ * `to` and `from` do not overlap. */
 typedef struct fattn_rows_args {
     int64_t batch, rows, heads, channels;
     void *to;
@@ -23,7 +24,21 @@ typedef struct fattn_rows_args {
     fattn_strides to_stride, from_stride; /* in elements */
     fattn_dtype dtype_to;                 /* f32, f16 or bf16 */
     fattn_dtype dtype_from;               /* dtype_to, or f32, which is then rounded */
+    /* NULL, or in memory of the device, for each row i of a sequence the row of `to`, or of `from`
+     * and `plus`, in its place. */
+    const int32_t *to_rows, *from_rows;
 } fattn_rows_args;
+
+/* Jobs of a call, which do not depend on each other: they may run in any order. As many as the
+ * parameters of a kernel have room for, which are 4 KiB. */
+enum { FATTN_ROWS_JOBS = 16 };
+
+/* What a GPU gets. Blocks from ends[n - 1] to ends[n] move the rows of job n. */
+typedef struct fattn_rows_jobs {
+    int64_t count;
+    fattn_rows_args jobs[FATTN_ROWS_JOBS];
+    int64_t ends[FATTN_ROWS_JOBS];
+} fattn_rows_jobs;
 
 /* A copy of `rows` rows of `bytes` bytes, which begin to_step and from_step bytes apart. The two
  * sides do not overlap. */
@@ -37,6 +52,7 @@ typedef struct fattn_row_copy {
 static inline fattn_rows_args fattn_rows_joined(const fattn_rows_args *args)
 {
     fattn_rows_args a = *args;
+    const bool listed = a.to_rows || a.from_rows;
     if (!a.from) {
         a.from_stride = a.to_stride;
     }
@@ -44,12 +60,12 @@ static inline fattn_rows_args fattn_rows_joined(const fattn_rows_args *args)
         a.channels *= a.heads;
         a.heads = 1;
     }
-    if (a.heads == 1 &&
+    if (a.heads == 1 && !listed &&
         (a.rows == 1 || (a.to_stride.seq == a.channels && a.from_stride.seq == a.channels))) {
         a.channels *= a.rows;
         a.rows = 1;
     }
-    if (a.rows == 1 && a.heads == 1 &&
+    if (a.rows == 1 && a.heads == 1 && !listed &&
         (a.batch == 1 || (a.to_stride.batch == a.channels && a.from_stride.batch == a.channels))) {
         a.channels *= a.batch;
         a.batch = 1;
@@ -59,7 +75,7 @@ static inline fattn_rows_args fattn_rows_joined(const fattn_rows_args *args)
                                    {&a.to_stride.seq, &a.from_stride.seq},
                                    {&a.to_stride.head, &a.from_stride.head}};
     for (int n = 0; n < 3; n++) {
-        if (axes[n] == 1) { /* the stride of an axis of length 1 is not used */
+        if (axes[n] == 1 && !(n == 1 && listed)) { /* a stride that is not used */
             *strides[n][0] = *strides[n][1] = 0;
         }
     }

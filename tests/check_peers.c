@@ -454,10 +454,11 @@ static fattn_status fail_late(void)
     return calls_left-- > 0 ? FATTN_OK : fattn_fail(FATTN_DEVICE_ERROR, "no more ink");
 }
 
-static fattn_status broken_rows(void *impl, const fattn_rows_args *args, fattn_stream stream)
+static fattn_status broken_rows(void *impl, const fattn_rows_args *jobs, int count,
+                                fattn_stream stream)
 {
     const fattn_status status = fail_late();
-    return status ? status : sound->rows(impl, args, stream);
+    return status ? status : sound->rows(impl, jobs, count, stream);
 }
 
 static fattn_status broken_merge(void *impl, const fattn_merge_job *job, fattn_stream stream)

@@ -93,10 +93,11 @@ static fattn_status remote_run(const fattn_plan *plan, const fattn_buffers *buff
                             : reference->run(plan, buffers, workspace, stream);
 }
 
-static fattn_status remote_rows(void *impl, const fattn_rows_args *args, fattn_stream stream)
+static fattn_status remote_rows(void *impl, const fattn_rows_args *jobs, int count,
+                                fattn_stream stream)
 {
     remote_works = true;
-    return reference->rows(impl, args, stream);
+    return reference->rows(impl, jobs, count, stream);
 }
 
 static fattn_backend remote_backend;

@@ -182,7 +182,8 @@ void fattn_gpu_release(fattn_plan *plan);
 fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t blocks,
                               int threads);
 fattn_status fattn_gpu_merge(void *impl, const fattn_merge_job *job, fattn_stream stream);
-fattn_status fattn_gpu_rows(void *impl, const fattn_rows_args *args, fattn_stream stream);
+fattn_status fattn_gpu_rows(void *impl, const fattn_rows_args *jobs, int count,
+                            fattn_stream stream);
 fattn_status fattn_gpu_dropout_mask(void *impl, const fattn_dropout_args *args,
                                     fattn_stream stream);
 bool fattn_gpu_reads(void *impl, const void *pointer);

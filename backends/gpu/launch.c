@@ -361,13 +361,18 @@ fattn_status fattn_gpu_dropout_mask(void *impl, const fattn_dropout_args *args, 
     return run_verb(d, d->dropout, &a, args->seqlen_k ? rows : 0, stream);
 }
 
-fattn_status fattn_gpu_rows(void *impl, const fattn_rows_args *args, fattn_stream stream)
+fattn_status fattn_gpu_rows(void *impl, const fattn_rows_args *jobs, int count, fattn_stream stream)
 {
     const fattn_gpu_device *const d = impl;
-    fattn_rows_args a = fattn_rows_joined(args);
-    const int64_t channels = a.batch * a.rows * a.heads * a.channels;
-    const int64_t pieces = channels / fattn_rows_width(&a);
-    return run_verb(d, d->rows, &a, fattn_ceil_div(pieces, FATTN_GPU_VERB_THREADS), stream);
+    fattn_rows_jobs a = {.count = count};
+    int64_t blocks = 0;
+    for (int n = 0; n < count; n++) {
+        const fattn_rows_args j = a.jobs[n] = fattn_rows_joined(&jobs[n]);
+        const int64_t pieces = j.batch * j.rows * j.heads * j.channels / fattn_rows_width(&j);
+        blocks += fattn_ceil_div(pieces, FATTN_GPU_VERB_THREADS);
+        a.ends[n] = blocks;
+    }
+    return run_verb(d, d->rows, &a, blocks, stream);
 }
 
 fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t blocks,

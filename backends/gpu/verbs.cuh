@@ -130,36 +130,48 @@ GPU_DEVICE void gpu_move(const fattn_rows_args &a, int64_t to, int64_t from)
     *out = x;
 }
 
-template <int width> GPU_DEVICE void gpu_move_rows(const fattn_rows_args &a)
+/* Moves piece n of a job, `width` channels. */
+template <int width> GPU_DEVICE void gpu_move_piece(const fattn_rows_args &a, int64_t n)
 {
     const fattn_strides &t = a.to_stride, &f = a.from_stride;
     const int64_t pieces = a.channels / width, rows = a.batch * a.rows * a.heads;
-    for (int64_t n = (int64_t)gpu_block() * gpu_threads() + gpu_thread(); n < rows * pieces;
-         n += (int64_t)gpu_blocks() * gpu_threads()) {
-        int64_t to = n * width, from = to;
-        if (rows > 1) {
-            const int64_t row = fattn_quotient(n, pieces), c = (n - row * pieces) * width;
-            const int64_t line = fattn_quotient(row, a.heads), h = row - line * a.heads;
-            const int64_t b = fattn_quotient(line, a.rows), i = line - b * a.rows;
-            to = b * t.batch + i * t.seq + h * t.head + c;
-            from = b * f.batch + i * f.seq + h * f.head + c;
-        }
-        if (a.dtype_to == FATTN_F32) {
-            gpu_move<float, float, width>(a, to, from);
-        } else if (a.dtype_from == FATTN_F32) {
-            gpu_move<uint16_t, float, width>(a, to, from);
-        } else {
-            gpu_move<uint16_t, uint16_t, width>(a, to, from);
-        }
+    int64_t to = n * width, from = to;
+    if (n >= rows * pieces) {
+        return;
+    }
+    if (rows > 1 || a.to_rows || a.from_rows) {
+        const int64_t row = fattn_quotient(n, pieces), c = (n - row * pieces) * width;
+        const int64_t line = fattn_quotient(row, a.heads), h = row - line * a.heads;
+        const int64_t b = fattn_quotient(line, a.rows), i = line - b * a.rows;
+        const int64_t to_row = a.to_rows ? a.to_rows[i] : i;
+        const int64_t from_row = a.from_rows ? a.from_rows[i] : i;
+        to = b * t.batch + to_row * t.seq + h * t.head + c;
+        from = b * f.batch + from_row * f.seq + h * f.head + c;
+    }
+    if (a.dtype_to == FATTN_F32) {
+        gpu_move<float, float, width>(a, to, from);
+    } else if (a.dtype_from == FATTN_F32) {
+        gpu_move<uint16_t, float, width>(a, to, from);
+    } else {
+        gpu_move<uint16_t, uint16_t, width>(a, to, from);
     }
 }
 
-GPU_KERNEL(FATTN_GPU_VERB_THREADS, 1) rows(const GPU_PARAM fattn_rows_args a)
+GPU_KERNEL(FATTN_GPU_VERB_THREADS, 1) rows(const GPU_PARAM fattn_rows_jobs g)
 {
-    switch (fattn_rows_width(&a)) {
-    case 16: gpu_move_rows<16>(a); break;
-    case 8: gpu_move_rows<8>(a); break;
-    default: gpu_move_rows<1>(a);
+    for (int64_t block = gpu_block(); block < g.ends[g.count - 1]; block += gpu_blocks()) {
+        int job = 0;
+        int64_t first = 0; /* block of the job */
+        for (; block >= g.ends[job]; job++) {
+            first = g.ends[job];
+        }
+        const fattn_rows_args &a = g.jobs[job];
+        const int64_t n = (block - first) * gpu_threads() + gpu_thread();
+        switch (fattn_rows_width(&a)) {
+        case 16: gpu_move_piece<16>(a, n); break;
+        case 8: gpu_move_piece<8>(a, n); break;
+        default: gpu_move_piece<1>(a, n);
+        }
     }
 }
 

@@ -92,80 +92,91 @@ static int64_t first_head(const fattn_group_plan *plan, const fattn_moved *t, in
                                  : member * plan->heads_q + turn * t->heads;
 }
 
-/* Copies the listed tensors of a turn between a message and the share (this rank's rows) or the
- * packed rows (the member's rows). */
-static fattn_status copy_stream(const fattn_group_plan *plan, const fattn_moved *list, int count,
+/* Adds copies of the listed tensors of a turn between a message and the share (this rank's rows) or
+ * the packed rows (the member's rows). */
+static fattn_status copy_stream(fattn_copies *copies, const fattn_moved *list, int count,
                                 int64_t turn, int64_t member, fattn_place from, fattn_place to,
                                 char *stream)
 {
+    const fattn_group_plan *const plan = copies->plan;
     const bool shares = from == FATTN_SHARE || to == FATTN_SHARE;
     const int64_t rank = fattn_group_rank(plan, plan->rank, shares ? plan->member : member);
     fattn_status status = FATTN_OK;
     for (int t = 0; !status && t < count; t++) {
         const int64_t head = first_head(plan, &list[t], turn, member);
         const fattn_spot source = {from, head, stream}, target = {to, head, stream};
-        status = fattn_group_copy(plan, &list[t], rank, &source, &target, 1);
+        status = fattn_group_copy(copies, &list[t], rank, &source, &target, 1);
         stream += fattn_group_stream_bytes(plan, &list[t], rank);
     }
     return status;
 }
 
-/* Copies the rank's own rows of the listed tensors of a turn, or of all turns from the first,
- * between share and packed rows. */
-static fattn_status copy_own(const fattn_group_plan *plan, const fattn_moved *list, int count,
-                             int64_t turn, int64_t turns, fattn_place from, fattn_place to)
+/* Adds copies of the rank's own rows of the listed tensors of a turn, or of all turns from the
+ * first, between share and packed rows. */
+static fattn_status copy_own(fattn_copies *copies, const fattn_moved *list, int count, int64_t turn,
+                             int64_t turns, fattn_place from, fattn_place to)
 {
+    const fattn_group_plan *const plan = copies->plan;
     const int64_t rank = fattn_group_rank(plan, plan->rank, plan->member);
     fattn_status status = FATTN_OK;
     for (int t = 0; !status && t < count; t++) {
         const int64_t head = first_head(plan, &list[t], turn, plan->member);
         const fattn_spot source = {from, head, NULL}, target = {to, head, NULL};
-        status = fattn_group_copy(plan, &list[t], rank, &source, &target, turns);
+        status = fattn_group_copy(copies, &list[t], rank, &source, &target, turns);
     }
     return status;
+}
+
+/* Makes the copies that were added; status: of adding them. */
+static fattn_status finish(fattn_copies *copies, fattn_status status)
+{
+    return status ? status : fattn_group_make_copies(copies);
 }
 
 fattn_status fattn_group_load_inputs(const fattn_group_plan *plan, const fattn_buffers *b,
                                      int64_t turn)
 {
     fattn_moved list[FATTN_TENSORS];
+    fattn_copies copies = {.plan = plan};
     const int count = turn < plan->turns ? fattn_group_inputs(plan, b, turn, list) : 0;
     fattn_status status = FATTN_OK;
     for (int64_t m = 0; !status && count && m < plan->members; m++) {
         if (m != plan->member) {
-            status = copy_stream(plan, list, count, turn, m, FATTN_SHARE, FATTN_STREAM,
+            status = copy_stream(&copies, list, count, turn, m, FATTN_SHARE, FATTN_STREAM,
                                  outward_at(plan, turn, m) + bytes_of(plan, RESULTS, turn - 2, m));
         }
     }
-    return status;
+    return finish(&copies, status);
 }
 
 fattn_status fattn_group_load_results(const fattn_group_plan *plan, int64_t turn)
 {
     const fattn_buffers none = {.struct_size = sizeof none};
     fattn_moved list[FATTN_TENSORS];
+    fattn_copies copies = {.plan = plan};
     const int count = turn >= 0 ? fattn_group_results(plan, &none, turn, list) : 0;
     fattn_status status = FATTN_OK;
     for (int64_t m = 0; !status && count && m < plan->members; m++) {
         char *const slot =
             m == plan->member ? inward_at(plan, turn + 2, m) : outward_at(plan, turn + 2, m);
-        status = copy_stream(plan, list, count, turn, m, FATTN_PACKED, FATTN_STREAM, slot);
+        status = copy_stream(&copies, list, count, turn, m, FATTN_PACKED, FATTN_STREAM, slot);
     }
-    return status;
+    return finish(&copies, status);
 }
 
 fattn_status fattn_group_store_results(const fattn_group_plan *plan, const fattn_buffers *b)
 {
+    fattn_copies copies = {.plan = plan};
     fattn_status status = FATTN_OK;
     for (int64_t turn = 0; turn < plan->turns; turn++) {
         fattn_moved list[FATTN_TENSORS];
         const int count = fattn_group_results(plan, b, turn, list);
         for (int64_t m = 0; !status && m < plan->members; m++) {
-            status = copy_stream(plan, list, count, turn, m, FATTN_STREAM, FATTN_SHARE,
+            status = copy_stream(&copies, list, count, turn, m, FATTN_STREAM, FATTN_SHARE,
                                  inward_at(plan, turn + 2, m));
         }
     }
-    return status;
+    return finish(&copies, status);
 }
 
 /* --- Spans ------------------------------------------------------------------------------------ */
@@ -176,12 +187,15 @@ static fattn_status copy_turns(const fattn_group_plan *plan, const fattn_buffers
                                int64_t turn)
 {
     fattn_moved list[FATTN_TENSORS];
+    fattn_copies copies = {.plan = plan};
     const bool all = plan->sets == plan->turns, there = turn >= 0 && turn < plan->turns;
-    const bool copies = there && (!all || turn == (what == INPUTS ? 0 : plan->turns - 1));
+    const bool moves = there && (!all || turn == (what == INPUTS ? 0 : plan->turns - 1));
     const int64_t first = all ? 0 : turn, turns = all ? plan->turns : 1;
-    const int count = copies ? tensors_of(plan, b, what, first, list) : 0;
-    return what == INPUTS ? copy_own(plan, list, count, first, turns, FATTN_SHARE, FATTN_PACKED)
-                          : copy_own(plan, list, count, first, turns, FATTN_PACKED, FATTN_SHARE);
+    const int count = moves ? tensors_of(plan, b, what, first, list) : 0;
+    const fattn_status status =
+        what == INPUTS ? copy_own(&copies, list, count, first, turns, FATTN_SHARE, FATTN_PACKED)
+                       : copy_own(&copies, list, count, first, turns, FATTN_PACKED, FATTN_SHARE);
+    return finish(&copies, status);
 }
 
 fattn_status fattn_group_copy_inputs(const fattn_group_plan *plan, const fattn_buffers *b,
@@ -311,24 +325,27 @@ fattn_status fattn_group_exchange(const fattn_group_plan *plan, const fattn_buff
 fattn_status fattn_group_pack(const fattn_group_plan *plan, const fattn_buffers *b)
 {
     fattn_moved list[FATTN_TENSORS];
+    fattn_copies copies = {.plan = plan};
     if (plan->spans) {
         return FATTN_OK; /* inputs arrive packed */
     }
     const int count = fattn_group_inputs(plan, b, plan->turn, list);
-    fattn_status status = copy_own(plan, list, count, plan->turn, 1, FATTN_SHARE, FATTN_PACKED);
+    fattn_status status = copy_own(&copies, list, count, plan->turn, 1, FATTN_SHARE, FATTN_PACKED);
     for (int64_t m = 0; !status && m < plan->members; m++) {
         if (m != plan->member) {
-            status = copy_stream(plan, list, count, plan->turn, m, FATTN_STREAM, FATTN_PACKED,
+            status = copy_stream(&copies, list, count, plan->turn, m, FATTN_STREAM, FATTN_PACKED,
                                  inward_at(plan, plan->turn, m) +
                                      bytes_of(plan, RESULTS, plan->turn - 2, plan->member));
         }
     }
-    return status;
+    return finish(&copies, status);
 }
 
 fattn_status fattn_group_unpack(const fattn_group_plan *plan, const fattn_buffers *b)
 {
     fattn_moved list[FATTN_TENSORS];
+    fattn_copies copies = {.plan = plan};
     const int count = fattn_group_results(plan, b, plan->turn, list);
-    return copy_own(plan, list, count, plan->turn, 1, FATTN_PACKED, FATTN_SHARE);
+    return finish(&copies,
+                  copy_own(&copies, list, count, plan->turn, 1, FATTN_PACKED, FATTN_SHARE));
 }

@@ -269,10 +269,25 @@ static fattn_status agree(fattn_group_plan *plan, fattn_status own, uint64_t wha
 
 /* --- Shares ----------------------------------------------------------------------------------- */
 
+/* Counts the rows of the ranks in all sequences. */
+static void count_rows(const fattn_group_plan *plan, fattn_side side)
+{
+    int64_t *const before = plan->rows_before[side];
+    before[0] = 0;
+    for (int64_t rank = 0; rank < plan->shares.ranks; rank++) {
+        before[rank + 1] = before[rank];
+        for (int64_t b = 0; b < plan->problem.batch; b++) {
+            before[rank + 1] += fattn_whole_rows(&plan->shares, side, b, rank);
+        }
+    }
+}
+
 /* Computes where this rank's shares begin in packed tensors. */
 static void begin_shares(const fattn_group_plan *plan)
 {
     const fattn_whole *const w = &plan->shares;
+    count_rows(plan, FATTN_QUERIES);
+    count_rows(plan, FATTN_KEYS);
     plan->local_q[0] = plan->local_k[0] = 0;
     for (int64_t b = 0; b < plan->problem.batch; b++) {
         const int64_t q = fattn_whole_rows(w, FATTN_QUERIES, b, plan->transport.rank);
@@ -285,17 +300,20 @@ static void begin_shares(const fattn_group_plan *plan)
 /* Allocates the arrays of a ragged batch, with copies of the lengths, as one block. */
 static fattn_status make_arrays(fattn_group_plan *plan, const int32_t *cu_q, const int32_t *cu_k)
 {
-    const int64_t n = plan->problem.batch + 1;
-    const int64_t bytes = n * (int64_t)(4 * sizeof(int64_t) + 6 * sizeof(int32_t));
+    const int64_t n = plan->problem.batch + 1, ranks = plan->shares.ranks + 1;
+    const int64_t bytes = n * (int64_t)(4 * sizeof(int64_t) + 6 * sizeof(int32_t)) +
+                          2 * ranks * (int64_t)sizeof(int64_t);
     int64_t *const longs = fattn_memory_alloc((size_t)bytes);
     if (!longs) {
         return fattn_fail_memory(bytes, "lengths");
     }
-    int32_t *const ints = (int32_t *)(longs + 4 * n);
+    int32_t *const ints = (int32_t *)(longs + 4 * n + 2 * ranks);
     plan->q_offsets = longs;
     plan->k_offsets = longs + n;
     plan->wholes_q = longs + 2 * n;
     plan->wholes_k = longs + 3 * n;
+    plan->rows_before[FATTN_QUERIES] = longs + 4 * n;
+    plan->rows_before[FATTN_KEYS] = longs + 4 * n + ranks;
     plan->cu_q = ints;
     plan->cu_k = ints + n;
     plan->local_q = ints + 2 * n;
@@ -676,8 +694,12 @@ static fattn_status reserve(fattn_group_plan *plan)
     if (span_bytes && !plan->span_memory) {
         return fattn_fail_memory(span_bytes, "the spans of messages");
     }
+    fattn_status made = fattn_group_list_rows(plan);
+    if (made) {
+        return made;
+    }
     if (plan->transport.device_memory) {
-        fattn_status made = send_positions(plan);
+        made = send_positions(plan);
         made = made ? made : fattn_event_create(plan->device, &plan->finished);
         return made ? made : fattn_group_make_streams(plan);
     }

@@ -105,12 +105,18 @@ struct fattn_group_plan {
     fattn_group_piece *pieces; /* the different problems that occur */
     int64_t piece_count;
 
-    /* Positions of a ragged piece, and the beginnings of the rank's own shares. */
+    /* Of a ragged batch: positions of a piece, and the beginnings of the rank's own shares. */
     int32_t *cu_q, *cu_k, *local_q, *local_k;
+    int64_t *rows_before[2]; /* [all ranks + 1]: rows of queries, and of keys, of earlier ranks */
     int64_t *q_offsets, *k_offsets, *wholes_q, *wholes_k;
     /* cu_q and cu_k in the memory of a device that has its own, on which all pieces have the same
      * positions; else NULL. */
     int32_t *device_q, *device_k;
+    /* If members exchange a ragged batch and a turn has one piece, the rows of a message in memory
+     * of the device, for queries and for keys: which rows of the rank's own share they are, and
+     * where they are packed, of one member after another. So a tensor is moved by one job, however
+     * many sequences there are. Else NULL. */
+    int32_t *share_rows[2], *packed_rows[2];
 
     /* The plan's memory, and its parts. */
     void *memory_at;
@@ -323,6 +329,8 @@ fattn_status fattn_group_copy_inputs(const fattn_group_plan *plan, const fattn_b
 fattn_status fattn_group_copy_results(const fattn_group_plan *plan, const fattn_buffers *buffers,
                                       int64_t turn);
 fattn_slots fattn_group_slots(const fattn_group_plan *plan);
+/* Fills plan->share_rows and plan->packed_rows in. (moves.c) */
+fattn_status fattn_group_list_rows(const fattn_group_plan *plan);
 /* Bytes of plan->span_memory: spans of the messages of one start(). 0 without plan->spans. */
 int64_t fattn_group_span_bytes(const fattn_group_plan *plan);
 fattn_status fattn_group_load_inputs(const fattn_group_plan *plan, const fattn_buffers *buffers,

@@ -2,7 +2,7 @@
 /* The memory of a plan: what it has room for, and where. */
 #include <string.h>
 
-#include "core/distributed/group.h"
+#include "core/distributed/moves.h"
 #include "core/dtype.h"
 #include "core/integer.h"
 #include "core/memory.h"
@@ -122,6 +122,20 @@ static void lay_out_saved(fattn_group_plan *plan)
     }
 }
 
+/* Takes memory for the lists of rows of a ragged batch: of queries, then of keys; for each, first
+ * the list of the share. */
+static void take_lists(fattn_group_plan *plan)
+{
+    const int64_t all[] = {plan->problem.total_q, plan->problem.total_k};
+    const int64_t own[] = {plan->local.total_q, plan->local.total_k};
+    int32_t *at = take(plan, (own[0] + all[0] + own[1] + all[1]) * (int64_t)sizeof *at);
+    for (int side = 0; at && side < 2; side++) {
+        plan->share_rows[side] = at;
+        plan->packed_rows[side] = at + own[side];
+        at += own[side] + all[side];
+    }
+}
+
 void fattn_group_lay_out(fattn_group_plan *plan)
 {
     plan->bytes = 0;
@@ -147,6 +161,9 @@ void fattn_group_lay_out(fattn_group_plan *plan)
     const bool lengths = plan->ragged && plan->transport.device_memory;
     plan->device_q = lengths ? take(plan, (plan->problem.batch + 1) * 4) : NULL;
     plan->device_k = lengths ? take(plan, (plan->problem.batch + 1) * 4) : NULL;
+    if (fattn_group_lists_rows(plan)) {
+        take_lists(plan);
+    }
     for (int n = 0; n < 2; n++) { /* exchange 1 has neither inputs nor results of a single turn */
         const bool used = plan->members > 1 && (n == 0 || plan->turns > 1);
         plan->outward[n] = used ? take(plan, plan->members * plan->slots.outward) : NULL;

@@ -4,6 +4,8 @@
 
 #include "core/backend.h"
 #include "core/dtype.h"
+#include "core/memory.h"
+#include "core/status.h"
 
 /* --- Which tensors ---------------------------------------------------------------------------- */
 
@@ -127,12 +129,17 @@ int fattn_group_results(const fattn_group_plan *plan, const fattn_buffers *b, in
 
 /* --- Copying ---------------------------------------------------------------------------------- */
 
+/* The rows of a rank in all sequences. */
+static int64_t rows_of(const fattn_group_plan *plan, fattn_side side, int64_t rank)
+{
+    const int64_t *const before = plan->rows_before[side];
+    return plan->ragged ? before[rank + 1] - before[rank]
+                        : plan->problem.batch * fattn_whole_rows(&plan->shares, side, 0, rank);
+}
+
 int64_t fattn_group_stream_bytes(const fattn_group_plan *plan, const fattn_moved *t, int64_t rank)
 {
-    int64_t rows = 0;
-    for (int64_t b = 0; b < plan->problem.batch; b++) {
-        rows += fattn_whole_rows(&plan->shares, t->side, b, rank);
-    }
+    const int64_t rows = rows_of(plan, t->side, rank);
     return (rows * t->heads * t->channels * fattn_dtype_size(t->dtype) + 63) / 64 * 64;
 }
 
@@ -245,12 +252,34 @@ static fattn_status each_run(const fattn_group_plan *plan, const fattn_moved *t,
     return status;
 }
 
+static fattn_status move_all(const fattn_group_plan *plan, const fattn_rows_args *jobs, int count)
+{
+    return plan->device->backend->rows(plan->device->impl, jobs, count, plan->transport.stream);
+}
+
 fattn_status fattn_group_move(const fattn_group_plan *plan, const fattn_rows_args *args)
 {
-    return plan->device->backend->rows(plan->device->impl, args, plan->transport.stream);
+    return move_all(plan, args, 1);
+}
+
+fattn_status fattn_group_make_copies(fattn_copies *copies)
+{
+    const int count = copies->count;
+    copies->count = 0;
+    return count > 0 ? move_all(copies->plan, copies->jobs, count) : FATTN_OK;
+}
+
+static fattn_status add_copy(fattn_copies *copies, const fattn_rows_args *args)
+{
+    const fattn_status status =
+        copies->count == FATTN_ROWS_JOBS ? fattn_group_make_copies(copies) : FATTN_OK;
+    copies->jobs[copies->count++] = *args;
+    return status;
 }
 
 typedef struct move {
+    fattn_copies *copies;
+    int64_t rank;
     fattn_spot from, to;
     int64_t turns; /* 1, or all turns at once */
 } move;
@@ -264,25 +293,45 @@ static int64_t turn_step(const fattn_group_plan *plan, const fattn_moved *t, fat
 }
 
 /* The same rows of all turns: heads of a row are adjacent, so the axis of heads is free for the
- * turns. In lse rows are adjacent, and its heads take the axis of rows. */
+ * turns. In lse rows are adjacent, and its heads take the axis of rows. Listed rows are those of
+ * all sequences, so the axis of the batch is free. */
 static void add_turns(const fattn_group_plan *plan, const fattn_moved *t, const move *m,
                       const side *from, const side *to, fattn_rows_args *args)
 {
+    const int64_t turns = t->side == FATTN_KEYS ? m->turns / plan->sharing : m->turns;
+    const int64_t to_step = turn_step(plan, t, m->to.place, to);
+    const int64_t from_step = turn_step(plan, t, m->from.place, from);
+    if (fattn_group_lists_rows(plan)) {
+        args->batch = turns;
+        args->to_stride.batch = to_step;
+        args->from_stride.batch = from_step;
+        return;
+    }
     if (t->rows_last) {
         args->channels = args->rows;
         args->rows = t->heads;
         args->to_stride.seq = args->to_stride.head;
         args->from_stride.seq = args->from_stride.head;
     }
-    args->heads = t->side == FATTN_KEYS ? m->turns / plan->sharing : m->turns;
-    args->to_stride.head = turn_step(plan, t, m->to.place, to);
-    args->from_stride.head = turn_step(plan, t, m->from.place, from);
+    args->heads = turns;
+    args->to_stride.head = to_step;
+    args->from_stride.head = from_step;
+}
+
+/* The list of a rank's rows in one place; NULL in a message, where they follow each other. */
+static const int32_t *list_of(const fattn_group_plan *plan, const fattn_moved *t, int64_t rank,
+                              fattn_place place)
+{
+    return place == FATTN_STREAM  ? NULL
+           : place == FATTN_SHARE ? plan->share_rows[t->side]
+                                  : plan->packed_rows[t->side] + plan->rows_before[t->side][rank];
 }
 
 static fattn_status move_run(const fattn_group_plan *plan, const fattn_moved *t, const rows *r,
                              void *context)
 {
     const move *const m = context;
+    const bool listed = fattn_group_lists_rows(plan);
     const side from = side_of(plan, t, &m->from, r), to = side_of(plan, t, &m->to, r);
     const bool whole = from.strides.head == t->channels && to.strides.head == t->channels;
     fattn_rows_args args = {
@@ -297,18 +346,79 @@ static fattn_status move_run(const fattn_group_plan *plan, const fattn_moved *t,
         .from_stride = from.strides,
         .dtype_to = to.dtype,
         .dtype_from = from.dtype,
+        .to_rows = listed ? list_of(plan, t, m->rank, m->to.place) : NULL,
+        .from_rows = listed ? list_of(plan, t, m->rank, m->from.place) : NULL,
     };
     if (m->turns > 1) {
         add_turns(plan, t, m, &from, &to, &args);
     }
-    return fattn_group_move(plan, &args);
+    return add_copy(m->copies, &args);
 }
 
-fattn_status fattn_group_copy(const fattn_group_plan *plan, const fattn_moved *t, int64_t rank,
+fattn_status fattn_group_copy(fattn_copies *copies, const fattn_moved *t, int64_t rank,
                               const fattn_spot *from, const fattn_spot *to, int64_t turns)
 {
-    move m = {*from, *to, turns};
+    const fattn_group_plan *const plan = copies->plan;
+    move m = {copies, rank, *from, *to, turns};
+    if (fattn_group_lists_rows(plan)) {
+        const rows all = {.batch = 1, .count = rows_of(plan, t->side, rank), .packed_step = 1};
+        return all.count > 0 && t->heads > 0 ? move_run(plan, t, &all, &m) : FATTN_OK;
+    }
     return each_run(plan, t, rank, move_run, &m);
+}
+
+/* --- Lists of rows ---------------------------------------------------------------------------- */
+
+bool fattn_group_lists_rows(const fattn_group_plan *plan)
+{
+    return plan->ragged && plan->members > 1 && plan->whole.ranks == 1;
+}
+
+typedef struct lists {
+    int32_t *share, *packed; /* share: NULL for another rank */
+} lists;
+
+static fattn_status add_to_lists(const fattn_group_plan *plan, const fattn_moved *t, const rows *r,
+                                 void *context)
+{
+    (void)plan, (void)t;
+    lists *const l = context;
+    for (int64_t i = 0; i < r->count; i++) {
+        if (l->share) {
+            *l->share++ = (int32_t)(r->share + i);
+        }
+        *l->packed++ = (int32_t)(r->packed + i * r->packed_step);
+    }
+    return FATTN_OK;
+}
+
+fattn_status fattn_group_list_rows(const fattn_group_plan *plan)
+{
+    const fattn_problem *const all = &plan->problem, *const own = &plan->local;
+    const int64_t count = all->total_q + all->total_k + own->total_q + own->total_k;
+    const size_t bytes = (size_t)count * sizeof(int32_t);
+    if (!fattn_group_lists_rows(plan) || count == 0) {
+        return FATTN_OK;
+    }
+    int32_t *const memory = fattn_memory_alloc(bytes);
+    if (!memory) {
+        return fattn_fail_memory((int64_t)bytes, "lists of rows");
+    }
+    int32_t *const first = plan->share_rows[FATTN_QUERIES];
+    for (int s = 0; s < 2; s++) {
+        const fattn_moved t = {.side = (fattn_side)s, .heads = 1};
+        int32_t *const share = memory + (plan->share_rows[s] - first);
+        lists l = {.packed = memory + (plan->packed_rows[s] - first)};
+        for (int64_t m = 0; m < plan->members; m++) {
+            l.share = m == plan->member ? share : NULL;
+            (void)each_run(plan, &t, fattn_group_rank(plan, plan->rank, m), add_to_lists, &l);
+        }
+    }
+    const fattn_stream stream = plan->transport.stream;
+    fattn_status status = fattn_device_copy(plan->device, first, memory, bytes, stream);
+    status = status ? status : fattn_stream_synchronize(plan->device, stream);
+    fattn_memory_free(memory);
+    return status;
 }
 
 /* --- Listing ---------------------------------------------------------------------------------- */

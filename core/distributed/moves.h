@@ -54,11 +54,24 @@ int fattn_group_results(const fattn_group_plan *plan, const fattn_buffers *buffe
 int64_t fattn_group_stream_bytes(const fattn_group_plan *plan, const fattn_moved *tensor,
                                  int64_t rank);
 
-/* Copies all rows of a rank (of this rank, if they are in a share). turns: 1; or that many turns
- * from this one, between a share and packed rows, if heads of a row are adjacent and each turn has
- * packed rows of its own. */
-fattn_status fattn_group_copy(const fattn_group_plan *plan, const fattn_moved *tensor, int64_t rank,
+/* Copies that do not depend on each other, as they are collected. */
+typedef struct fattn_copies {
+    const fattn_group_plan *plan;
+    int count;
+    fattn_rows_args jobs[FATTN_ROWS_JOBS];
+} fattn_copies;
+
+/* Whether copies follow lists of rows: plan->share_rows. */
+bool fattn_group_lists_rows(const fattn_group_plan *plan);
+
+/* Adds copies of all rows of a rank (of this rank, if they are in a share). Those that have no more
+ * room are made. turns: 1; or that many turns from this one, between a share and packed rows, if
+ * heads of a row are adjacent and each turn has packed rows of its own. */
+fattn_status fattn_group_copy(fattn_copies *copies, const fattn_moved *tensor, int64_t rank,
                               const fattn_spot *from, const fattn_spot *to, int64_t turns);
+
+/* Makes the copies that were added. */
+fattn_status fattn_group_make_copies(fattn_copies *copies);
 
 /* Adds the rows of a rank to a list, which has room for one span for each run and sequence. Heads
  * of a row are adjacent. */

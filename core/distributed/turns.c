@@ -54,12 +54,14 @@ static bool can_save(const fattn_group_plan *plan)
     return plan->shares.saves && plan->single && plan->sharing == 1;
 }
 
-/* Bytes of a rank's smallest tensor in a turn, for one sequence and run. */
+/* Bytes of a rank's smallest tensor in a turn, for one run of a sequence of mean length. */
 static int64_t span_bytes(const fattn_group_plan *plan)
 {
     const fattn_problem *const p = &plan->problem;
     const int64_t runs = plan->shares.ranks * fattn_split_runs(plan->shares.split);
-    const int64_t q = p->seqlen_q / runs * p->heads_q, k = p->seqlen_k / runs * p->heads_k;
+    const int64_t rows = plan->ragged ? p->total_q / p->batch : p->seqlen_q;
+    const int64_t keys = plan->ragged ? p->total_k / p->batch : p->seqlen_k;
+    const int64_t q = rows / runs * p->heads_q, k = keys / runs * p->heads_k;
     return fattn_min64(q, k) * fattn_min64(p->dim, p->dim_v) * fattn_dtype_size(p->dtype);
 }
 

@@ -334,6 +334,17 @@ static void check_exchange(const fattn_whole *eight)
     }
     tap_check(wrong == 0, "2 turns where links are fast, else 4");
     tap_check(worst > 0.05 && worst < 0.126, "4 turns: %.3f of both are not side by side", worst);
+    for (int most = 4; most >= 1; most /= 2) {
+        fattn_speed speed = {.flops = 1e12, .bandwidth = 1e8};
+        fattn_forecast f;
+        if (fattn_forecast_make(&whole, FATTN_SCHEME_HEADS, &speed, &f)) {
+            tap_bail(fattn_last_reason());
+        }
+        speed.latency = f.computing / (2.1 * most);
+        const int64_t turns = fattn_scheme_turns(&whole, FATTN_SCHEME_HEADS, &speed, 0);
+        tap_check(turns == most, "%d turns if these compute for 2.1 latencies: %lld", most,
+                  (long long)turns);
+    }
     static const struct {
         int64_t heads_q, heads_k, ranks, wanted, turns;
     } cases[] = {{8, 8, 2, 3, 2},  {8, 8, 2, 4, 4},  {8, 8, 2, 100, 4}, {32, 8, 8, 4, 4},

@@ -310,7 +310,7 @@ static void check_choices(void)
         {"four ranks, a fast link", 4, FATTN_SPLIT_CONTIGUOUS, 0, 4096, 8, 1e13, FATTN_SCHEME_RING},
         {"six ranks, two key heads", 6, FATTN_SPLIT_CONTIGUOUS, FATTN_CAUSAL, 4092, 2, 1e12,
          FATTN_SCHEME_BOTH},
-        {"a query for four ranks", 4, FATTN_SPLIT_CONTIGUOUS, 0, 1, 8, 1e12, FATTN_SCHEME_RING},
+        {"a query for four ranks", 4, FATTN_SPLIT_CONTIGUOUS, 0, 1, 8, 1e12, FATTN_SCHEME_HEADS},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         fattn_group group;

@@ -283,8 +283,8 @@ static double seconds_alone(const fattn_whole *whole, const fattn_speed *speed)
  * slower while transfers do, and at the end of a turn multiprocessors are idle. So there are no
  * more turns than it takes to make these two exchanges about a hundredth of computing
  * (docs/notes/distributed.md). There are at least two; or, if forward saves what it exchanges, one
- * if that suffices, else at least four. A turn exchanges at least 1 MiB; the latency of a message
- * is small compared with the time of that on any link. */
+ * if that suffices, else at least four. But a turn exchanges at least 1 MiB, and computes for at
+ * least twice the latency of a message. */
 static int64_t turns_that_pay(const fattn_whole *whole, const fattn_speed *speed, double bytes,
                               int64_t members)
 {
@@ -294,7 +294,8 @@ static int64_t turns_that_pay(const fattn_whole *whole, const fattn_speed *speed
     const double computing = seconds_alone(whole, speed) / (double)whole->ranks;
     const double turns = computing > 0 ? ceil(transfer / (0.011 * computing)) : MOST;
     const double fewest = !whole->saves ? 2 : turns <= 1 ? 1 : 4;
-    return (int64_t)fmin(fmin(fmax(turns, fewest), MOST), bytes / LEAST);
+    const double most = fmin(fmin(MOST, bytes / LEAST), computing / (2 * speed->latency));
+    return (int64_t)fmin(fmax(turns, fewest), most);
 }
 
 /* Only FATTN_SCHEME_HEADS saves rows. */

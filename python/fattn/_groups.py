@@ -78,11 +78,12 @@ class GroupPlan:
 
     def __init__(self, transport: Transport, device: int, split: int, scheme: int, timeout: float,
                  problem: int | None, cu_seqlens: tuple[tuple[int, ...], ...] | None = None,
-                 saves: bool = False) -> None:
+                 saves: bool = False, bandwidth: float = 0.0, latency: float = 0.0) -> None:
         self.address = 0
         group, memory = _c.new_struct(Group, _c.lib.fattn_group_init)
         group.transport, group.device = ctypes.pointer(transport), device
         group.split, group.scheme, group.timeout, group.saves = split, scheme, timeout, saves
+        group.bandwidth, group.latency = bandwidth, latency
         plan = ctypes.c_void_p()
         lengths = [(c_int32 * len(cu))(*cu) for cu in cu_seqlens] if cu_seqlens else [None, None]
         _c.check(_c.lib.fattn_group_plan_create(ctypes.addressof(group), problem, *lengths,

@@ -23,6 +23,7 @@ import fattn  # noqa: E402
 import fattn.torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from fattn.torch._process_group import ProcessGroup  # noqa: E402
 from processes import context  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
@@ -612,3 +613,37 @@ def test_killed():
     results = run([killed], 3)
     assert results[2] is None
     assert_all(results[:2], ["killed"])
+
+
+class Work:
+    """A message over a backend that is polled: done once it has been asked `polls` times."""
+
+    def __init__(self, polls):
+        self.polls, self.waits = polls, 0
+
+    def is_completed(self):
+        self.polls -= 1
+        return self.polls <= 0
+
+    def wait(self):
+        self.waits += 1
+
+
+def test_one_group_late():
+    """Over memory of a GPU the host waits for messages one group late while a plan runs, and at once while it is made."""
+    never, soon = Work(1 << 60), Work(3)
+    group = object.__new__(ProcessGroup)
+    vars(group).update(device=torch.device("cuda"), is_gloo=False, broken=False, error=None, works=[], before=[],
+                       runs_ahead=False, reasons={})
+
+    def wait(work, seconds=20.0):
+        group.works = [(work, "rank 1")]
+        return group._wait(0, None, 0, seconds)
+
+    with group.running_ahead():
+        assert wait(soon) == 0 and soon.polls == 3 and soon.waits == 1  # kernels wait for it, the host does not
+        assert wait(never) == 0 and soon.polls == 0
+        assert not group.broken
+        assert wait(Work(0), 0.01) == fattn.RankTimeout.status and group.broken
+    assert group.before == [] and wait(never, 0.01) == fattn.RankTimeout.status
+    assert wait(soon) == 0

@@ -414,10 +414,12 @@ class context_parallel:
         if "seed_ptr" in given:
             buffers.offset_ptr = given["seed_ptr"].data_ptr() + 8
         try:
-            found[0].execute(buffers, 0 if saved is None else saved.data_ptr())
+            with transport.running_ahead():
+                found[0].execute(buffers, 0 if saved is None else saved.data_ptr())
         finally:
             transport.check()
         if not keeps:
+            transport.catch_up(self.timeout)
             found[0].destroy()
         assert memory
         return made | {"saved": saved} if options.op == _c.FORWARD and saved is not None else made
@@ -435,11 +437,13 @@ class context_parallel:
 
     def _make_plan(self, transport: ProcessGroup, share: _Share, lengths: _Lengths | None,
                    saves: bool) -> _groups.GroupPlan:
+        transport.catch_up(self.timeout)
         while len(self._plans) >= _PLANS:
             self._plans.pop(next(iter(self._plans)))[0].destroy()
         try:
             return _groups.GroupPlan(transport.table, share.device, self.split, self.scheme, self.timeout,
-                                     ctypes.addressof(share.problem), lengths, saves)
+                                     ctypes.addressof(share.problem), lengths, saves, transport.bandwidth,
+                                     transport.latency)
         except RanksDisagree as error:
             if self.length is None and lengths is None and "seqlen" in str(error):
                 raise RanksDisagree(f"{error}; where ranks have different numbers of rows, "
@@ -448,7 +452,11 @@ class context_parallel:
 
     def __del__(self) -> None:
         # Messages of a transport that has failed may still be under way: then the memory stays.
-        if not any(transport.broken for transport in getattr(self, "_transports", {}).values()):
+        transports = getattr(self, "_transports", {}).values()
+        for transport in transports:
+            with contextlib.suppress(Exception):
+                transport.catch_up(self.timeout)
+        if not any(transport.broken for transport in transports):
             for plan, _ in getattr(self, "_plans", {}).values():
                 plan.destroy()
 

@@ -346,11 +346,28 @@ static void check_exchange(const fattn_whole *eight)
                   (long long)turns);
     }
     static const struct {
+        fattn_op op;
+        double units;
+        int64_t turns;
+    } few[] = {{FATTN_FORWARD, 0, 4},  {FATTN_FORWARD, 20, 4},  {FATTN_FORWARD, 40, 2},
+               {FATTN_FORWARD, 99, 1}, {FATTN_BACKWARD, 20, 2}, {FATTN_BACKWARD, 40, 1}};
+    bool right = true;
+    for (size_t n = 0; n < sizeof few / sizeof few[0]; n++) {
+        const fattn_speed speed = {.flops = 1e12, .bandwidth = 1e8, .units = few[n].units};
+        fattn_problem p = problem_of(6144, 6144, -1, -1); /* 48 tiles a head */
+        p.op = few[n].op;
+        p.heads_q = 8, p.heads_k = 4, p.dim = p.dim_v = 64;
+        whole.problem = &p;
+        const int64_t turns = fattn_scheme_turns(&whole, FATTN_SCHEME_HEADS, &speed, 0);
+        right = right && turns == few[n].turns;
+    }
+    tap_check(right, "a turn has two tiles for each multiprocessor");
+    static const struct {
         int64_t heads_q, heads_k, ranks, wanted, turns;
     } cases[] = {{8, 8, 2, 3, 2},  {8, 8, 2, 4, 4},  {8, 8, 2, 100, 4}, {32, 8, 8, 4, 4},
                  {32, 8, 8, 3, 2}, {32, 8, 4, 5, 4}, {8, 8, 2, 1, 1},   {24, 4, 4, 4, 3}};
     const fattn_speed any = {.flops = 1e12, .bandwidth = 1e9};
-    bool right = true;
+    right = true;
     for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
         fattn_problem p = *eight->problem;
         p.heads_q = cases[n].heads_q, p.heads_k = cases[n].heads_k;
@@ -530,9 +547,10 @@ static fattn_scheme chosen(int64_t length, int64_t heads_k, fattn_op op, bool de
     p.seqlen_q = p.seqlen_k = length;
     fattn_group group;
     fattn_group_init(&group);
-    fattn_group_plan plan = {.transport = {.ranks = 2, .device_memory = device_memory},
-                             .scheme = FATTN_SCHEME_AUTO,
-                             .speed = fattn_group_speed(&group, device_memory)};
+    fattn_group_plan plan = {
+        .transport = {.ranks = 2, .device_memory = device_memory, .spans = device_memory},
+        .scheme = FATTN_SCHEME_AUTO};
+    plan.speed = fattn_group_speed(&group, &plan.transport);
     plan.shares = (fattn_whole){.problem = &plan.problem, .split = FATTN_SPLIT_ZIGZAG, .ranks = 2};
     if (fattn_problem_normalise(&p, &plan.problem) || fattn_group_choose_scheme(&plan)) {
         tap_bail(fattn_last_reason());

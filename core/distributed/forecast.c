@@ -278,13 +278,23 @@ static double seconds_alone(const fattn_whole *whole, const fattn_speed *speed)
     return pairs * flops_of_pair(whole->problem) / speed->flops;
 }
 
+/* What a GPU divides a problem into, of all heads: tiles of 128 rows, which are rows of keys in
+ * backward. Under a causal mask the largest has twice the work of the mean. */
+static double tiles_of(const fattn_problem *p)
+{
+    const bool keys = p->op == FATTN_BACKWARD, ragged = p->features & FATTN_CU_SEQLENS_Q;
+    const int64_t q = ragged ? p->total_q : p->batch * p->seqlen_q;
+    const int64_t k = ragged ? p->total_k : p->batch * p->seqlen_k;
+    return (double)(keys ? k * p->heads_k : q * p->heads_q) / 128;
+}
+
 /* How many turns pay if a rank exchanges `bytes` with the other `members` - 1. Nothing hides the
  * first exchange and the last one: the more turns there are, the shorter these two. But kernels run
  * slower while transfers do, and at the end of a turn multiprocessors are idle. So there are no
  * more turns than it takes to make these two exchanges about a hundredth of computing
  * (docs/notes/distributed.md). There are at least two; or, if forward saves what it exchanges, one
- * if that suffices, else at least four. But a turn exchanges at least 1 MiB, and computes for at
- * least twice the latency of a message. */
+ * if that suffices, else at least four. But a turn exchanges at least 1 MiB, computes for at least
+ * twice the latency of a message, and has work for all multiprocessors. */
 static int64_t turns_that_pay(const fattn_whole *whole, const fattn_speed *speed, double bytes,
                               int64_t members)
 {
@@ -294,7 +304,10 @@ static int64_t turns_that_pay(const fattn_whole *whole, const fattn_speed *speed
     const double computing = seconds_alone(whole, speed) / (double)whole->ranks;
     const double turns = computing > 0 ? ceil(transfer / (0.011 * computing)) : MOST;
     const double fewest = !whole->saves ? 2 : turns <= 1 ? 1 : 4;
-    const double most = fmin(fmin(MOST, bytes / LEAST), computing / (2 * speed->latency));
+    double most = fmin(fmin(MOST, bytes / LEAST), computing / (2 * speed->latency));
+    if (speed->units > 0) {
+        most = fmin(most, tiles_of(whole->problem) / (double)members / (2 * speed->units));
+    }
     return (int64_t)fmin(fmax(turns, fewest), most);
 }
 

@@ -738,7 +738,7 @@ void fattn_group_begin_plan(const fattn_group *g, const fattn_transport *t, fatt
     plan->transport = *t;
     plan->timeout = g->timeout > 0 ? g->timeout : usual_timeout; /* for telling others of errors */
     plan->scheme = g->scheme;
-    plan->speed = fattn_group_speed(g, t->device_memory);
+    plan->speed = fattn_group_speed(g, t);
     plan->late = -1;
     plan->memory = g->memory;
     plan->wanted = g->turns;

@@ -186,7 +186,7 @@ void fattn_group_clear_gaps(const fattn_group_plan *plan);
 fattn_status fattn_group_choose_scheme(fattn_group_plan *plan);
 fattn_status fattn_group_check_scheme(const fattn_group_plan *plan);
 fattn_status fattn_group_check_speed(const fattn_group *group);
-fattn_speed fattn_group_speed(const fattn_group *group, bool device_memory);
+fattn_speed fattn_group_speed(const fattn_group *group, const fattn_transport *transport);
 
 /*
  * What turns have of their own (turns.c). fattn_group_span_rule(): which spans of its tensors this

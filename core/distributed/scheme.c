@@ -68,11 +68,14 @@ fattn_status fattn_group_check_speed(const fattn_group *g)
     return FATTN_OK;
 }
 
-fattn_speed fattn_group_speed(const fattn_group *g, bool device_memory)
+/* Turns overlap if rows travel as they are. All ranks must find the same number of turns, also on
+ * GPUs with different numbers of multiprocessors: so units is that of an H100 for all. */
+fattn_speed fattn_group_speed(const fattn_group *g, const fattn_transport *t)
 {
     const fattn_speed gpus = {.flops = 6e14, .bandwidth = 3.5e11, .latency = 1e-5};
     const fattn_speed cpus = {.flops = 2e12, .bandwidth = 1.2e10, .latency = 2e-5};
-    fattn_speed speed = device_memory ? gpus : cpus;
+    fattn_speed speed = t->device_memory ? gpus : cpus;
+    speed.units = t->device_memory && !t->spans ? 132 : 0;
     speed.flops = g->rate > 0 ? g->rate : speed.flops;
     speed.bandwidth = g->bandwidth > 0 ? g->bandwidth : speed.bandwidth;
     speed.latency = g->latency > 0 ? g->latency : speed.latency;

@@ -244,8 +244,10 @@ static fattn_status forecast(const ranks_options *v, fattn_whole *whole, fattn_f
                           fattn_feature_name(__builtin_ctzll(others)));
     }
     whole->split = v->split ? (fattn_split)v->split : fattn_split_choose(whole->problem);
-    const fattn_speed speed = {v->rate, v->link.at[0], v->link.count > 1 ? v->link.at[1] : 0,
-                               v->row};
+    const fattn_speed speed = {.flops = v->rate,
+                               .bandwidth = v->link.at[0],
+                               .latency = v->link.count > 1 ? v->link.at[1] : 0,
+                               .row = v->row};
     return fattn_forecast_make(whole, (fattn_scheme)v->scheme, &speed, f);
 }
 

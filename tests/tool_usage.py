@@ -220,8 +220,9 @@ def make_files(folder):
     os.link(os.path.join(folder, "copy.npy"), os.path.join(folder, "hard.npy"))
 
 
-def start(tool, folder, line):
-    return subprocess.run([tool, *line.split()], cwd=folder, capture_output=True, text=True, check=False)
+def start(tool, folder, line, **environment):
+    return subprocess.run([tool, *line.split()], cwd=folder, capture_output=True, text=True, check=False,
+                          env={**os.environ, **environment})
 
 
 def test_refusals(tool, folder):
@@ -268,6 +269,11 @@ def test_info(tool, folder):
        "every kernel has ops, dtypes, tiles and a largest dimension")
     ok(text.count("; by name only") == sum(row["by_name"] for row in rows), "info and info --json tell the same conditions")
     ok(about["version"] in start(tool, folder, "--version").stdout, "info knows the version")
+    ok("default   reference:0\n" in start(tool, folder, "info", FATTN_BACKEND="reference").stdout,
+       "info tells the default device")
+    ran = start(tool, folder, "info --json", FATTN_BACKEND="tpu")
+    ok(ran.returncode == 3 and 'FATTN_BACKEND is "tpu"' in ran.stderr and json.loads(ran.stdout)["default"] is None,
+       "info lists what there is, and fails where FATTN_BACKEND names no device")
 
 
 COLUMNS = ("device kernel dir dtype mask B Hq Hk Sq Sk D Dv median_ms gflops gbytes_s ceiling ratio "

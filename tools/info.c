@@ -102,24 +102,21 @@ typedef struct visited {
     const fattn_device_info *info;
 } visited;
 
-/* Visits the usable devices of a backend, or (usable false) the others. Returns the number of
- * usable ones. */
-static int each_device(const fattn_backend *backend, bool usable, void (*visit)(const visited *))
+/* Visits the usable devices of a backend, or (usable false) the others. */
+static void each_device(const fattn_backend *backend, bool usable, void (*visit)(const visited *))
 {
     const int count = backend->count();
-    int opened = 0, number = 0;
+    int number = 0;
     for (int i = 0; i < count; i++) {
         fattn_device *device;
         fattn_device_info info;
         const fattn_status status = open_device(backend, i, &device, &info);
-        opened += status == FATTN_OK;
         if ((status == FATTN_OK) == usable) {
             const visited v = {backend, i, number++, device, &info};
             visit(&v);
         }
         fattn_device_close(device);
     }
-    return opened;
 }
 
 /* Visits the kernels of a device, the first of which has number 0. missing: NULL, or what the
@@ -242,20 +239,22 @@ static void text_visited(const visited *v)
     }
 }
 
-static int text(void)
+/* preferred: the device that calls without one get; NULL if there is none. */
+static void text(const fattn_device_info *preferred)
 {
     const fattn_backend *backend;
-    int usable = 0;
     text_build();
+    if (preferred) {
+        printf("default   %s:%d\n", preferred->backend, preferred->ordinal);
+    }
     for (int part = 0; part < 2; part++) {
         for (int b = 0; (backend = fattn_backend_at(b)); b++) {
-            usable += each_device(backend, part == 0, text_visited);
+            each_device(backend, part == 0, text_visited);
             if (part && backend->count() == 0) {
                 printf("\ndevice    %s: none present\n", backend->name);
             }
         }
     }
-    return usable;
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -333,10 +332,9 @@ static void json_visited(const visited *v)
     printf("}");
 }
 
-static int json(void)
+static void json(const fattn_device_info *preferred)
 {
     const fattn_backend *backend;
-    int usable = 0;
     printf("{");
     json_field("version", fattn_version());
     printf(", \"build\": {");
@@ -346,18 +344,25 @@ static int json(void)
     for (int i = 0; i < CACHES; i++) {
         printf("%s\"%s\": %" PRId64, i ? ", " : "", cache_names[i], cache_bytes(i));
     }
-    printf("}, \"backends\": [");
+    printf("}, \"default\": ");
+    if (preferred) {
+        printf("{");
+        json_field("backend", preferred->backend);
+        printf(", \"ordinal\": %d}", preferred->ordinal);
+    } else {
+        printf("null");
+    }
+    printf(", \"backends\": [");
     for (int b = 0; (backend = fattn_backend_at(b)); b++) {
         printf("%s{", b ? ", " : "");
         json_field("name", backend->name);
         printf(", \"by_name\": %s, \"devices\": [", json_bool(backend->by_name));
-        usable += each_device(backend, true, json_visited);
+        each_device(backend, true, json_visited);
         printf("], \"unusable\": [");
-        usable += each_device(backend, false, json_visited);
+        each_device(backend, false, json_visited);
         printf("]}");
     }
     printf("]}\n");
-    return usable;
 }
 
 int fattn_tool_info(int argc, char **argv)
@@ -374,9 +379,18 @@ int fattn_tool_info(int argc, char **argv)
     if (parsed != 0) {
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
     }
-    const int usable = as_json ? json() : text();
     fattn_device *device = NULL;
-    const fattn_status status = usable ? FATTN_OK : fattn_device_open(NULL, &device);
+    fattn_device_info info;
+    fattn_device_info_init(&info);
+    fattn_status status = fattn_device_open(NULL, &device);
+    status = status ? status : fattn_device_get_info(device, &info);
     fattn_device_close(device);
-    return status == FATTN_OK ? TOOL_OK : tool_failure(status);
+    (as_json ? json : text)(status ? NULL : &info);
+    if (!status) {
+        return TOOL_OK;
+    }
+    /* Listing devices has replaced the reason. */
+    status = fattn_device_open(NULL, &device);
+    fattn_device_close(device);
+    return tool_failure(status);
 }

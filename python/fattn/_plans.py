@@ -39,10 +39,10 @@ class PlanHandle:
         try:
             _c.check(_c.lib.fattn_plan_create(device, problem, ctypes.byref(plan)))
         except Unsupported as error:
-            if _c.Problem.from_address(problem).dtype != _c.F64:
+            if _c.Problem.from_address(problem).dtype != _c.F64 or "f64" not in f"{error}":
                 raise
-            raise Unsupported(f'{error}; double precision is for the backend reference: attention(device="reference")'
-                              ) from None
+            raise Unsupported('float64 is computed by device "reference" alone, slowly: convert q, k and v to float32, or '
+                              f'pass device="reference" ({error})') from None
         assert plan.value is not None
         self.address = plan.value
         self.workspace = self.info().workspace_bytes

@@ -88,8 +88,10 @@ def box_of(name: str, view: View, layout: str, packed: bool) -> Box:
     if len(view.shape) != rank:
         axes = {"bshd": "batch, sequence, head, channel", "bhsd": "batch, head, sequence, channel"}
         wanted = axes[layout].replace("batch, ", "") if packed else axes[layout]
+        lengths = "q" if name == "q" else "k"
+        hint = "" if packed or len(view.shape) != 3 else f"; for packed sequences pass cu_seqlens_{lengths} to attention_varlen()"
         raise InvalidShape(f"{name} has shape {view.shape}, rank {len(view.shape)}: "
-                           f"rank {rank} is needed, ({wanted})")
+                           f"rank {rank} is needed, ({wanted}){hint}")
     shape, strides = view.shape, view.strides
     if packed:
         shape, strides = (1, *shape), (0, *strides)
@@ -211,6 +213,11 @@ class Description:
         _same("v", "heads", v.heads, "k", k.heads)
         if o.equal_heads:
             _same("k", "heads", k.heads, "q", q.heads)
+        if k.heads > 0 and q.heads % k.heads:
+            other = not packed_q and o.layout == "bshd" and k.seq > 0 and q.seq % k.seq == 0
+            raise InvalidShape(f"q has {q.heads} heads, no multiple of k's {k.heads}" + (
+                f': shapes {views["q"].shape} and {views["k"].shape} are read as (batch, sequence, head, channel); for '
+                '(batch, head, sequence, channel) pass layout="bhsd"' if other else ""))
         batch = q.batch
         if packed_q:
             batch = len_of(views["cu_seqlens_q"], "cu_seqlens_q")

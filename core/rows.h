@@ -24,13 +24,13 @@ typedef struct fattn_rows_args {
     fattn_strides to_stride, from_stride; /* in elements */
     fattn_dtype dtype_to;                 /* f32, f16 or bf16 */
     fattn_dtype dtype_from;               /* dtype_to, or f32, which is then rounded */
-    /* NULL, or in memory of the device, for each row i of a sequence the row of `to`, or of `from`
-     * and `plus`, in its place. */
+    /* In memory of the device, or NULL. Row i is row to_rows[i] of `to`, and row from_rows[i] of
+     * `from` and `plus`. */
     const int32_t *to_rows, *from_rows;
 } fattn_rows_args;
 
-/* Jobs of a call, which do not depend on each other: they may run in any order. As many as the
- * parameters of a kernel have room for, which are 4 KiB. */
+/* Jobs of a call, which do not depend on each other: they may run in any order. Parameters of a
+ * kernel may take 4 KiB; those of 16 jobs take 2.2. */
 enum { FATTN_ROWS_JOBS = 16 };
 
 /* What a GPU gets. Blocks from ends[n - 1] to ends[n] move the rows of job n. */

@@ -572,6 +572,14 @@ static void check_choice(void)
     }
     tap_check(wrong == 0 && chosen(128 * k, 32, FATTN_FORWARD, false) == FATTN_SCHEME_RING,
               "two GPUs exchange heads, two CPUs form a ring: %d of 16 choices are wrong", wrong);
+    const fattn_transport copies = {.device_memory = 1}, spans = {.device_memory = 1, .spans = 1};
+    const fattn_transport host = {.spans = 1};
+    fattn_group group;
+    fattn_group_init(&group);
+    tap_check(fattn_group_speed(&group, &copies).units > 0 &&
+                  fattn_group_speed(&group, &spans).units == 0 &&
+                  fattn_group_speed(&group, &host).units == 0,
+              "GPUs wait at the end of a turn where rows are copied to messages");
 }
 
 /* A gradient that is not wanted has no strides. That must not keep the other tensors from being

@@ -440,6 +440,55 @@ static void check_arguments(void)
     fattn_peers_destroy(NULL);
 }
 
+/* --- GPUs out of each other's reach ----------------------------------------------------------- */
+
+typedef struct apart {
+    const two *t;
+    int rank;
+    fattn_status status;
+    char reason[256];
+} apart;
+
+/* Plans a problem that takes more turns over a transport with spans. Rank 1 has one without. */
+static void *plan_apart(void *context)
+{
+    apart *const a = context;
+    fattn_transport transport = *a->t->transport[a->rank];
+    fattn_group group;
+    fattn_group_plan *plan = NULL;
+    fattn_problem p;
+    transport.spans = a->rank == 0;
+    fattn_group_init(&group);
+    group.transport = &transport;
+    group.scheme = FATTN_SCHEME_HEADS;
+    fattn_problem_init(&p);
+    p.dtype = FATTN_BF16, p.features |= FATTN_CAUSAL;
+    p.heads_q = 32, p.heads_k = 8, p.dim = p.dim_v = 64;
+    p.seqlen_q = p.seqlen_k = 4096;
+    a->status = fattn_group_plan_create(&group, &p, NULL, NULL, &plan);
+    fattn_last_reason_copy(a->reason, sizeof a->reason);
+    fattn_group_plan_destroy(plan);
+    return NULL;
+}
+
+static void check_reach(void)
+{
+    two t = open_two();
+    apart all[2] = {{.t = &t, .rank = 0}, {.t = &t, .rank = 1}};
+    pthread_t thread[2];
+    for (int r = 0; r < 2; r++) {
+        if (pthread_create(&thread[r], NULL, plan_apart, &all[r])) {
+            tap_bail("no thread");
+        }
+    }
+    for (int r = 0; r < 2; r++) {
+        pthread_join(thread[r], NULL);
+        tap_check(all[r].status == FATTN_OK, "rank %d of two of which one takes spans: %s", r,
+                  all[r].status ? all[r].reason : "a plan");
+    }
+    close_two(&t);
+}
+
 /* --- A rank's device fails -------------------------------------------------------------------- */
 
 enum { RANKS = 3, ROWS = 24, HEADS = 2, DIM = 8, ELEMENTS = ROWS * HEADS * DIM };
@@ -603,6 +652,7 @@ int main(int argc, char **argv)
     check_lengths();
     check_shapes();
     check_turns();
+    check_reach();
     if (!device_named()) {
         check_failures();
     }

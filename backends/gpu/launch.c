@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernel launches: those of a plan, its runs, and backend functions that are a single kernel. */
+#include <assert.h>
 #include <string.h>
 
 #include "backends/gpu/args.h"
@@ -366,6 +367,8 @@ fattn_status fattn_gpu_rows(void *impl, const fattn_rows_args *jobs, int count, 
     const fattn_gpu_device *const d = impl;
     fattn_rows_jobs a = {.count = count};
     int64_t blocks = 0;
+    _Static_assert(sizeof a <= 4096, "parameters of a kernel");
+    assert(count <= FATTN_ROWS_JOBS);
     for (int n = 0; n < count; n++) {
         const fattn_rows_args j = a.jobs[n] = fattn_rows_joined(&jobs[n]);
         const int64_t pieces = j.batch * j.rows * j.heads * j.channels / fattn_rows_width(&j);

@@ -279,12 +279,13 @@ static double seconds_alone(const fattn_whole *whole, const fattn_speed *speed)
 }
 
 /* What a GPU divides a problem into, of all heads: tiles of 128 rows, which are rows of keys in
- * backward. Under a causal mask the largest has twice the work of the mean. */
+ * backward. Under a causal mask the largest has twice the work of the mean. The last tile of a
+ * sequence is half full on average. */
 static double tiles_of(const fattn_problem *p)
 {
     const bool keys = p->op == FATTN_BACKWARD, ragged = p->features & FATTN_CU_SEQLENS_Q;
-    const int64_t q = ragged ? p->total_q : p->batch * p->seqlen_q;
-    const int64_t k = ragged ? p->total_k : p->batch * p->seqlen_k;
+    const int64_t q = ragged ? p->total_q + 64 * p->batch : p->batch * p->seqlen_q;
+    const int64_t k = ragged ? p->total_k + 64 * p->batch : p->batch * p->seqlen_k;
     return (double)(keys ? k * p->heads_k : q * p->heads_q) / 128;
 }
 
@@ -306,7 +307,7 @@ static int64_t turns_that_pay(const fattn_whole *whole, const fattn_speed *speed
     const double fewest = !whole->saves ? 2 : turns <= 1 ? 1 : 4;
     double most = fmin(fmin(MOST, bytes / LEAST), computing / (2 * speed->latency));
     if (speed->units > 0) {
-        most = fmin(most, tiles_of(whole->problem) / (double)members / (2 * speed->units));
+        most = fmin(most, tiles_of(whole->problem) / (double)whole->ranks / (2 * speed->units));
     }
     return (int64_t)fmin(fmax(turns, fewest), most);
 }

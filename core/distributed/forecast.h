@@ -16,7 +16,7 @@ typedef struct fattn_speed {
     double row;       /* additional seconds per query row in each step after the first: mostly for
                        * merging */
     double units;     /* multiprocessors that wait at the end of each turn for the last of them; 0
-                       * if turns overlap, or on CPUs, whose items are small */
+                       * with spans, whose turns mostly overlap, and on CPUs with small items */
 } fattn_speed;
 
 typedef struct fattn_forecast {

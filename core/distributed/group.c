@@ -222,6 +222,38 @@ static fattn_status compare(const fattn_group_plan *plan, void *all, int64_t byt
     return status;
 }
 
+/* The largest of the ranks' numbers, none of which is negative. */
+static fattn_status most_of_ranks(const fattn_group_plan *plan, int64_t own, int64_t *most)
+{
+    const int32_t ranks = plan->transport.ranks;
+    int64_t *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
+    *most = 0;
+    if (!all) {
+        plan->transport.abort(plan->transport.user, "no memory to compare plans");
+        return fattn_fail_memory(ranks * (int64_t)sizeof *all, "a group");
+    }
+    all[plan->transport.rank] = own;
+    const fattn_status status = compare(plan, all, sizeof *all);
+    for (int32_t r = 0; !status && r < ranks; r++) {
+        *most = fattn_max64(*most, all[r]);
+    }
+    fattn_memory_free(all);
+    return status;
+}
+
+/* In device memory the number of turns depends on whether transports take spans. Some GPUs of a
+ * process may be in reach of each other, and others not: then none takes them. */
+static fattn_status agree_on_spans(fattn_group_plan *plan, const fattn_group *g)
+{
+    fattn_transport *const t = &plan->transport;
+    int64_t without = 0;
+    const fattn_status status =
+        t->device_memory ? most_of_ranks(plan, !t->spans, &without) : FATTN_OK;
+    t->spans = t->spans && !without;
+    plan->speed = fattn_group_speed(g, t);
+    return status;
+}
+
 static fattn_status fail_disagreement(const answer *all, int32_t other, int32_t own)
 {
     const answer *const a = &all[other], *const b = &all[own];
@@ -641,20 +673,9 @@ fattn_status fattn_group_size(fattn_group_plan *plan)
 /* All ranks take as many turns as the one that needs the most. */
 static fattn_status join_turns(fattn_group_plan *plan)
 {
-    const int32_t ranks = plan->transport.ranks;
-    int64_t *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
-    if (!all) {
-        plan->transport.abort(plan->transport.user, "no memory to compare plans");
-        return fattn_fail_memory(ranks * (int64_t)sizeof *all, "a group");
-    }
     const int64_t all_turns = plan->turns * plan->slices;
-    all[plan->transport.rank] = all_turns;
-    fattn_status status = compare(plan, all, sizeof *all);
-    int64_t turns = 1;
-    for (int32_t r = 0; !status && r < ranks; r++) {
-        turns = fattn_max64(turns, all[r]);
-    }
-    fattn_memory_free(all);
+    int64_t turns;
+    fattn_status status = most_of_ranks(plan, all_turns, &turns);
     if (status || turns == all_turns) {
         return status;
     }
@@ -780,9 +801,12 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     }
     fattn_group_begin_plan(&g, &t, made);
     status = open_device(made, g.device);
-    if (status && t.device_memory) { /* without device memory ranks cannot compare */
+    const bool compares = !status || !t.device_memory; /* ranks need that memory to compare */
+    if (!compares) {
         t.abort(t.user, fattn_last_reason());
-    } else {
+    }
+    const fattn_status lost = compares ? agree_on_spans(made, &g) : FATTN_OK;
+    if (compares && !lost) {
         status = status ? status : check_choices(&g, &t);
         if (!status && !(plan && problem)) {
             status = fattn_fail(FATTN_NULL_POINTER, "%s is NULL", plan ? "problem" : "plan");
@@ -790,6 +814,7 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
         status = status ? status : fattn_group_describe(made, problem, cu_seqlens_q, cu_seqlens_k);
         status = agree(made, status, status ? 0 : hash_of(made));
     }
+    status = lost ? lost : status;
     status = status ? status : size_and_reserve(made);
     if (status) {
         fattn_reason_hold(status);

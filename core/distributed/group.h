@@ -112,10 +112,10 @@ struct fattn_group_plan {
     /* cu_q and cu_k in the memory of a device that has its own, on which all pieces have the same
      * positions; else NULL. */
     int32_t *device_q, *device_k;
-    /* If members exchange a ragged batch and a turn has one piece, the rows of a message in memory
-     * of the device, for queries and for keys: which rows of the rank's own share they are, and
-     * where they are packed, of one member after another. So a tensor is moved by one job, however
-     * many sequences there are. Else NULL. */
+    /* Lists of rows in memory of the device, for queries and for keys, if members exchange a ragged
+     * batch and a turn has one piece; else NULL. For each row of a message, share_rows has its row
+     * in this rank's share, and packed_rows its packed row, one member after another. So one job
+     * moves a tensor, however many sequences there are. */
     int32_t *share_rows[2], *packed_rows[2];
 
     /* The plan's memory, and its parts. */

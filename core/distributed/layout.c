@@ -126,13 +126,13 @@ static void lay_out_saved(fattn_group_plan *plan)
  * the list of the share. */
 static void take_lists(fattn_group_plan *plan)
 {
-    const int64_t all[] = {plan->problem.total_q, plan->problem.total_k};
-    const int64_t own[] = {plan->local.total_q, plan->local.total_k};
-    int32_t *at = take(plan, (own[0] + all[0] + own[1] + all[1]) * (int64_t)sizeof *at);
+    const int32_t rank = plan->transport.rank;
+    int32_t *at = take(plan, fattn_group_listed_rows(plan) * (int64_t)sizeof *at);
     for (int side = 0; at && side < 2; side++) {
+        const int64_t *const before = plan->rows_before[side];
         plan->share_rows[side] = at;
-        plan->packed_rows[side] = at + own[side];
-        at += own[side] + all[side];
+        plan->packed_rows[side] = at + before[rank + 1] - before[rank];
+        at = plan->packed_rows[side] + before[plan->shares.ranks];
     }
 }
 

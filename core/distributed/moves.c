@@ -374,6 +374,16 @@ bool fattn_group_lists_rows(const fattn_group_plan *plan)
     return plan->ragged && plan->members > 1 && plan->whole.ranks == 1;
 }
 
+int64_t fattn_group_listed_rows(const fattn_group_plan *plan)
+{
+    int64_t count = 0;
+    for (int s = 0; s < 2; s++) {
+        count += rows_of(plan, (fattn_side)s, plan->transport.rank) +
+                 plan->rows_before[s][plan->shares.ranks];
+    }
+    return count;
+}
+
 typedef struct lists {
     int32_t *share, *packed; /* share: NULL for another rank */
 } lists;
@@ -394,10 +404,9 @@ static fattn_status add_to_lists(const fattn_group_plan *plan, const fattn_moved
 
 fattn_status fattn_group_list_rows(const fattn_group_plan *plan)
 {
-    const fattn_problem *const all = &plan->problem, *const own = &plan->local;
-    const int64_t count = all->total_q + all->total_k + own->total_q + own->total_k;
+    const int64_t count = fattn_group_lists_rows(plan) ? fattn_group_listed_rows(plan) : 0;
     const size_t bytes = (size_t)count * sizeof(int32_t);
-    if (!fattn_group_lists_rows(plan) || count == 0) {
+    if (count == 0) {
         return FATTN_OK;
     }
     int32_t *const memory = fattn_memory_alloc(bytes);

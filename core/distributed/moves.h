@@ -64,9 +64,13 @@ typedef struct fattn_copies {
 /* Whether copies follow lists of rows: plan->share_rows. */
 bool fattn_group_lists_rows(const fattn_group_plan *plan);
 
-/* Adds copies of all rows of a rank (of this rank, if they are in a share). Those that have no more
- * room are made. turns: 1; or that many turns from this one, between a share and packed rows, if
- * heads of a row are adjacent and each turn has packed rows of its own. */
+/* The length of all lists together. */
+int64_t fattn_group_listed_rows(const fattn_group_plan *plan);
+
+/* Adds copies of all rows of a rank (of this rank, if they are in a share). If there is no room for
+ * another, those added so far are made first. turns: 1; or that many turns from this one, between a
+ * share and packed rows, if heads of a row are adjacent and each turn has packed rows of its own.
+ */
 fattn_status fattn_group_copy(fattn_copies *copies, const fattn_moved *tensor, int64_t rank,
                               const fattn_spot *from, const fattn_spot *to, int64_t turns);
 

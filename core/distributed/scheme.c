@@ -68,8 +68,8 @@ fattn_status fattn_group_check_speed(const fattn_group *g)
     return FATTN_OK;
 }
 
-/* Turns overlap if rows travel as they are. All ranks must find the same number of turns, also on
- * GPUs with different numbers of multiprocessors: so units is that of an H100 for all. */
+/* All ranks must find the same number of turns, also on GPUs with different numbers of
+ * multiprocessors. So units is that of an H100 for all. */
 fattn_speed fattn_group_speed(const fattn_group *g, const fattn_transport *t)
 {
     const fattn_speed gpus = {.flops = 6e14, .bandwidth = 3.5e11, .latency = 1e-5};

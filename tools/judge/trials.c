@@ -424,11 +424,7 @@ static void report_rows(const trials *s)
              (long long)r->failed, (long long)r->declined, (long long)r->wide,
              (long long)r->all_zero, (long long)r->excused);
     }
-    line(s, "Problems that each kernel passed, failed, or does not take; those with more than 4");
-    line(s,
-         "tiles of scores a head; those whose results are all 0, which test little; and elements");
-    line(s,
-         "that were not judged, because they exceed f32's range or depend on NaN or infinities.");
+    line(s, "(problems; excused: elements beyond f32's range, or reached by NaN and infinities)");
 }
 
 static void report_refusals(const trials *s)
@@ -467,9 +463,7 @@ static int report_medians(const trials *s)
             line(s, "%-24s%s", s->rows[n].kernel->name, text);
         }
     }
-    line(s,
-         "Errors divided by those of the plain formula in f32, by kinds of inputs: medians, which");
-    line(s, "may be %.1f. Each result also has its bound (docs/NUMERICS.md).", MEDIAN_MAX);
+    line(s, "(medians over the slices of a family; at most %.1f)", MEDIAN_MAX);
     return findings;
 }
 
@@ -593,8 +587,6 @@ trials_findings trials_report(const trials *s)
         report_refusals(s);
     }
     found.medians = report_medians(s);
-    line(s,
-         "How many problems had each feature, for each kernel, and each property; ! marks none.");
     for (int n = 0; n < s->row_count; n++) {
         if (!s->rows[n].missing) {
             found.gaps += report_row_features(s, &s->rows[n]) + report_row_pairs(s, &s->rows[n]) +
@@ -602,5 +594,6 @@ trials_findings trials_report(const trials *s)
         }
     }
     found.gaps += report_traits(s);
+    line(s, "(problems with each feature or property; ! marks none)");
     return found;
 }

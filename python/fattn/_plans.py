@@ -42,7 +42,7 @@ class PlanHandle:
             if _c.Problem.from_address(problem).dtype != _c.F64 or "f64" not in f"{error}":
                 raise
             raise Unsupported('float64 is computed by device "reference" alone, slowly: convert q, k and v to float32, or '
-                              f'pass device="reference" ({error})') from None
+                              f'call attention(..., device="reference") ({error})') from None
         assert plan.value is not None
         self.address = plan.value
         self.workspace = self.info().workspace_bytes
@@ -91,7 +91,7 @@ class Prepared:
     """A described problem, its plans (one for each alignment of pointers), and fattn_buffers to fill."""
 
     def __init__(self, options: Options, kind: Kind, views: dict[str, View]) -> None:
-        description = Description(options, views, kind.immediate)
+        description = Description(options, views, kind.immediate, hints=True)
         self.request = options, kind, views
         self.lse_shape = description.lse_shape
         self.made = [made._replace(new=kind.maker(made, views["q"].device)) for made in

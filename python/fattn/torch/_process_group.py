@@ -2,15 +2,16 @@
 """A process group of torch.distributed as a transport of fattn/distributed.h.
 
 The backend moves the bytes. Gloo sends and receives in threads of its own while kernels run. A timeout of gloo closes
-its connections, by which the others learn that a rank has given up. Other backends are polled until they are done. If
-they move memory of a GPU, later kernels wait for the messages, and the host for those of the group of messages before:
-so it queues work while they travel.
+its connections, by which the others learn that a rank has given up. Other backends are polled until they are done. Over
+NCCL kernels wait for messages, too. So the host waits for a group of messages only when the next one is to be waited for,
+and queues work meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import time
 import weakref
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from fattn._errors import RankLost, RankTimeout, Unsupported
 # Tags of other users of the group are small numbers.
 _TAG, _TAG_REASON, _TAG_NEVER = 7700, 7716, 7717
 _REASON = 256
-_SOON = 1e-3  # seconds without naps, which last longer than short messages
+_SOON = 1e-3  # seconds of polling without naps, since a nap outlasts a short message
 _NAP = 20e-6
 _FOR_EVER = 1e9  # seconds
 
@@ -42,17 +43,20 @@ class _DeviceBytes:
 class ProcessGroup:
     """Ranks of a process group that share tensors on one kind of device."""
 
-    # What a group of messages costs over NCCL on two H200, most of it in Python, and what it carries. Gloo and MPI: the
-    # library's defaults.
+    # NCCL between two H200: seconds that a group of messages costs, most of them in Python, and bytes a second. With
+    # other backends the library's defaults stand.
     LATENCY, BANDWIDTH = 2e-4, 2.5e11
 
     def __init__(self, group: Any, device: torch.device, stream: int | None) -> None:
         self.group, self.device = group, device
-        self.latency, self.bandwidth = (0.0, 0.0) if device.type == "cpu" else (self.LATENCY, self.BANDWIDTH)
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise Unsupported("this process is not a member of the process group")
-        self.is_gloo = _backend_for(group, device) == "gloo"
+        backend = _backend_for(group, device)
+        self.is_gloo = backend == "gloo"
+        self.latency, self.bandwidth = (self.LATENCY, self.BANDWIDTH) if backend == "nccl" else (0.0, 0.0)
+        # With this variable NCCL's wait() is one of the host.
+        self.can_run_ahead = backend == "nccl" and os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") == "0"
         self.broken = False
         self.error: BaseException | None = None  # of a callback, to be raised again
         self.works: list[tuple[Any, str]] = []
@@ -98,14 +102,13 @@ class ProcessGroup:
 
     def _wait(self, user: int, messages: Any, count: int, seconds: float) -> int:
         try:
-            works, self.works = self.works, []
             self.catch_up(seconds)
-            if self.runs_ahead and self.device.type != "cpu":
-                for work, _ in works:
+            self.before, self.works = self.works, []
+            if self.runs_ahead and self.can_run_ahead:
+                for work, _ in self.before:
                     work.wait()
-                self.before = works
             else:
-                self.finish(works, seconds)
+                self.catch_up(seconds)
             return 0
         except BaseException as error:
             return self._failed(error)
@@ -135,8 +138,9 @@ class ProcessGroup:
 
     def catch_up(self, seconds: float) -> None:
         """Waits for the messages that the host has not waited for."""
-        works, self.before = self.before, []
-        self.finish(works, seconds)
+        if not self.broken:
+            self.finish(self.before, seconds)
+            self.before = []
 
     # --- Their parts ------------------------------------------------------------------------------
 

@@ -301,7 +301,7 @@ static fattn_status agree(fattn_group_plan *plan, fattn_status own, uint64_t wha
 
 /* --- Shares ----------------------------------------------------------------------------------- */
 
-/* Counts the rows of the ranks in all sequences. */
+/* Counts the rows of the ranks in all sequences, which tells the size of their messages. */
 static void count_rows(const fattn_group_plan *plan, fattn_side side)
 {
     int64_t *const before = plan->rows_before[side];
@@ -318,8 +318,10 @@ static void count_rows(const fattn_group_plan *plan, fattn_side side)
 static void begin_shares(const fattn_group_plan *plan)
 {
     const fattn_whole *const w = &plan->shares;
-    count_rows(plan, FATTN_QUERIES);
-    count_rows(plan, FATTN_KEYS);
+    if (plan->members > 1) {
+        count_rows(plan, FATTN_QUERIES);
+        count_rows(plan, FATTN_KEYS);
+    }
     plan->local_q[0] = plan->local_k[0] = 0;
     for (int64_t b = 0; b < plan->problem.batch; b++) {
         const int64_t q = fattn_whole_rows(w, FATTN_QUERIES, b, plan->transport.rank);

@@ -107,7 +107,8 @@ struct fattn_group_plan {
 
     /* Of a ragged batch: positions of a piece, and the beginnings of the rank's own shares. */
     int32_t *cu_q, *cu_k, *local_q, *local_k;
-    int64_t *rows_before[2]; /* [all ranks + 1]: rows of queries, and of keys, of earlier ranks */
+    int64_t *rows_before[2]; /* [all ranks + 1]: rows of queries, and of keys, of earlier ranks; if
+                              * members exchange heads */
     int64_t *q_offsets, *k_offsets, *wholes_q, *wholes_k;
     /* cu_q and cu_k in the memory of a device that has its own, on which all pieces have the same
      * positions; else NULL. */

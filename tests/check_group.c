@@ -310,6 +310,11 @@ static void check_choices(void)
         {"four ranks, a fast link", 4, FATTN_SPLIT_CONTIGUOUS, 0, 4096, 8, 1e13, FATTN_SCHEME_RING},
         {"six ranks, two key heads", 6, FATTN_SPLIT_CONTIGUOUS, FATTN_CAUSAL, 4092, 2, 1e12,
          FATTN_SCHEME_BOTH},
+        /* With these links it matters that backward exchanges less if forward saves rows. */
+        {"zigzag shares, causal, a slower link", 2, FATTN_SPLIT_ZIGZAG, FATTN_CAUSAL, 4096, 8,
+         1.6e9, FATTN_SCHEME_RING},
+        {"four ranks, a slower link", 4, FATTN_SPLIT_CONTIGUOUS, 0, 4096, 8, 1e9,
+         FATTN_SCHEME_BOTH},
         {"a query for four ranks", 4, FATTN_SPLIT_CONTIGUOUS, 0, 1, 8, 1e12, FATTN_SCHEME_HEADS},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {

@@ -278,9 +278,9 @@ static double seconds_alone(const fattn_whole *whole, const fattn_speed *speed)
     return pairs * flops_of_pair(whole->problem) / speed->flops;
 }
 
-/* What a GPU divides a problem into, of all heads: tiles of 128 rows, which are rows of keys in
- * backward. Under a causal mask the largest has twice the work of the mean. The last tile of a
- * sequence is half full on average. */
+/* How many tiles a GPU divides a problem into, over all heads. A tile has 128 rows of queries, in
+ * backward of keys. Under a causal mask the largest has twice the work of the mean. The last tile
+ * of a sequence is half full on average. */
 static double tiles_of(const fattn_problem *p)
 {
     const bool keys = p->op == FATTN_BACKWARD, ragged = p->features & FATTN_CU_SEQLENS_Q;

@@ -247,8 +247,7 @@ static fattn_status agree_on_spans(fattn_group_plan *plan, const fattn_group *g)
 {
     fattn_transport *const t = &plan->transport;
     int64_t without = 0;
-    const fattn_status status =
-        t->device_memory ? most_of_ranks(plan, !t->spans, &without) : FATTN_OK;
+    const fattn_status status = most_of_ranks(plan, !t->spans, &without);
     t->spans = t->spans && !without;
     plan->speed = fattn_group_speed(g, t);
     return status;
@@ -803,12 +802,12 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     }
     fattn_group_begin_plan(&g, &t, made);
     status = open_device(made, g.device);
-    const bool compares = !status || !t.device_memory; /* ranks need that memory to compare */
-    if (!compares) {
+    if (status && t.device_memory) { /* without device memory ranks cannot compare */
         t.abort(t.user, fattn_last_reason());
+    } else if (t.device_memory) {
+        status = agree_on_spans(made, &g);
     }
-    const fattn_status lost = compares ? agree_on_spans(made, &g) : FATTN_OK;
-    if (compares && !lost) {
+    if (!status || !t.device_memory) { /* else the others have been told */
         status = status ? status : check_choices(&g, &t);
         if (!status && !(plan && problem)) {
             status = fattn_fail(FATTN_NULL_POINTER, "%s is NULL", plan ? "problem" : "plan");
@@ -816,7 +815,6 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
         status = status ? status : fattn_group_describe(made, problem, cu_seqlens_q, cu_seqlens_k);
         status = agree(made, status, status ? 0 : hash_of(made));
     }
-    status = lost ? lost : status;
     status = status ? status : size_and_reserve(made);
     if (status) {
         fattn_reason_hold(status);

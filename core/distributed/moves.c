@@ -318,20 +318,22 @@ static void add_turns(const fattn_group_plan *plan, const fattn_moved *t, const 
     args->from_stride.head = from_step;
 }
 
-/* The list of a rank's rows in one place; NULL in a message, where they follow each other. */
+/* The list of a rank's rows in one place; NULL if there are no lists, and in a message, where rows
+ * follow each other. */
 static const int32_t *list_of(const fattn_group_plan *plan, const fattn_moved *t, int64_t rank,
                               fattn_place place)
 {
-    return place == FATTN_STREAM  ? NULL
-           : place == FATTN_SHARE ? plan->share_rows[t->side]
-                                  : plan->packed_rows[t->side] + plan->rows_before[t->side][rank];
+    if (!fattn_group_lists_rows(plan) || place == FATTN_STREAM) {
+        return NULL;
+    }
+    return place == FATTN_SHARE ? plan->share_rows[t->side]
+                                : plan->packed_rows[t->side] + plan->rows_before[t->side][rank];
 }
 
 static fattn_status move_run(const fattn_group_plan *plan, const fattn_moved *t, const rows *r,
                              void *context)
 {
     const move *const m = context;
-    const bool listed = fattn_group_lists_rows(plan);
     const side from = side_of(plan, t, &m->from, r), to = side_of(plan, t, &m->to, r);
     const bool whole = from.strides.head == t->channels && to.strides.head == t->channels;
     fattn_rows_args args = {
@@ -346,8 +348,8 @@ static fattn_status move_run(const fattn_group_plan *plan, const fattn_moved *t,
         .from_stride = from.strides,
         .dtype_to = to.dtype,
         .dtype_from = from.dtype,
-        .to_rows = listed ? list_of(plan, t, m->rank, m->to.place) : NULL,
-        .from_rows = listed ? list_of(plan, t, m->rank, m->from.place) : NULL,
+        .to_rows = list_of(plan, t, m->rank, m->to.place),
+        .from_rows = list_of(plan, t, m->rank, m->from.place),
     };
     if (m->turns > 1) {
         add_turns(plan, t, m, &from, &to, &args);

@@ -14,7 +14,7 @@ from typing import Any, Callable, Sequence
 
 from fattn import _c, _devices
 from fattn._arrays import Kind, View, contiguous_strides, kind_of
-from fattn._errors import InvalidArgument, Unsupported
+from fattn._errors import InvalidArgument, InvalidShape, Unsupported
 from fattn._problem import EXTRAS, Description, Options
 
 _OFFSET = {name: getattr(_c.Buffers, name).offset for name, *_ in _c.Buffers._fields_}
@@ -91,7 +91,7 @@ class Prepared:
     """A described problem, its plans (one for each alignment of pointers), and fattn_buffers to fill."""
 
     def __init__(self, options: Options, kind: Kind, views: dict[str, View]) -> None:
-        description = Description(options, views, kind.immediate, hints=True)
+        description = Description(options, views, kind.immediate)
         self.request = options, kind, views
         self.lse_shape = description.lse_shape
         self.made = [made._replace(new=kind.maker(made, views["q"].device)) for made in
@@ -240,6 +240,18 @@ def remember(key: Any, prepared: Prepared) -> None:
         _cache[key] = prepared
 
 
+def _hint(layout: str, views: dict[str, View]) -> str:
+    """What the caller of a function of fattn or fattn.torch may have meant by shapes that are refused."""
+    q, k = views["q"].shape, views["k"].shape
+    for name in ("q", "k"):
+        if len(views[name].shape) == 3 and f"cu_seqlens_{name}" not in views:
+            return f"; for packed sequences attention_varlen() with cu_seqlens_{name}"
+    if layout == "bshd" and len(q) == len(k) == 4 and q[2] % max(k[2], 1) and k[1] and q[1] % k[1] == 0:
+        return (f": shapes {q} and {k} are read as (batch, sequence, head, channel); for (batch, head, sequence, channel) "
+                'pass layout="bhsd"')
+    return ""
+
+
 def prepare(kind: Kind, options: tuple[Any, ...], arrays: dict[str, Any], key: Any = None) -> Prepared:
     """Describes a problem. arrays has q, k, v, those of EXTRAS and those outputs that were given, by name."""
     views: dict[str, View] = {}
@@ -250,7 +262,11 @@ def prepare(kind: Kind, options: tuple[Any, ...], arrays: dict[str, Any], key: A
         if 0 in view.shape:  # libraries disagree about the strides of empty arrays
             view = view._replace(strides=contiguous_strides(view.shape))
         views[name] = view
-    prepared = Prepared(Options(*options), kind, views)
+    described = Options(*options)
+    try:
+        prepared = Prepared(described, kind, views)
+    except InvalidShape as error:
+        raise InvalidShape(f"{error}{_hint(described.layout, views)}") from None
     if key is not None:
         remember(key, prepared)
     return prepared

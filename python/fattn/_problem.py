@@ -172,10 +172,10 @@ def check_anchor(anchor: str) -> str:
 
 
 class Description:
-    """A problem under construction. hints: messages name options and functions of fattn."""
+    """A problem under construction."""
 
-    def __init__(self, options: Options, views: dict[str, View], swaps: bool, hints: bool = False) -> None:
-        self.o, self.swaps, self.hints = options, swaps, hints
+    def __init__(self, options: Options, views: dict[str, View], swaps: bool) -> None:
+        self.o, self.swaps = options, swaps
         self.views = views
         self.problem, self.memory = _c.new_struct(_c.Problem, _c.lib.fattn_problem_init)
         q = views["q"]
@@ -197,10 +197,6 @@ class Description:
         packed_q = "cu_seqlens_q" in views
         paged = "block_table" in views
         packed_k = "cu_seqlens_k" in views and not paged
-        for name, packed in (("q", packed_q), ("k", packed_k), ("v", packed_k)):
-            if self.hints and not packed and len(views[name].shape) == 3:
-                raise InvalidShape(f"{name} has shape {views[name].shape}, rank 3: rank 4 is needed, or for packed "
-                                   f"sequences attention_varlen() with cu_seqlens_{'q' if name == 'q' else 'k'}")
         q = self.q = box_of("q", views["q"], o.layout, packed_q)
         k = self.k = box_of("k", views["k"], o.layout, packed_k)
         v = self.v = box_of("v", views["v"], o.layout, packed_k)
@@ -215,11 +211,6 @@ class Description:
         _same("v", "heads", v.heads, "k", k.heads)
         if o.equal_heads:
             _same("k", "heads", k.heads, "q", q.heads)
-        if k.heads > 0 and q.heads % k.heads:
-            other = self.hints and not packed_q and o.layout == "bshd" and k.seq > 0 and q.seq % k.seq == 0
-            raise InvalidShape(f"q has {q.heads} heads, which is not a multiple of k's {k.heads}" + (
-                f': shapes {views["q"].shape} and {views["k"].shape} are read as (batch, sequence, head, channel); for '
-                '(batch, head, sequence, channel) pass layout="bhsd"' if other else ""))
         batch = q.batch
         if packed_q:
             batch = len_of(views["cu_seqlens_q"], "cu_seqlens_q")

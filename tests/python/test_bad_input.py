@@ -42,7 +42,7 @@ CASES = [
     (dict(v=lambda a: a[:, 1:]), fattn.InvalidShape, "v has length 8, k 9"),
     (dict(v=lambda a: a[:, :, :1]), fattn.InvalidShape, "v has heads 1, k 2"),
     (dict(k=lambda a: a[..., :5]), fattn.InvalidShape, "k has channels 5, q 8"),
-    (dict(q=lambda a: a[:, :, :3]), fattn.InvalidShape, "q has 3 heads, which is not a multiple of k's 2$"),
+    (dict(q=lambda a: a[:, :, :3]), fattn.InvalidShape, "heads_q is 3, not a multiple of heads_k, 2$"),
     (dict(q=lambda a: zeros(2, 7, 4, 0), k=lambda a: zeros(2, 9, 2, 0)), fattn.InvalidShape, "dim is 0"),
     (dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'"),
     (dict(anchor="middle"), fattn.InvalidArgument, "anchor is 'middle'"),
@@ -102,7 +102,7 @@ CASES = [
           v=lambda a: a.astype(np.float64)), fattn.Unsupported,
      r'convert q, k and v to float32, or call attention\(..., device="reference"\)'),
     (dict(q=lambda a: a.swapaxes(1, 2), k=lambda a: a.swapaxes(1, 2), v=lambda a: a.swapaxes(1, 2)), fattn.InvalidShape,
-     r"q has 7 heads, which is not a multiple of k's 9: shapes \(2, 4, 7, 8\) and \(2, 2, 9, 8\) .* pass layout=\"bhsd\"$"),
+     r"heads_q is 7, not a multiple of heads_k, 9: shapes \(2, 4, 7, 8\) and \(2, 2, 9, 8\) .* pass layout=\"bhsd\"$"),
     (dict(q=lambda a: a[0]), fattn.InvalidShape, r"for packed sequences attention_varlen\(\) with cu_seqlens_q$"),
     (dict(q=lambda a: np.frombuffer(bytearray(a.tobytes() + b"...."), np.uint8)[1:-3].view(np.float32)
           .reshape(a.shape)), fattn.Misaligned, "q is 0x.*, not a multiple of 4"),

@@ -30,7 +30,7 @@ def measure(title, function, calls=200, wait=lambda: None):
             function()
         times.append(time.thread_time() - start)
     wait()
-    print(f"{title:58s} {sorted(times)[ROUNDS // 4] / calls * 1e6:6.2f} us")
+    print(f"{title:65s} {sorted(times)[ROUNDS // 4] / calls * 1e6:6.2f} us")
 
 
 def bare(a):
@@ -94,6 +94,21 @@ def torch_rows(name, a, **options):
         o, dout = function(q, k, v), torch.ones_like(b)
         measure(f"{name}: backward of {title}.scaled_dot_product_attention",
                 lambda: torch.autograd.grad(o, (q, k, v), dout, retain_graph=True), **options)
+    for title, function in (("fattn.torch", ours), ("F", theirs)):
+        measure(f"{name}: {title}.scaled_dot_product_attention, compiled, ten calls", compiled(function, b), 20, **options)
+
+
+def compiled(function, a):
+    """A graph of ten calls, of which each takes the result of the one before."""
+    def step(a):
+        for _ in range(10):
+            a = function(a, a, a)
+        return a
+
+    graph = torch.compile(step, fullgraph=True)
+    with torch.no_grad():
+        graph(a)
+    return torch.no_grad()(lambda: graph(a))
 
 
 if "NumPy" in NAMES:

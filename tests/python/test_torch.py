@@ -19,11 +19,14 @@ import torch.autograd.forward_ad as forward_ad  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 import torch.overrides  # noqa: E402
 import torch.utils._python_dispatch  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.library import opcheck  # noqa: E402
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-FORWARD, BACKWARD = torch.ops.fattn.forward.default, torch.ops.fattn.backward.default
+from fattn.torch._schemas import ALL, COMMON  # noqa: E402
+
+(FORWARD, BACKWARD), (FORWARD_COMMON, BACKWARD_COMMON) = ALL.operators(), COMMON.operators()
 
 
 @pytest.fixture(autouse=True)
@@ -168,6 +171,66 @@ def test_opcheck(name):
             test_utils=STATIC)
 
 
+COMMON_CALLS = {
+    "plain": {}, "causal": {"causal": True}, "numbers": {"window_left": 3, "window_right": 1, "scale": 0.4},
+    "bhsd": {"bhsd": True, "top_left": True, "causal": True}, "mask": {"mask": lambda: torch.rand(2, 1, 7, 9) < 0.7},
+    "used": {"seqused_k": lambda: torch.tensor([4, 9], dtype=torch.int32), "causal": True},
+}
+
+
+@pytest.mark.parametrize("name", COMMON_CALLS)
+def test_operators_of_common_options(name):
+    """They pass PyTorch's tests, and their results are those of the operators with all options, bit for bit."""
+    options = {key: value() if callable(value) else value for key, value in COMMON_CALLS[name].items()}
+    given = tensors()
+    if options.get("bhsd"):
+        given = [t.detach().transpose(1, 2).requires_grad_() for t in given]
+    args = COMMON.select(arguments(given, **options))
+    tests = STATIC + (("test_aot_dispatch_dynamic",) if name in ("plain", "mask") else ())
+    opcheck(FORWARD_COMMON, args, test_utils=tests)
+    detached = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+    wanted = FORWARD(*arguments(detached[:3], **options))
+    o, lse = FORWARD_COMMON(*detached)
+    assert torch.equal(o, wanted[0]) and torch.equal(lse, wanted[1])
+    dout, dlse = torch.randn_like(o), torch.randn_like(lse)
+    for outputs in (0b0011100, 0b0001000):
+        opcheck(BACKWARD_COMMON, (dout, dlse, o, lse, outputs, *detached), test_utils=STATIC)
+        common = BACKWARD_COMMON(dout, dlse, o, lse, outputs, *detached)
+        every = BACKWARD(dout, dlse, o, lse, outputs, *arguments(detached[:3], **options))
+        assert len(common) == 3 and all(torch.equal(a, b) for a, b in zip(common, every))
+    # As an operator is differentiated.
+    wanted = torch.autograd.grad(FORWARD(*arguments(given, **options))[0], given, dout)
+    for a, b in zip(torch.autograd.grad(FORWARD_COMMON(*args)[0], given, dout), wanted):
+        assert torch.equal(a, b)
+
+
+def test_which_operators_take_a_call():
+    """Graphs have the operators of common options unless another option is given, whichever it is."""
+    q = torch.randn(1, 6, 2, 8)
+    extras = {
+        "bias": torch.randn(6, 6), "block_mask": torch.ones(1, 3, 3, dtype=torch.bool), "alibi_slopes": torch.ones(2),
+        "sink": torch.zeros(2), "seqused_q": torch.tensor([4], dtype=torch.int32),
+        "seqstart_k": torch.tensor([2], dtype=torch.int32), "softcap": 2.0,
+        "out_dtype": torch.float32, "positions": (0, 0, 6, 6), "batch_invariant": True, "checked": True,
+        "device": "reference", "chunk": 3}
+    more = {"block_mask": {"block_size": (2, 2)}}
+    common = {"causal": True, "window": 2, "scale": 0.3, "layout": "bhsd", "anchor": "top_left",
+              "mask": torch.ones(6, 6).bool(),
+              "seqused_k": torch.tensor([4], dtype=torch.int32), "deterministic": True}
+    # No function has these without another of these options: packed sequences, dropout, scaled caches.
+    left = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seed", "dropout_p", "k_descale", "v_descale",
+            "alibi_bias", "block_m", "block_n"}
+    renamed = {"out_f32": "out_dtype"}
+    names = {a.name for a in FORWARD._schema.arguments} - {a.name for a in FORWARD_COMMON._schema.arguments}
+    assert {renamed.get(name, name) for name in names - left} == set(extras)
+    for name, value in (extras | common).items():
+        options = {name: value, **more.get(name, {})}
+        x = q.bfloat16() if name == "out_dtype" else q.transpose(1, 2) if value == "bhsd" else q
+        graph = make_fx(lambda x: fattn.torch.attention(x, x, x, **options))(x).graph
+        wanted = FORWARD_COMMON if name in common else FORWARD
+        assert [node.target for node in graph.nodes if "fattn" in str(node.target)] == [wanted], name
+
+
 def test_both_ways_agree():
     """The operator and the short way past it, bit for bit, gradients too."""
     given, options = inputs_of("all")
@@ -260,7 +323,6 @@ def test_exports_any_length(attend, strict):
 
 
 def test_traces_symbolic_lengths():
-    from torch.fx.experimental.proxy_tensor import make_fx
     for attend in (by_attention, by_its_sdpa):
         traced = make_fx(lambda x: attend(x, x, x), tracing_mode="symbolic")(torch.randn(2, 4, 5, 16))
         x = torch.randn(2, 4, 7, 16)
@@ -1108,7 +1170,7 @@ def test_calls_are_profiled():
     for call in (fattn.torch.scaled_dot_product_attention, fattn.torch.attention):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             call(q, q, q)
-        assert "fattn::forward" in [event.key for event in profile.key_averages()]
+        assert "fattn::forward_common" in [event.key for event in profile.key_averages()]
 
 
 LEFT = {
@@ -1416,13 +1478,13 @@ def test_known_calls_elsewhere():
     torch.testing.assert_close(mapped[:, 0], expected)
     with Recorder() as recorder:
         sdpa(q, k, v)
-    assert "fattn::forward" in recorder.names
+    assert "fattn::forward_common" in recorder.names
     mask = torch.ones(8, 8, dtype=torch.bool)
     for _ in range(4):
         torch.testing.assert_close(sdpa(q, k, v, mask), expected)
     with Recorder() as recorder:
         sdpa(q, k, v, mask)
-    assert "fattn::forward" in recorder.names
+    assert "fattn::forward_common" in recorder.names
     with pytest.raises(RuntimeError, match="attn_mask and is_causal cannot be given together"):
         sdpa(q, k, v, mask, is_causal=True)
     with pytest.raises(TypeError, match="attn_mask is a list"):

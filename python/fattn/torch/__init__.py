@@ -10,8 +10,9 @@
     with fattn.torch.context_parallel(group):     # sequences divided over processes
         model(x)
 
-The operators behind are torch.ops.fattn.forward and torch.ops.fattn.backward; importing this module
-registers them.
+The operators behind are forward and backward in torch.ops.fattn, and forward_common and backward_common, which calls
+take if they have common options alone (causal, window, scale, mask, used lengths, pages). Importing this module registers
+them.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -22,11 +22,8 @@ from fattn._errors import InvalidArgument, Unsupported
 from fattn._plans import Prepared, also_cleared, pack_backward, pack_forward, prepare, remember
 from fattn._plans import _cache as prepared_calls
 from fattn._problem import EXTRAS, Options
+from fattn.torch._schemas import COMMON, TENSORS
 
-# The tensors of an operator: q, k, v, and those of EXTRAS except arrays of positions, which an operator does not
-# take.
-TENSORS = ("q", "k", "v", "bias", "mask", "block_mask", "alibi_slopes", "sink", "cu_seqlens_q",
-           "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "seqstart_k", "seed", "k_descale", "v_descale")
 _FIELDS = ("q", "k", "v", *(name for name, feature, _ in EXTRAS if feature != _c.POSITIONS))
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
 E4M3 = getattr(torch, "float8_e4m3fn", None)
@@ -226,7 +223,7 @@ class Call:
         """Stores a prepared problem and, for call_of(), this Call. Only now, because its numbers have described a valid
         problem: invalid numbers may equal valid ones, as 5.0 equals 5."""
         remember(key, prepared)
-        if len(_calls) >= _LIMIT:
+        if len(_calls) >= LIMIT:
             _calls.clear()
         _calls.setdefault(self.key, self)
 
@@ -238,7 +235,7 @@ def filled(new: Callable[[], Tensor], value: float) -> Callable[[], Tensor]:
 
 _PLACES = {name: i for i, name in enumerate(GRADIENTS)}
 
-_LIMIT = 512
+LIMIT = 512
 _calls: dict[Any, Call] = {}
 also_cleared.append(_calls)
 
@@ -371,7 +368,7 @@ def make_known(key: Any, call: Call, record: bool, *tensors: Tensor) -> Known:
             known.dtype = _autocast_dtype(known.kind)
         known.check = guard_of(*tensors)
         if known.check is not None and known.check(*tensors):
-            if len(_known) >= _LIMIT:
+            if len(_known) >= LIMIT:
                 _known.clear()
             place = key, tensors[0].shape
             _known[place] = [known, *_known.get(place, ())][:_FEW]
@@ -408,7 +405,7 @@ def refuse_tangents(tensors: Iterable[Tensor]) -> None:
 
 def differentiate(needed: Sequence[bool], dout: Tensor | None, dlse: Tensor | None, o: Tensor, lse: Tensor,
                   tensors: Sequence[Tensor | None], numbers: tuple[Any, ...]) -> list[Tensor | None]:
-    """Gradients by the operator fattn::backward. needed, tensors and results are in the order of TENSORS."""
+    """Gradients by an operator. needed, tensors and results are in the order of TENSORS."""
     results: list[Tensor | None] = [None] * len(TENSORS)
     places = [TENSORS.index(name[1:]) for name in GRADIENTS]
     wanted = [i for i, place in enumerate(places) if needed[place]]
@@ -417,7 +414,12 @@ def differentiate(needed: Sequence[bool], dout: Tensor | None, dlse: Tensor | No
     outputs = sum(_c.OUT_DQ << i for i in wanted)
     dout = torch.zeros_like(o) if dout is None else dout
     dlse = None if dlse is None else dlse.contiguous()
-    made = torch.ops.fattn.backward.default(rows_together(dout), dlse, o, lse, outputs, *tensors, *numbers)
+    every = *tensors, *numbers
+    given = rows_together(dout), dlse, o, lse, outputs
+    if COMMON.suits(every):
+        made = torch.ops.fattn.backward_common.default(*given, *COMMON.select(every))
+    else:
+        made = torch.ops.fattn.backward.default(*given, *every)
     for i in wanted:
         results[places[i]] = made[i].to(tensors[places[i]].dtype)  # type: ignore[union-attr]
     return results

@@ -18,10 +18,10 @@ from fattn._errors import InvalidArgument, naming_cache_seqlens
 from fattn._problem import check_anchor, check_layout
 from fattn._problem import integer as plain_integer
 from fattn._problem import real
-from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, check_readable, find_known, make_known,
-                                recorded, recorded_with_lse)
-from fattn.torch._ops import eager
-from fattn.torch._ops import _forward as dispatched
+from fattn.torch._calls import (Recorded, RecordedWithLse, call_of, check_readable, find_known, make_known, recorded,
+                                recorded_with_lse)
+from fattn.torch._ops import dispatched, eager
+from fattn.torch._schemas import TENSORS
 
 Window = Sequence[int | None] | int | None
 Layout = Literal["bshd", "bhsd"]
@@ -133,7 +133,7 @@ def operator(*arguments: Any, lse: bool) -> tuple[Tensor, Any]:
     check_types(tensors)
     if is_traced() or is_watched(*tensors):
         know_dtensors()
-        return dispatched(*arguments)  # type: ignore[no-any-return]
+        return dispatched(*arguments)
     return eager(key, tensors, arguments[_N:], lse, _grads() and any([t.requires_grad for t in given]))
 
 

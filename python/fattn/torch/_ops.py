@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators fattn::forward and fattn::backward: kernels, shapes, gradients and batching rules.
+"""The operators of fattn.torch._schemas: kernels, shapes, gradients and batching rules, written once for both pairs.
 
-One pair of operators has every option, so that the rules for compilation, gradients and batches are written once.
 `bhsd` says whether axes are (batch, head, sequence, channel); packed sequences have no batch axis.
 """
 
 from __future__ import annotations
 
-from collections import namedtuple
 from typing import Any
 
 import torch
@@ -17,41 +15,13 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils.flop_counter import register_flop_formula
 
 from fattn import _c
-from fattn.torch._calls import (TENSORS, Call, RecordedWithLse, call_of, check_gradients, differentiate, even,
-                                make_known, refuse, refuse_tangents)
+from fattn._plans import also_cleared
+from fattn.torch._calls import (LIMIT, Call, RecordedWithLse, call_of, check_gradients, differentiate, even, make_known,
+                                refuse, refuse_tangents)
+from fattn.torch._schemas import ALL, COMMON, COMMON_NUMBERS, TENSORS, Numbers, Schema
 
-# Arguments of both operators: TENSORS, then numbers.
-_NUMBERS = ("bool causal=False, SymInt window_left=-1, SymInt window_right=-1, float? scale=None, "
-            "float? softcap=None, float dropout_p=0.0, bool top_left=False, bool bhsd=False, "
-            "bool out_f32=False, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
-            "SymInt block_m=0, SymInt block_n=0, SymInt[]? positions=None, bool batch_invariant=False, "
-            "bool checked=False, bool deterministic=False, str? device=None, SymInt? chunk=None, "
-            "bool alibi_bias=False")
 _N = len(TENSORS)
-_TENSOR_SCHEMA = ", ".join(f"Tensor {name}" if name in "qkv" else f"Tensor? {name}=None"
-                           for name in TENSORS)
-
-_TAGS = (torch.Tag.pt2_compliant_tag,)
 _library = torch.library.Library("fattn", "FRAGMENT")
-torch.library.define("fattn::forward", f"({_TENSOR_SCHEMA}, {_NUMBERS}) -> (Tensor, Tensor)",
-                     tags=_TAGS)
-torch.library.define(
-    "fattn::backward",
-    f"(Tensor dout, Tensor? dlse, Tensor o, Tensor lse, int outputs, {_TENSOR_SCHEMA}, {_NUMBERS}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)", tags=_TAGS)
-
-_forward = torch.ops.fattn.forward.default
-_backward = torch.ops.fattn.backward.default
-_DEFAULTS = tuple(a.default_value if a.has_default_value() else None
-                  for a in _forward._schema.arguments)
-# What follows TENSORS, by the names of the schema.
-_Numbers: Any = namedtuple("_Numbers", [a.name for a in _forward._schema.arguments[_N:]])  # type: ignore[misc]
-
-
-def _split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-    """Tensors and _Numbers, with the defaults that the dispatcher leaves out."""
-    arguments += _DEFAULTS[len(arguments):]
-    return arguments[:_N], _Numbers(*arguments[_N:])
 
 
 def _call(tensors: tuple[Any, ...], numbers: Any, lse: bool = True) -> tuple[Call, list[torch.Tensor]]:
@@ -64,31 +34,60 @@ def _call(tensors: tuple[Any, ...], numbers: Any, lse: bool = True) -> tuple[Cal
     return call_of(numbers, given, lse), [t for t in tensors if t is not None]
 
 
-def _run_forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call, tensors = _call(*_split(arguments))
-    return call.forward(*tensors)
-
-
-def _run_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor, lse: torch.Tensor,
-                  outputs: int, *arguments: Any) -> tuple[torch.Tensor, ...]:
-    call, tensors = _call(*_split(arguments))
-    made = call.backward(outputs, dout, dlse, o, lse, *tensors)
-    return tuple([tensors[0].new_empty(0) if a is None else a for a in made])
-
-
 def eager(key: Any, tensors: tuple[Any, ...], numbers: tuple[Any, ...], lse: bool, record: bool) -> tuple[Any, Any]:
     """fattn::forward if nothing but autograd needs to see an operator. key: find_known()'s. lse: whether it is wanted
     as well."""
-    call, given = _call(tensors, _Numbers(*numbers), lse or record)
+    call, given = _call(tensors, Numbers(*numbers), lse or record)
     if record:
         check_gradients(tensors)
     known = make_known(key, call, record, *given)
     return RecordedWithLse.apply(known, *given) if record else known.forward(*given)
 
 
-for _key in ("CPU", "CUDA"):
-    torch.library.impl("fattn::forward", _key, _run_forward)
-    torch.library.impl("fattn::backward", _key, _run_backward)
+def dispatched(*every: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Forward by an operator, from all arguments."""
+    if COMMON.suits(every):
+        return torch.ops.fattn.forward_common.default(*COMMON.select(every))  # type: ignore[no-any-return]
+    return torch.ops.fattn.forward.default(*every)  # type: ignore[no-any-return]
+
+
+# The Calls of fattn::forward_common, by its arguments that are not tensors and by which tensors are given.
+_common_calls: dict[Any, Call] = {}
+also_cleared.append(_common_calls)
+
+
+def _common_call(arguments: tuple[Any, ...]) -> tuple[Call, tuple[torch.Tensor, ...]]:
+    """_call() of the common pair, without looking at all arguments."""
+    key, tensors = arguments[COMMON_NUMBERS], arguments[:3]
+    if len(arguments) > COMMON_NUMBERS.stop:
+        more = arguments[COMMON_NUMBERS.stop:]
+        key = key, *[t is None for t in more]
+        tensors = *tensors, *[t for t in more if t is not None]
+    call = _common_calls.get(key)
+    if call is None:
+        call = _call(*COMMON.split(arguments))[0]
+        if len(_common_calls) >= LIMIT:
+            _common_calls.clear()
+        _common_calls[key] = call
+    return call, tensors
+
+
+def _register_kernels(schema: Schema) -> tuple[Any, Any]:
+    """The two kernels."""
+    def run_forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        call, tensors = _common_call(arguments) if schema is COMMON else _call(*schema.split(arguments))
+        return call.forward(*tensors)
+
+    def run_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor, lse: torch.Tensor,
+                     outputs: int, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        call, tensors = _common_call(arguments) if schema is COMMON else _call(*schema.split(arguments))
+        made = call.backward(outputs, dout, dlse, o, lse, *tensors)[:schema.gradients]
+        return tuple([tensors[0].new_empty(0) if a is None else a for a in made])
+
+    for key in ("CPU", "CUDA"):
+        torch.library.impl(schema.forward, key, run_forward)
+        torch.library.impl(schema.backward, key, run_backward)
+    return run_forward, run_backward
 
 
 # --- Shapes ---------------------------------------------------------------------------------------
@@ -105,35 +104,34 @@ def _statistics(q: torch.Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def _fake_forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    (q, _, v, *_), numbers = _split(arguments)
-    bhsd = numbers.bhsd
-    dtype = _statistics(q) if numbers.out_f32 else q.dtype
-    rows = tuple(q.shape[:-1])
-    if q.dim() == 3:
-        lse = rows if bhsd else (rows[1], rows[0])
-    else:
-        lse = rows if bhsd else (rows[0], rows[2], rows[1])
-    return _new(q, (*rows, v.shape[-1]), bhsd, dtype), q.new_empty(lse, dtype=_statistics(q))
-
-
-def _fake_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor, lse: torch.Tensor,
-                   outputs: int, *arguments: Any) -> tuple[torch.Tensor, ...]:
-    (q, k, v, bias, _, _, _, sink, *_), numbers = _split(arguments)
-    bhsd = numbers.bhsd
-    results = []
-    for i, like in enumerate((q, k, v, bias, sink)):
-        if not outputs & _c.OUT_DQ << i or like is None:
-            results.append(q.new_empty(0))
-        elif i < 3:
-            results.append(_new(q, tuple(like.shape), bhsd, like.dtype))
+def _register_shapes(schema: Schema) -> None:
+    def fake_forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        (q, _, v, *_), numbers = schema.split(arguments)
+        bhsd = numbers.bhsd
+        dtype = _statistics(q) if numbers.out_f32 else q.dtype
+        rows = tuple(q.shape[:-1])
+        if q.dim() == 3:
+            lse = rows if bhsd else (rows[1], rows[0])
         else:
-            results.append(q.new_empty(like.shape, dtype=_statistics(q)))
-    return tuple(results)
+            lse = rows if bhsd else (rows[0], rows[2], rows[1])
+        return _new(q, (*rows, v.shape[-1]), bhsd, dtype), q.new_empty(lse, dtype=_statistics(q))
 
+    def fake_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor, lse: torch.Tensor,
+                      outputs: int, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        (q, k, v, bias, _, _, _, sink, *_), numbers = schema.split(arguments)
+        bhsd = numbers.bhsd
+        results = []
+        for i, like in enumerate((q, k, v, bias, sink)[:schema.gradients]):
+            if not outputs & _c.OUT_DQ << i or like is None:
+                results.append(q.new_empty(0))
+            elif i < 3:
+                results.append(_new(q, tuple(like.shape), bhsd, like.dtype))
+            else:
+                results.append(q.new_empty(like.shape, dtype=_statistics(q)))
+        return tuple(results)
 
-torch.library.register_fake("fattn::forward", _fake_forward)
-torch.library.register_fake("fattn::backward", _fake_backward)
+    torch.library.register_fake(schema.forward, fake_forward)
+    torch.library.register_fake(schema.backward, fake_backward)
 
 
 # --- Gradients ------------------------------------------------------------------------------------
@@ -143,6 +141,8 @@ torch.library.register_fake("fattn::backward", _fake_backward)
 # some that torch.func's transforms do not accept.
 
 _after_autograd = torch._C._after_autograd_keyset
+_kernels = torch._C._after_ADInplaceOrView_keyset
+_devices = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
 _functorch_active = torch._C._are_functorch_transforms_active
 
 
@@ -151,32 +151,8 @@ def _below(op: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:
         return op.redispatch(keyset & _after_autograd, *arguments)
 
 
-class _Forward(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        check_gradients(arguments)
-        o, lse = _below(_forward, keyset, arguments)
-        ctx.save_for_backward(*arguments[:_N], o, lse)
-        ctx.numbers = arguments[_N:]
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-        *tensors, o, lse = ctx.saved_tensors
-        return None, *differentiate(ctx.needs_input_grad[1:], dout, dlse, o, lse, tensors,
-                                    ctx.numbers), *(None,) * len(ctx.numbers)
-
-
-class _Backward(torch.autograd.Function):  # type: ignore[misc]
-    backward = staticmethod(refuse)
-
-    @staticmethod
-    def forward(ctx: Any, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(_below(_backward, keyset, arguments))
-
-
-def _register_gradients(op: Any, function: Any) -> None:
+def _register_kernel_of_autograd(op: Any, function: Any, run: Any) -> None:
+    """run: the operator's kernel for tensors of every device."""
     def forward_of_level(*arguments: Any) -> Any:
         with torch.enable_grad(), _set_fwd_grad_enabled(True):  # of the other levels
             return function.forward(*arguments)
@@ -187,11 +163,13 @@ def _register_gradients(op: Any, function: Any) -> None:
     defaults = tuple(a.default_value if a.has_default_value() else None for a in op._schema.arguments)
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
-        arguments += defaults[len(arguments):]
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
         refuse_tangents(tensors)
         if not torch.is_grad_enabled() or not any([t.requires_grad for t in tensors]):
+            if (keyset & _kernels).highestPriorityTypeId() in _devices:  # what the dispatcher would do, in 7 us less
+                return run(*arguments)
             return _below(op, keyset, arguments)
+        arguments += defaults[len(arguments):]
         if not _functorch_active():
             return function.apply(keyset, *arguments)
         with enable_single_level_autograd_function():
@@ -200,8 +178,37 @@ def _register_gradients(op: Any, function: Any) -> None:
     _library.impl(op, kernel, "Autograd", with_keyset=True)
 
 
-_register_gradients(_forward, _Forward)
-_register_gradients(_backward, _Backward)
+def _register_gradients(schema: Schema, run_forward: Any, run_backward: Any) -> None:
+    forward_op, backward_op = schema.operators()
+
+    class Forward(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            tensors, ctx.numbers = schema.split(arguments)
+            check_gradients(tensors)
+            o, lse = _below(forward_op, keyset, arguments)
+            ctx.save_for_backward(*tensors, o, lse)
+            ctx.set_materialize_grads(False)
+            return o, lse
+
+        @staticmethod
+        def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
+            *tensors, o, lse = ctx.saved_tensors
+            needed = [False] * _N
+            for place, need in zip(schema.places, ctx.needs_input_grad[1:]):
+                if need:
+                    needed[place] = need
+            return None, *schema.select(differentiate(needed, dout, dlse, o, lse, tensors, ctx.numbers))
+
+    class Backward(torch.autograd.Function):  # type: ignore[misc]
+        backward = staticmethod(refuse)
+
+        @staticmethod
+        def forward(ctx: Any, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+            return tuple(_below(backward_op, keyset, arguments))
+
+    _register_kernel_of_autograd(forward_op, Forward, run_forward)
+    _register_kernel_of_autograd(backward_op, Backward, run_backward)
 
 
 # --- Batching -------------------------------------------------------------------------------------
@@ -227,7 +234,7 @@ def _batched(op: Any, folds: int) -> Any:
             a = parts(i).flatten(0, 1)
             return a.contiguous() if i in statistics else a
 
-        sink = TENSORS.index("sink") + folds - 3
+        sink = TENSORS.index("sink") + folds - 3  # of the pair with all options; the other has no tensor there
         if (all(i < folds or i == sink and i not in batched for i in tensors) and
                 all(parts(i).dim() >= 4 for i in tensors if i < folds)):
             whole = list(arguments)
@@ -235,7 +242,7 @@ def _batched(op: Any, folds: int) -> Any:
                 if i < folds:
                     whole[i] = folded(i)
             results = op(*whole)
-            if folds > 3 and results[4].numel():  # dsink would be summed over runs
+            if len(results) == 5 and results[4].numel():  # dsink would be summed over runs
                 return _each(op, n, arguments, batched, parts)
             return tuple(r if r.dim() == 1 else r.unflatten(0, (n, r.shape[0] // n))
                          for r in results), tuple(None if r.dim() == 1 else 0 for r in results)
@@ -250,13 +257,11 @@ def _each(op: Any, n: int, arguments: tuple[Any, ...], batched: set[int], parts:
     return tuple(torch.stack(r) for r in zip(*runs)), (0,) * len(runs[0])
 
 
-def _register_vmap() -> None:
-    torch.library.register_vmap("fattn::forward", _batched(_forward, 3))
+def _register_batches(schema: Schema) -> None:
+    forward_op, backward_op = schema.operators()
+    torch.library.register_vmap(schema.forward, _batched(forward_op, 3))
     # dout, dlse, o, lse and outputs come before the tensors of forward.
-    torch.library.register_vmap("fattn::backward", _batched(_backward, 8))
-
-
-_register_vmap()
+    torch.library.register_vmap(schema.backward, _batched(backward_op, 8))
 
 
 # --- Counting -------------------------------------------------------------------------------------
@@ -280,18 +285,29 @@ def _channels(tensors: tuple[Any, ...]) -> tuple[int, int]:
     return tensors[0].shape[-1], tensors[2].shape[-1]
 
 
-def _count_forward(*arguments: Any, **_: Any) -> int:
-    tensors, numbers = _split(arguments)
-    d, d_v = _channels(tensors)
-    return 2 * _pairs(tensors, numbers) * (d + d_v)
+def _register_counts(schema: Schema) -> None:
+    def count_forward(*arguments: Any, **_: Any) -> int:
+        tensors, numbers = schema.split(arguments)
+        d, d_v = _channels(tensors)
+        return 2 * _pairs(tensors, numbers) * (d + d_v)
+
+    def count_backward(*arguments: Any, **_: Any) -> int:
+        """Of five products: scores again, dP, dQ, dK and dV."""
+        tensors, numbers = schema.split(arguments[5:])
+        d, d_v = _channels(tensors)
+        return 2 * _pairs(tensors, numbers) * (3 * d + 2 * d_v)
+
+    forward_op, backward_op = schema.operators()
+    register_flop_formula(forward_op.overloadpacket, get_raw=True)(count_forward)
+    register_flop_formula(backward_op.overloadpacket, get_raw=True)(count_backward)
 
 
-def _count_backward(*arguments: Any, **_: Any) -> int:
-    """Of five products: scores again, dP, dQ, dK and dV."""
-    tensors, numbers = _split(arguments[5:])
-    d, d_v = _channels(tensors)
-    return 2 * _pairs(tensors, numbers) * (3 * d + 2 * d_v)
-
-
-register_flop_formula(torch.ops.fattn.forward, get_raw=True)(_count_forward)
-register_flop_formula(torch.ops.fattn.backward, get_raw=True)(_count_backward)
+for _schema in (ALL, COMMON):
+    for _name, _results in ((_schema.forward, 2), (_schema.backward, _schema.gradients)):
+        _given = "Tensor dout, Tensor? dlse, Tensor o, Tensor lse, int outputs, " if _name == _schema.backward else ""
+        torch.library.define(_name, f"({_given}{_schema.text}) -> ({', '.join(['Tensor'] * _results)})",
+                             tags=(torch.Tag.pt2_compliant_tag,))
+    _register_gradients(_schema, *_register_kernels(_schema))
+    _register_shapes(_schema)
+    _register_batches(_schema)
+    _register_counts(_schema)

@@ -15,10 +15,11 @@ from torch.jit._builtins import _register_builtin
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride, Unsupported
-from fattn.torch._calls import (TENSORS, Recorded, RecordedWithLse, call_of, find_known, make_known, recorded,
+from fattn.torch._calls import (Recorded, RecordedWithLse, call_of, find_known, make_known, recorded,
                                 recorded_with_lse)
 from fattn.torch._functions import (any_autocast, autocast, channels_together, is_causal_bias, is_traced, is_watched,
                                     new_seed, number, operator, readable, type_name)
+from fattn.torch._schemas import TENSORS
 
 _grads = torch.is_grad_enabled
 _has_override = has_torch_function_variadic

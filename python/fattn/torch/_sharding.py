@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fattn::forward and fattn::backward divide DTensors (torch.distributed.tensor).
+"""How the operators divide DTensors (torch.distributed.tensor).
 
 A mesh may divide the batch and the heads. Each process then computes its own part, and nothing is sent except sums of
 gradients of tensors that all processes have. Tensors that are divided otherwise are gathered first, as PyTorch does for
@@ -17,8 +17,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from fattn import _c
-from fattn.torch._calls import GRADIENTS, TENSORS
-from fattn.torch._ops import _backward, _forward, _split
+from fattn.torch._calls import GRADIENTS
+from fattn.torch._schemas import ALL, COMMON, TENSORS, Schema
 
 _Rule = tuple[list[Any], list[Any]]  # placements along one axis of a mesh: of results, of tensors
 
@@ -70,22 +70,26 @@ def _rules(given: dict[str, Any], results: Sequence[tuple[str, Any] | None], num
     return rules
 
 
-def _divide_forward(*arguments: Any) -> list[_Rule]:
-    tensors, numbers = _split(arguments)
-    given = {name: t for name, t in zip(TENSORS, tensors) if t is not None}
-    q = given["q"].shape
-    heads = q[-3 if numbers.bhsd else -2]
-    return _rules(given, [("o", q), ("lse", (*q[:-3], heads, 0))], numbers)
+def _register(schema: Schema) -> None:
+    def divide_forward(*arguments: Any) -> list[_Rule]:
+        tensors, numbers = schema.split(arguments)
+        given = {name: t for name, t in zip(TENSORS, tensors) if t is not None}
+        q = given["q"].shape
+        heads = q[-3 if numbers.bhsd else -2]
+        return _rules(given, [("o", q), ("lse", (*q[:-3], heads, 0))], numbers)
+
+    def divide_backward(dout: Any, dlse: Any, o: Any, lse: Any, outputs: int, *arguments: Any) -> list[_Rule]:
+        tensors, numbers = schema.split(arguments)
+        given = {name: t for name, t in zip(("dout", "dlse", "o", "lse", *TENSORS), (dout, dlse, o, lse, *tensors))
+                 if t is not None}
+        results = [(name[1:], given[name[1:]].shape) if outputs & _c.OUT_DQ << i and name[1:] in given else None
+                   for i, name in enumerate(GRADIENTS[:schema.gradients])]
+        return _rules(given, results, numbers)
+
+    forward, backward = schema.operators()
+    register_sharding(forward)(divide_forward)
+    register_sharding(backward)(divide_backward)
 
 
-def _divide_backward(dout: Any, dlse: Any, o: Any, lse: Any, outputs: int, *arguments: Any) -> list[_Rule]:
-    tensors, numbers = _split(arguments)
-    given = {name: t for name, t in zip(("dout", "dlse", "o", "lse", *TENSORS), (dout, dlse, o, lse, *tensors))
-             if t is not None}
-    results = [(name[1:], given[name[1:]].shape) if outputs & _c.OUT_DQ << i and name[1:] in given else None
-               for i, name in enumerate(GRADIENTS)]
-    return _rules(given, results, numbers)
-
-
-register_sharding(_forward)(_divide_forward)
-register_sharding(_backward)(_divide_backward)
+_register(ALL)
+_register(COMMON)

@@ -213,7 +213,8 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
     }
     plan->features = problem->features;
     plan->batch = plan->problem.batch;
-    drop_empty_batch(&plan->problem, plan->device->backend->host_memory);
+    drop_empty_batch(&plan->problem,
+                     plan->device->backend->host_memory || plan->problem.features & FATTN_CHECKED);
     const fattn_wish chosen = {
         .tile = wish && wish->tile.br ? wish->tile : env->tile,
         .splits = plan->problem.op != FATTN_FORWARD ? 0 /* only a forward has splits */

@@ -82,7 +82,13 @@ fattn_status fattn_plan_log_tensors(const fattn_plan *plan, const fattn_buffers 
 {
     fattn_operand operands[FATTN_OPERANDS_MAX];
     const int count = fattn_operands(&plan->problem, buffers, operands);
-    fattn_status status = plan->device->backend->stream_synchronize(plan->device->impl, stream);
+    uint64_t capture = 0;
+    fattn_status status =
+        plan->device->backend->stream_capture(plan->device->impl, stream, &capture);
+    if (status || capture) {
+        return status; /* a captured run has not computed anything yet */
+    }
+    status = plan->device->backend->stream_synchronize(plan->device->impl, stream);
     for (int i = 0; !status && i < count; i++) {
         if (operands[i].dtype && fattn_operand_is_present(&operands[i])) {
             status = log_operand(plan, &operands[i], stream);

@@ -177,6 +177,22 @@ static inline void divided_options(divided *d, draw_rng *rng)
     p->head_offset = p->features & FATTN_DROPOUT ? draw_between(rng, 0, 3) : 0;
 }
 
+/* What devices with memory of their own take of ragged batches, if rows stay divided. */
+static inline void divided_without_positions(divided *d)
+{
+    fattn_problem *const p = &d->problem;
+    const uint64_t positions = FATTN_ALIBI | FATTN_DROPOUT | FATTN_WINDOW;
+    p->features &= ~(positions | (d->scheme == FATTN_SCHEME_REDUCE ? FATTN_CAUSAL : 0));
+    p->window_left = p->window_right = -1;
+    p->dropout_p = 0;
+    p->head_offset = 0;
+    if (p->features & FATTN_CAUSAL) {
+        p->seqlen_k = p->seqlen_q;
+        p->total_k = p->total_q;
+        memcpy(d->cu_k, d->cu_q, sizeof d->cu_k);
+    }
+}
+
 /* A scheme, and heads that it can divide over so many ranks. */
 static inline void divided_scheme(divided *d, int ranks, draw_rng *rng)
 {
@@ -217,7 +233,6 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ra
     p->layout = draw_chance(rng, 2) ? FATTN_BHSD : FATTN_BSHD;
     p->batch = draw_between(rng, 1, DIVIDED_BATCH);
     divided_scheme(d, ranks, rng);
-    d->ragged = d->ragged && (!device || d->scheme == FATTN_SCHEME_HEADS);
     p->seqlen_q = draw_between(rng, 0, 70);
     p->seqlen_k = draw_chance(rng, 2) ? p->seqlen_q : draw_between(rng, 0, 70);
     p->dim = draw_between(rng, 1, 24);
@@ -232,6 +247,9 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ra
         p->features |= FATTN_CAUSAL | (p->op == FATTN_BACKWARD ? FATTN_DLSE : 0);
     } else {
         divided_options(d, rng);
+    }
+    if (device && d->ragged && d->scheme != FATTN_SCHEME_HEADS && ranks > 1) {
+        divided_without_positions(d);
     }
     p->outputs = FATTN_OUT_O | FATTN_OUT_LSE;
     if (p->op == FATTN_BACKWARD) {

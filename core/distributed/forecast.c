@@ -267,15 +267,11 @@ bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k
 /* Seconds that one rank would need for the undivided problem. */
 static double seconds_alone(const fattn_whole *whole, const fattn_speed *speed)
 {
-    double pairs = 0;
-    for (int64_t b = 0; b < whole->problem->batch; b++) {
-        fattn_whole one = *whole;
-        one.split = FATTN_SPLIT_CONTIGUOUS;
-        one.ranks = 1;
-        const fattn_piece piece = fattn_piece_of(&one, b, 0, 0, 0, 0);
-        pairs += fattn_piece_pairs(&piece) * (double)whole->problem->heads_q;
-    }
-    return pairs * flops_of_pair(whole->problem) / speed->flops;
+    fattn_whole one = *whole;
+    one.split = FATTN_SPLIT_CONTIGUOUS;
+    one.ranks = 1;
+    return fattn_whole_pairs(&one, 0, 0) * (double)whole->problem->heads_q *
+           flops_of_pair(whole->problem) / speed->flops;
 }
 
 /* How many tiles a GPU divides a problem into, over all heads. A tile has 128 rows of queries, in

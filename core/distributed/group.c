@@ -477,7 +477,9 @@ static void form_groups(fattn_group_plan *plan)
     plan->members = fattn_scheme_declines(&plan->shares, plan->scheme)
                         ? 1
                         : fattn_scheme_members(&plan->shares, plan->scheme);
-    if (plan->members == 1) {
+    /* Halves of sequences of unlike lengths have unlike bounds, and kernels of devices with memory
+     * of their own take one bound for all sequences. */
+    if (plan->members == 1 && !(plan->ragged && plan->transport.device_memory)) {
         fattn_whole_set_halves(&plan->shares);
     }
     plan->whole = plan->shares;
@@ -684,23 +686,24 @@ static fattn_status join_turns(fattn_group_plan *plan)
     return status || plan->bytes <= plan->memory ? status : fail_limit(plan);
 }
 
-/* Copies the positions of the pieces, which are all alike, to the device. */
-static fattn_status send_positions(const fattn_group_plan *plan)
+/* Copies the lengths of all pieces to a device that has its own memory. */
+static fattn_status send_lengths(const fattn_group_plan *plan)
 {
-    const fattn_visit visit = {.owner = plan->rank};
-    const size_t bytes = (size_t)(plan->problem.batch + 1) * sizeof *plan->cu_q;
+    const int64_t numbers = fattn_group_cu_count(plan) * (plan->problem.batch + 1);
+    const size_t bytes = (size_t)numbers * sizeof *plan->device_cu;
     const fattn_stream stream = plan->transport.stream;
-    fattn_problem p;
-    fattn_buffers b;
-    if (!plan->device_q) {
+    if (!plan->device_cu) {
         return FATTN_OK;
     }
-    (void)fattn_group_piece_of(plan, &visit, &p, &b); /* sets cu_q and cu_k */
-    fattn_status status =
-        fattn_device_copy(plan->device, plan->device_q, plan->cu_q, bytes, stream);
-    status = status ? status
-                    : fattn_device_copy(plan->device, plan->device_k, plan->cu_k, bytes, stream);
-    return status ? status : fattn_stream_synchronize(plan->device, stream);
+    int32_t *const cu = fattn_memory_alloc(bytes);
+    if (!cu) {
+        return fattn_fail_memory((int64_t)bytes, "lengths");
+    }
+    fattn_group_write_cu(plan, cu);
+    fattn_status status = fattn_device_copy(plan->device, plan->device_cu, cu, bytes, stream);
+    status = status ? status : fattn_stream_synchronize(plan->device, stream);
+    fattn_memory_free(cu);
+    return status;
 }
 
 static fattn_status reserve(fattn_group_plan *plan)
@@ -721,7 +724,7 @@ static fattn_status reserve(fattn_group_plan *plan)
         return made;
     }
     if (plan->transport.device_memory) {
-        made = send_positions(plan);
+        made = send_lengths(plan);
         made = made ? made : fattn_event_create(plan->device, &plan->finished);
         return made ? made : fattn_group_make_streams(plan);
     }

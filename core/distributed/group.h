@@ -110,9 +110,9 @@ struct fattn_group_plan {
     int64_t *rows_before[2]; /* [all ranks + 1]: rows of queries, and of keys, of earlier ranks; if
                               * members exchange heads */
     int64_t *q_offsets, *k_offsets, *wholes_q, *wholes_k;
-    /* cu_q and cu_k in the memory of a device that has its own, on which all pieces have the same
-     * positions; else NULL. */
-    int32_t *device_q, *device_k;
+    /* For a device that has its own memory, else NULL: cu_seqlens of each run of this rank's
+     * queries, of each run of each group's keys, and of no keys. [runs][batch + 1] */
+    int32_t *device_cu;
     /* Lists of rows in memory of the device, for queries and for keys, if members exchange a ragged
      * batch and a turn has one piece; else NULL. For each row of a message, share_rows has its row
      * in this rank's share, and packed_rows its packed row, one member after another. So one job
@@ -262,6 +262,10 @@ bool fattn_group_visit(const fattn_group_plan *plan, int lane, int64_t step, int
 bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit,
                           fattn_problem *problem, fattn_buffers *buffers);
 bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run);
+
+/* How many arrays plan->device_cu has; and writes all of them to host memory. */
+int64_t fattn_group_cu_count(const fattn_group_plan *plan);
+void fattn_group_write_cu(const fattn_group_plan *plan, int32_t *cu);
 
 /* The gradients of the own block, of the current slice. */
 char *fattn_group_own_sum(const fattn_group_plan *plan);

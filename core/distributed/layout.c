@@ -158,9 +158,9 @@ void fattn_group_lay_out(fattn_group_plan *plan)
     take_lanes(plan);
     plan->at = fattn_group_packed_at(plan, 0);
     plan->dsink = take(plan, plan->shares.ranks * plan->heads_q * 4);
-    const bool lengths = plan->ragged && plan->transport.device_memory;
-    plan->device_q = lengths ? take(plan, (plan->problem.batch + 1) * 4) : NULL;
-    plan->device_k = lengths ? take(plan, (plan->problem.batch + 1) * 4) : NULL;
+    const int64_t lengths = fattn_group_cu_count(plan) * (plan->problem.batch + 1);
+    const bool has_lengths = plan->ragged && plan->transport.device_memory;
+    plan->device_cu = has_lengths ? take(plan, lengths * (int64_t)sizeof *plan->device_cu) : NULL;
     if (fattn_group_lists_rows(plan)) {
         take_lists(plan);
     }

@@ -82,7 +82,7 @@ fattn_status fattn_group_foresee(const fattn_group *group, int64_t ranks,
         again = false;
         for (int64_t n = 0; !status && n < asked; n++) {
             const int64_t rank = n * (ranks - 1) / fattn_max64(asked - 1, 1);
-            fattn_group_needs own;
+            fattn_group_needs own = {0};
             status = ask(group, ranks, rank, others, problem, cu_q, cu_k, &own);
             const int64_t turns = own.turns * own.slices, tensors = needs->tensors;
             again = again || (n > 0 && turns != most);

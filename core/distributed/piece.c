@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pieces of a divided problem as problems for one device, and the layout of the blocks in which
  * keys travel. */
+#include <assert.h>
+#include <string.h>
+
 #include "core/distributed/group.h"
 #include "core/dtype.h"
 #include "core/integer.h"
@@ -362,10 +365,91 @@ bool fattn_group_visit(const fattn_group_plan *plan, int lane, int64_t step, int
     return visit->owner >= 0 && !(both && n > 0);
 }
 
+/* --- Ragged batches --------------------------------------------------------------------------- */
+
+/* The arrays of plan->device_cu: runs of queries, runs of keys by their owners, zeros. */
+static int64_t cu_of_keys(const fattn_group_plan *plan, int64_t owner, int k_run)
+{
+    return plan->q_runs + owner * plan->k_runs + k_run;
+}
+
+int64_t fattn_group_cu_count(const fattn_group_plan *plan)
+{
+    return cu_of_keys(plan, plan->whole.ranks, 0) + 1;
+}
+
+static void write_cu(const fattn_group_plan *plan, fattn_side side, int64_t rank, int run,
+                     int32_t *cu)
+{
+    cu[0] = 0;
+    for (int64_t b = 0; b < plan->problem.batch; b++) {
+        const fattn_run rows = fattn_whole_run(&plan->whole, side, b, rank, run);
+        cu[b + 1] = cu[b] + (int32_t)rows.count;
+    }
+}
+
+void fattn_group_write_cu(const fattn_group_plan *plan, int32_t *cu)
+{
+    const int64_t step = plan->problem.batch + 1;
+    for (int n = 0; n < plan->q_runs; n++) {
+        write_cu(plan, FATTN_QUERIES, plan->rank, n, cu + n * step);
+    }
+    for (int64_t owner = 0; owner < plan->whole.ranks; owner++) {
+        for (int n = 0; n < plan->k_runs; n++) {
+            write_cu(plan, FATTN_KEYS, owner, n, cu + cu_of_keys(plan, owner, n) * step);
+        }
+    }
+    memset(cu + (fattn_group_cu_count(plan) - 1) * step, 0, (size_t)step * sizeof *cu);
+}
+
+/* The bound on j - i that all sequences of a piece have in common: scheme.c has refused problems
+ * without one. A sequence of which all pairs are kept, or none, only limits the bound. */
+static int64_t common_bound(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run)
+{
+    int64_t least = INT64_MIN, most = INT64_MAX;
+    for (int64_t b = 0; b < plan->problem.batch; b++) {
+        const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->rank, q_run, owner, k_run);
+        const int64_t all = piece.k.count - 1, none = -piece.q.count;
+        if (piece.q.count == 0 || piece.k.count == 0) {
+            continue;
+        }
+        least = piece.high > none ? fattn_max64(least, fattn_min64(piece.high, all)) : least;
+        most = piece.high < all ? fattn_min64(most, fattn_max64(piece.high, none)) : most;
+    }
+    assert(least <= most);
+    return least > INT64_MIN ? least : fattn_min64(most, 0);
+}
+
+/* place() for a ragged batch on a device with memory of its own. */
+static void place_on_device(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
+                            bool no_keys, fattn_problem *p, fattn_buffers *buffers)
+{
+    const int64_t step = plan->problem.batch + 1;
+    const int64_t keys = no_keys ? fattn_group_cu_count(plan) - 1 : cu_of_keys(plan, owner, k_run);
+    buffers->cu_seqlens_q = plan->device_cu ? plan->device_cu + q_run * step : NULL;
+    buffers->cu_seqlens_k = plan->device_cu ? plan->device_cu + keys * step : NULL;
+    if (plan->whole.ranks == 1) { /* whole sequences, with the window of the undivided problem */
+        p->window_left = plan->problem.window_left;
+        p->window_right = plan->problem.window_right;
+        p->features |= p->window_left >= 0 || p->window_right >= 0 ? FATTN_WINDOW : 0;
+        return;
+    }
+    p->anchor = FATTN_TOP_LEFT;
+    if (plan->problem.window_right >= 0) {
+        p->features |= FATTN_WINDOW;
+        p->window_right = 0;
+        buffers->q_offset = common_bound(plan, owner, q_run, k_run);
+    }
+}
+
 /* place() for each sequence of a ragged batch, into the plan's arrays. */
 static void place_ragged(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
                          bool no_keys, fattn_problem *p, fattn_buffers *buffers)
 {
+    if (plan->transport.device_memory) {
+        place_on_device(plan, owner, q_run, k_run, no_keys, p, buffers);
+        return;
+    }
     plan->cu_q[0] = plan->cu_k[0] = 0;
     for (int64_t b = 0; b < p->batch; b++) {
         const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->rank, q_run, owner, k_run);
@@ -379,11 +463,6 @@ static void place_ragged(const fattn_group_plan *plan, int64_t owner, int q_run,
     }
     buffers->q_offset = buffers->k_offset = 0;
     buffers->whole_q = buffers->whole_k = -1;
-    if (plan->device_q) { /* whole sequences, whose offsets are 0 */
-        buffers->cu_seqlens_q = plan->device_q;
-        buffers->cu_seqlens_k = plan->device_k;
-        return;
-    }
     buffers->cu_seqlens_q = plan->cu_q;
     buffers->cu_seqlens_k = plan->cu_k;
     buffers->q_offsets = plan->q_offsets;
@@ -414,10 +493,11 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit
     const fattn_extent q = fattn_group_queries(plan, q_run);
     const fattn_extent k = fattn_group_keys(plan, owner, k_run);
     const int64_t kinds = fattn_whole_kinds(&plan->whole);
-    double pairs = 0;
+    double pairs = 0, all = 0;
     for (int64_t b = 0; b < kinds; b++) {
         const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->rank, q_run, owner, k_run);
         pairs += fattn_piece_pairs(&piece);
+        all += (double)piece.q.count * (double)piece.k.count;
     }
     if (q.rows == 0 || (joined ? k_run > 0 : pairs == 0 && !first)) {
         return false;
@@ -443,7 +523,7 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit
         p->dbias_stride[3] *= piece.k.stride;
     }
     /* A window cannot express an empty band, and a full band needs no window. */
-    if (pairs == 0 || (!plan->ragged && pairs == (double)q.longest * (double)k.longest)) {
+    if (pairs == 0 || (pairs == all && !(plan->ragged && plan->whole.ranks == 1))) {
         p->features &= ~FATTN_WINDOW;
         p->window_left = p->window_right = -1;
     }

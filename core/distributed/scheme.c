@@ -4,10 +4,25 @@
  * FATTN_SCHEME_AUTO stands for.
  */
 #include <math.h>
+#include <string.h>
 
 #include "core/distributed/forecast.h"
 #include "core/distributed/group.h"
 #include "core/status.h"
+
+/* Whether the pieces of a ragged batch need no positions: whether in each piece one bound on
+ * distances holds for the indices of all sequences, whatever their lengths. Under a causal mask it
+ * does if queries and keys are divided at the same rows. */
+static bool have_common_bounds(const fattn_group_plan *plan, fattn_scheme scheme)
+{
+    const fattn_problem *const p = &plan->problem;
+    const size_t bytes = (size_t)(p->batch + 1) * sizeof(int32_t);
+    if (p->features & (FATTN_ALIBI | FATTN_DROPOUT) || p->window_left >= 0) {
+        return false;
+    }
+    return p->window_right < 0 || (p->window_right == 0 && scheme != FATTN_SCHEME_REDUCE &&
+                                   memcmp(plan->shares.cu_q, plan->shares.cu_k, bytes) == 0);
+}
 
 /* Why a group does not compute the problem in a scheme that itself supports it; NULL if it does. */
 static const char *refusal(const fattn_group_plan *plan, fattn_scheme scheme)
@@ -16,9 +31,11 @@ static const char *refusal(const fattn_group_plan *plan, fattn_scheme scheme)
     const int64_t members = fattn_scheme_members(&plan->shares, scheme);
     const bool striped = plan->shares.split == FATTN_SPLIT_STRIPED && plan->shares.ranks > members;
     const bool scores = p->features & (FATTN_BIAS | FATTN_MASK);
-    if (plan->ragged && plan->transport.device_memory && scheme != FATTN_SCHEME_HEADS) {
-        return "on devices with memory of their own, groups support a ragged batch only in scheme "
-               "\"heads\"";
+    if (plan->ragged && plan->transport.device_memory && plan->shares.ranks > members &&
+        !have_common_bounds(plan, scheme)) {
+        return "on devices with memory of their own, rings support a ragged batch without ALiBi, "
+               "dropout and windows, and under a causal mask with as many keys as queries in each "
+               "sequence; scheme \"heads\" supports all";
     }
     if (scores && plan->ragged) {
         return "groups support no bias or mask with a ragged batch";

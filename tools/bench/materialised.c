@@ -20,10 +20,11 @@ bool materialised_open(materialised *m, char *why, int size)
         snprintf(why, (size_t)size, "%s is not installed", name);
         return false;
     }
-    /* ISO C cannot convert an object pointer to a function pointer; POSIX defines it this way. */
-    *(void **)&m->sgemm = dlsym(m->library, "cblas_sgemm");
-    *(void **)&m->set_threads = dlsym(m->library, "openblas_set_num_threads");
-    if (!m->sgemm || !m->set_threads) {
+    void *const sgemm = dlsym(m->library, "cblas_sgemm");
+    void *const set_threads = dlsym(m->library, "openblas_set_num_threads");
+    memcpy(&m->sgemm, &sgemm, sizeof sgemm);
+    memcpy(&m->set_threads, &set_threads, sizeof set_threads);
+    if (!sgemm || !set_threads) {
         snprintf(why, (size_t)size, "%s lacks cblas_sgemm or openblas_set_num_threads", name);
         materialised_close(m);
         return false;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/distributed/forecast.h"
 #include "core/memory.h"
 #include "tools/terminal/terminal.h"
 
@@ -83,9 +84,13 @@ bool job_read_rows(job *j)
         j->divided.scheme = FATTN_SCHEME_REDUCE; /* as `fattn explain` does */
     }
     if (j->divided.split == 0) {
-        const bool causal = features & FATTN_CAUSAL && !(features & FATTN_WINDOW);
-        j->divided.split = causal && job_scheme(j) != FATTN_SCHEME_REDUCE ? FATTN_SPLIT_ZIGZAG
-                                                                          : FATTN_SPLIT_CONTIGUOUS;
+        const bool window = features & FATTN_WINDOW;
+        const fattn_problem masks = {.window_left = window ? j->problem.window_left : -1,
+                                     .window_right = features & FATTN_CAUSAL ? 0
+                                                     : window ? j->problem.window_right
+                                                              : -1};
+        j->divided.split = job_scheme(j) == FATTN_SCHEME_REDUCE ? FATTN_SPLIT_CONTIGUOUS
+                                                                : fattn_split_choose(&masks);
     }
     if (!take_side(j, QUERIES) || !take_side(j, KEYS)) {
         return false;

@@ -380,7 +380,12 @@ fattn_status fattn_mpi_open_device(MPI_Comm comm, fattn_device *device, fattn_st
         return fattn_transport_fail(FATTN_OUT_OF_MEMORY, "no memory for a transport");
     }
     memset(t, 0, sizeof *t);
+    MPI_Errhandler usual; /* which by default ends the program */
+    MPI_Comm_get_errhandler(comm, &usual);
+    MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
     const int error = MPI_Comm_dup(comm, &t->comm);
+    MPI_Comm_set_errhandler(comm, usual);
+    MPI_Errhandler_free(&usual);
     fattn_status status = error ? fail_mpi(t, "MPI_Comm_dup", error) : FATTN_OK;
     if (status) {
         free(t);

@@ -123,8 +123,9 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* Waits until the messages are done, the communicator fails, or the time has passed. */
-static fattn_status watch(transport *t, int peer, double seconds)
+/* Waits until the messages are done, the communicator fails, or the time has passed. NCCL does not
+ * say which of them is late. */
+static fattn_status watch(transport *t, const fattn_message *messages, int count, double seconds)
 {
     static const struct timespec nap = {.tv_nsec = 20000};
     const double begin = now();
@@ -144,7 +145,8 @@ static fattn_status watch(transport *t, int peer, double seconds)
         const double waited = now() - begin;
         if (waited > seconds) {
             char text[96];
-            snprintf(text, sizeof text, "rank %d did not answer in %g s", peer, seconds);
+            snprintf(text, sizeof text, "no answer in %g s to %d messages to and from rank %d%s",
+                     seconds, count, messages[0].peer, count > 1 ? " and others" : "");
             return fattn_transport_fail(FATTN_RANK_TIMEOUT, text);
         }
         if (waited > 1e-3) { /* no naps for short messages */
@@ -157,11 +159,10 @@ static fattn_status wait(void *user, const fattn_message *messages, int count, d
 {
     transport *const t = user;
     int before = 0;
-    (void)count; /* NCCL does not say which of them is late */
     cudaError_t error = cudaGetDevice(&before);
     error = error ? error : cudaSetDevice(t->device);
     fattn_status status = error ? fail_cuda("cudaSetDevice", error) : FATTN_OK;
-    status = status ? status : watch(t, messages[0].peer, seconds);
+    status = status ? status : watch(t, messages, count, seconds);
     error = status ? cudaSuccess : cudaStreamWaitEvent(t->table.stream, t->sent, 0);
     cudaSetDevice(before);
     return error ? fail_cuda("cudaStreamWaitEvent", error) : status;

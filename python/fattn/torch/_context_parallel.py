@@ -296,7 +296,8 @@ class context_parallel:
             sink: Tensor | None = None, dropout_p: float = 0.0, seed: Tensor | None = None,
             anchor: Literal["bottom_right", "top_left"] = "bottom_right", return_lse: bool = False,
             deterministic: bool | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """attention() of packed sequences, each of which is divided separately; on GPUs with scheme "heads".
+        """attention() of packed sequences, each of which is divided separately. On GPUs, windows, dropout, ALiBi, and a
+        causal mask where queries and keys differ in length, need scheme "heads".
 
         Args:
             q: this rank's rows (rows, Hq, D): its share of the first sequence, then of the second, and so

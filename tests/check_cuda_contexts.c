@@ -309,6 +309,42 @@ static void check_empty_axes(void)
     tap_check(expect_held(), "dbias is written where it is summed over nothing");
 }
 
+/* Memory between the rows of a result, in which another thread writes during the run. */
+enum { GAP = 7 };
+static char *gap;
+
+static void write_in_gap(void **parameters)
+{
+    (void)parameters;
+    *gap = GAP;
+    watched++;
+}
+
+/* A call that leaves room for a head between its own, as threads do that share a result. */
+static void check_gaps(void)
+{
+    fattn_device *device = NULL;
+    fattn_problem p = scene_problem(FORWARD);
+    fattn_buffers buffers = scene_buffers(scene_memory);
+    const int64_t row = 2 * p.heads_q * p.dim_v;
+    expect_begin("gaps");
+    expect_ok(fattn_device_open("cuda", &device), "opening");
+    p.layout = FATTN_STRIDED;
+    p.q = (fattn_strides){p.seqlen_q * p.heads_q * p.dim, p.heads_q * p.dim, p.dim};
+    p.k = p.v = (fattn_strides){p.seqlen_k * p.heads_k * p.dim, p.heads_k * p.dim, p.dim};
+    p.o = (fattn_strides){p.seqlen_q * row, row, 2 * p.dim_v};
+    watched = 0;
+    gap = (char *)buffers.o + p.dim_v * (int64_t)sizeof(uint16_t);
+    *gap = 0;
+    stub->watch = write_in_gap;
+    expect_ok(fattn_attention(device, &p, &buffers, NULL), "a call");
+    stub->watch = NULL;
+    expect(watched > 0 && *gap == GAP, "%d launches, and %d in the gap", (int)watched, *gap);
+    fattn_cache_clear();
+    fattn_device_close(device);
+    tap_check(expect_held(), "what others write between the rows of a result stays");
+}
+
 /* -------------------------------------------------------------------------------------------------
  * Devices that exchange messages
  * ---------------------------------------------------------------------------------------------- */
@@ -414,6 +450,7 @@ int main(void)
     check_staging(stub->capability);
     check_staging(86);
     check_empty_axes();
+    check_gaps();
     check_peers();
     for (work w = FORWARD; w < WORKS; w++) {
         check_capture(w);

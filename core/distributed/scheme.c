@@ -121,7 +121,9 @@ fattn_status fattn_group_choose_scheme(fattn_group_plan *plan)
     if (plan->scheme != FATTN_SCHEME_AUTO) {
         return FATTN_OK;
     }
-    speed.row = plan->transport.device_memory ? seconds_of_row(p) : 0;
+    /* The runs of a ragged batch are pieces of their own, so that three times as many rows are
+     * merged. */
+    speed.row = plan->transport.device_memory ? seconds_of_row(p) * (plan->ragged ? 3 : 1) : 0;
     plan->scheme = FATTN_SCHEME_RING; /* its reason is given if no scheme takes the problem */
     double least = INFINITY;
     for (fattn_scheme s = FATTN_SCHEME_RING; s <= FATTN_SCHEME_BOTH && p->batch > 0; s++) {

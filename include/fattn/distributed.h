@@ -266,8 +266,10 @@ typedef struct fattn_group_plan fattn_group_plan;
  * - Always: block masks, seqused, seqstart, pages, positions, chunks, accumulation, batch
  *   invariance, FATTN_CHECKED, f64, fp8; one cu_seqlens without the other; dbias that is summed
  *   over queries (dbias_stride[2] = 0).
- * - Ragged batches: bias and masks; on devices with memory of their own, other schemes than
- *   FATTN_SCHEME_HEADS; FATTN_SPLIT_STRIPED in a ring with a window that is bounded on both sides.
+ * - Ragged batches: bias and masks; FATTN_SPLIT_STRIPED in a ring with a window that is bounded on
+ *   both sides. On devices with memory of their own, in other schemes than FATTN_SCHEME_HEADS:
+ *   ALiBi, dropout, windows; a causal mask where a sequence has another number of keys than of
+ *   queries, or in FATTN_SCHEME_REDUCE.
  * - FATTN_SPLIT_STRIPED in a ring: dropout, and ALiBi, unless its slopes multiply a bias.
  * - FATTN_SCHEME_HEADS: a single rank, and a number of ranks that does not divide heads_k.
  * - FATTN_SCHEME_BOTH: ranks and heads_k without a common divisor other than 1 and R.

@@ -25,6 +25,10 @@ static fattn_status check_size(const void *caller, const fattn_abi *abi, size_t 
         return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", abi->name);
     }
     memcpy(size, caller, sizeof *size);
+    if (*size == 0) {
+        return fattn_fail(FATTN_INVALID_STRUCT, "%s->struct_size is 0; call %s_init() first",
+                          abi->name, abi->name);
+    }
     bool known = false;
     for (int i = 0; i < FATTN_ABI_VERSIONS && abi->sizes[i]; i++) {
         known = known || *size == abi->sizes[i];

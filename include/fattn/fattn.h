@@ -265,8 +265,10 @@ typedef struct fattn_problem {
     int64_t batch;    /* B, default 1 */
     int64_t heads_q;  /* Hq, a multiple of heads_k, default 1 */
     int64_t heads_k;  /* Hk, default 1 */
-    int64_t seqlen_q; /* Sq; with cu_seqlens_q the most rows that a sequence may have */
-    int64_t seqlen_k; /* Sk; with cu_seqlens_k or FATTN_PAGED the most keys that one may have */
+    int64_t seqlen_q; /* Sq; with cu_seqlens_q the most rows that a sequence may have. Default 0:
+                       * then there is nothing to compute, and calls succeed */
+    int64_t seqlen_k; /* Sk; with cu_seqlens_k or FATTN_PAGED the most keys that one may have.
+                       * Default 0: then o is 0 */
     int64_t dim;      /* D, 1..576, no default. Above 256 most GPUs only have SIMT kernels */
     int64_t dim_v;    /* Dv, likewise. Latent attention (MLA) is D 576, Dv 512, Hk 1, where v is k:
                        * FATTN_STRIDED, with k's strides for v, too */
@@ -287,9 +289,9 @@ typedef struct fattn_problem {
     double softcap;       /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
     double dropout_p;     /* FATTN_DROPOUT: probability of dropping a weight, 0..1, rounded to a
                            * multiple of 1/65536: to 0 or 1 only if it is exactly that */
-    int64_t window_left;  /* FATTN_WINDOW: how many keys before key i + off query i attends to; -1,
-                           * the default: all */
-    int64_t window_right; /* FATTN_WINDOW: how many keys after it; -1, the default: all. With
+    int64_t window_left;  /* FATTN_WINDOW: the number of keys before key i + off that query i
+                           * attends to; -1, the default: all */
+    int64_t window_right; /* FATTN_WINDOW: the number of keys after it; -1, the default: all. With
                            * FATTN_CAUSAL it counts as 0, whatever it is */
 
     /* Strides of (batch, head, query, key); any of them may be 0 to broadcast: with none set, one
@@ -307,7 +309,9 @@ typedef struct fattn_problem {
                                         * runs whole or split over devices */
 
     int64_t pointer_alignment; /* promise: every q k v o dout dq dk dv pointer is a multiple of this
-                                * many bytes; a power of two, 4096 at most, default 16 */
+                                * many bytes; a power of two, 4096 at most, default 16. Any
+                                * memory is right, but a CPU reads k and v faster from multiples
+                                * of 64, which malloc() does not promise */
 
     /* Mixed types, for example an 8-bit or 16-bit cache with f32 queries. f64 does not mix, and
      * FATTN_E4M3 is a type of k and v alone, forward only. If k and v are dtype or e4m3, products
@@ -366,7 +370,8 @@ typedef struct fattn_buffers {
                                   * packed q belong to sequence b */
     const int32_t *cu_seqlens_k; /* (B + 1), likewise for the keys */
     const int32_t *seqused_q;    /* (B): how many of its rows sequence b uses: the first ones */
-    const int32_t *seqused_k;    /* (B): how many of its keys sequence b uses: the first ones */
+    const int32_t *seqused_k;    /* (B): how many of its keys sequence b uses: the first ones,
+                                  * including those that were just appended for its queries */
     const int32_t *block_table;  /* (B, max_pages): entry [b][n] is the page that holds keys
                                   * n * page_size .. of sequence b. The entry of every page with
                                   * keys of the sequence must be valid, even of those before its
@@ -483,6 +488,10 @@ typedef void *fattn_stream;
  * code, and FATTN_VERBOSE=1 says which and why. A device that is named but cannot be used is an
  * error; no other device takes its place. Close the device with fattn_device_close(); plans made on
  * it keep it open.
+ *
+ * A device of backend "cuda" works in the context that is current on the calling thread if that is
+ * one of its GPU, else in the GPU's primary context. Streams and memory must belong to this
+ * context, and it must outlive the device.
  *
  * Errors: FATTN_UNKNOWN_DEVICE for a spec that names no backend of this build; FATTN_NO_DEVICE
  * where the backend has no such device, or no driver; FATTN_UNSUPPORTED for a device that this
@@ -732,12 +741,17 @@ FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t 
  * Runs a plan. Work is queued on stream; on a CPU it is done on return.
  *
  * workspace is device memory of at least workspace_bytes bytes (fattn_plan_info), aligned to 256,
- * with any contents. Nothing else may use it during the execution. With NULL the library allocates
+ * with any contents. Its size cannot be checked: with less the run writes past its end. Several
+ * plans may share one that suffices for all of them, one run at a time. Nothing else may use it
+ * during the execution. With NULL the library allocates
  * a workspace for this run and, on a GPU, waits for the run to free it. On an AMD GPU the workspace
  * must not be memory that host and device keep coherent (fine-grained or managed).
  *
  * Where kernels read host memory, lengths and tables in the buffers are validated before the run;
  * on a GPU FATTN_CHECKED does that, and without it wrong ones are undefined behaviour.
+ *
+ * With a workspace of the caller's a run on a GPU may be captured into a graph, unless the plan has
+ * FATTN_CHECKED.
  */
 FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,
                                      void *workspace, fattn_stream stream);

@@ -48,8 +48,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) or (hasattr(value, "__index__") and not getattr(value, "shape", ()))
 
 
-def window_of(window: Sequence[int | None] | int | None) -> tuple[int, int] | None:
-    """(left, right), -1 for all; an integer stands for both."""
+def window_of(window: Sequence[int | None] | int | None, index: Any = index) -> tuple[int, int] | None:
+    """(left, right), -1 for all; an integer stands for both. index: what makes integers of them."""
     if window is None:
         return None
     both: Any = (window, window) if _is_number(window) else window

@@ -12,7 +12,6 @@ rows without keys (-inf), and the third result, which is None.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from fattn._plans import _cache, prepare
 from fattn._problem import Options
 from fattn.torch import attention, attention_varlen, attention_with_kvcache
 from fattn.torch._calls import E4M3
-from fattn.torch._functions import channels_together, check_types, is_watched, type_name
+from fattn.torch._functions import channels_together, check_types, index, is_watched, type_name
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
            "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
@@ -158,7 +157,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
         if cache_leftpad is not None:
             keys = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
             mask = (torch.arange(keys, device=q.device) >= cache_leftpad[:, None])[:, None, None]
-        window = window_of(window_size)
+        window = window_of(window_size, index)
         options: dict[str, Any] = dict(causal=causal, window=window, scale=softmax_scale, softcap=softcap or None)
         if k is not None and v is not None:
             if lengths is None:
@@ -210,7 +209,7 @@ def _lengths(cache_seqlens: Any, q: Tensor) -> Tensor | None:
     if cache_seqlens is None:
         return None
     if not isinstance(cache_seqlens, Tensor):
-        return torch.full((q.shape[0],), operator.index(cache_seqlens), dtype=torch.int32, device=q.device)
+        return torch.full((q.shape[0],), index(cache_seqlens), dtype=torch.int32, device=q.device)
     if cache_seqlens.dtype != torch.int32:
         raise InvalidArgument(f"cache_seqlens has dtype {cache_seqlens.dtype}, not torch.int32")
     return cache_seqlens

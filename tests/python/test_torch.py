@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fattn  # noqa: E402
+import fattn.flash_attn  # noqa: E402
 import fattn.torch  # noqa: E402
 import numpy as np  # noqa: E402
 import torch.autograd.forward_ad as forward_ad  # noqa: E402
@@ -229,6 +230,80 @@ def test_which_operators_take_a_call():
         graph = make_fx(lambda x: fattn.torch.attention(x, x, x, **options))(x).graph
         wanted = FORWARD_COMMON if name in common else FORWARD
         assert [node.target for node in graph.nodes if "fattn" in str(node.target)] == [wanted], name
+
+
+def test_selective_checkpointing_sees_known_calls():
+    """A policy is asked about every call, also about one like earlier calls, and a result that it saves is not computed
+    again."""
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+    asked = []
+
+    def policy(ctx, op, *args, **kwargs):
+        if op is FORWARD_COMMON:
+            asked.append(ctx.is_recompute)
+        return CheckpointPolicy.MUST_SAVE if op is FORWARD_COMMON else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def attend(x):
+        return fattn.torch.attention(x * 2, x, x, causal=True)
+
+    q = torch.randn(1, 8, 2, 16, requires_grad=True)
+    for _ in range(3):
+        wanted, = torch.autograd.grad(attend(q).sum(), q)
+    o = checkpoint(attend, q, use_reentrant=False,
+                   context_fn=lambda: create_selective_checkpoint_contexts(policy))
+    fattn.cache_clear()
+    assert torch.equal(torch.autograd.grad(o.sum(), q)[0], wanted)
+    assert asked == [False]
+
+
+def test_compiles_windows_of_any_size():
+    """Windows and a cache's length are numbers of a graph, not constants."""
+    def step(q, n):
+        return fattn.torch.attention(q, q, q, causal=True, window=(n, 0))
+
+    def token(q, n):
+        return fattn.flash_attn.flash_attn_with_kvcache(q[:, :1], q, q, cache_seqlens=n, causal=True, window_size=(n, 0))
+
+    q = torch.randn(1, 40, 2, 16)
+    for call in (step, token):
+        torch._dynamo.reset()
+        compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=True)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for n in range(2, 12):
+                torch.testing.assert_close(compiled(q, n), call(q, n))
+    length = torch.export.Dim("length", min=8, max=64)
+
+    class Half(torch.nn.Module):
+        def forward(self, q):
+            return fattn.torch.attention(q, q, q, causal=True, window=(q.shape[1] // 2, 0))
+
+    exported = torch.export.export(Half(), (q,), dynamic_shapes={"q": {1: length}}).module()
+    assert torch.equal(exported(q[:, :20]), Half()(q[:, :20]))
+
+
+def test_devices_do_not_mix():
+    """Also where no kernel runs: with a tensor without memory, and while tracing."""
+    q = torch.randn(1, 5, 2, 8)
+    mask = torch.ones(5, 5, dtype=torch.bool, device="meta")
+    for call in (lambda: fattn.torch.attention(q, q.to("meta"), q), lambda: FORWARD_COMMON(q, q.to("meta"), q),
+                 lambda: FORWARD(q, q, q.to("meta")), lambda: fattn.torch.attention(q, q, q, mask=mask)):
+        with pytest.raises(fattn.InvalidArgument, match="is on device"):
+            call()
+    with torch._subclasses.FakeTensorMode():
+        q, k = torch.empty(1, 5, 2, 8), torch.empty(1, 5, 2, 8, device="cuda")
+        with pytest.raises(fattn.InvalidArgument, match="k is on device cuda"):
+            fattn.torch.attention(q, k, k)
+
+
+def test_empty_axis_of_vmap():
+    for name, options in (("folded", {}), ("each", {"mask": torch.ones(0, 9, 9, dtype=torch.bool)})):
+        k = torch.randn(0, 1, 9, 4, 16, requires_grad=True)
+        if options:
+            o = torch.func.vmap(lambda k, m: fattn.torch.attention(k, k, k, mask=m))(k, options["mask"])
+        else:
+            o = torch.func.vmap(lambda k: fattn.torch.attention(k, k, k, causal=True))(k)
+        assert o.shape == k.shape, name
+        assert torch.autograd.grad(o.sum(), k)[0].shape == k.shape, name
 
 
 def test_both_ways_agree():

@@ -34,6 +34,7 @@ _check_memory = _kind.check_memory
 check_readable = _kind.check_readable  # type: ignore[attr-defined]
 _grads = torch.is_grad_enabled
 _functorch_active = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
 _is_legacy_batch = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched=True
 _any_autocast = torch._C._is_any_autocast_enabled
 _autocast_dtype = torch.get_autocast_dtype
@@ -348,6 +349,8 @@ def find_known(key: Any, *tensors: Tensor) -> Known | None:
         few = _known.get((key, tensors[0].shape), ())
     except (AttributeError, RuntimeError, TypeError):  # not a tensor; a nested one without a shape; symbolic lengths
         return None
+    if few and _modes():  # guards do not notice all modes: not those of selective checkpointing
+        return None
     for known in few:
         if (known.check(*tensors) and (known.dtype is None or _autocast_dtype(known.kind) is known.dtype) and
                 forward_ad._current_level < 0 and not profiler._is_profiler_enabled):
@@ -395,7 +398,7 @@ def rows_together(dout: Tensor) -> Tensor:
 
 
 def refuse(ctx: Any, *_: Any) -> Any:
-    raise Unsupported("attention has no second derivatives")
+    raise Unsupported("attention has no second derivatives (in a compiled gradient of single samples, detach the parameters)")
 
 
 def refuse_tangents(tensors: Iterable[Tensor]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from operator import index as operator_index
 from typing import TYPE_CHECKING, Any, Literal, Sequence, overload
 
 import torch
@@ -155,6 +156,11 @@ def integer(x: Any, name: str) -> Any:
     return x if is_traced() or isinstance(x, torch.SymInt) else plain_integer(x, name)
 
 
+def index(x: Any) -> Any:
+    """operator.index(), but a symbolic integer, which Dynamo shows as an int, is returned as it is."""
+    return x if type(x) is int or isinstance(x, torch.SymInt) else operator_index(x)
+
+
 def type_name(a: Any) -> str:
     return f"{type(a).__module__}.{type(a).__qualname__}".removeprefix("builtins.")
 
@@ -282,7 +288,7 @@ def attention(
         q, k, v, bias = autocast(q, k, v, bias)
     if scale is not None or softcap is not None or chunk is not None:
         scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), integer(chunk, "chunk")
-    left, right = (-1, -1) if window is None else window_of(window) or (-1, -1)
+    left, right = (-1, -1) if window is None else window_of(window, index) or (-1, -1)
     if deterministic is None:
         deterministic = _deterministic()
     extra, extras = (mask, _MASK_ALONE) if bias is None else (bias, _BIAS_ALONE)
@@ -304,7 +310,7 @@ def attention(
             known = find_known(key, q, k, v)
             if known is not None and known.records:
                 return recorded_with_lse(known, q, k, v) if return_lse else recorded(known, q, k, v)
-            if known is None and not are_watched(q, k, v):
+            if known is None and not (are_watched(q, k, v) or q.is_nested or k.is_nested or v.is_nested):
                 record = _grads() and (q.requires_grad or k.requires_grad or v.requires_grad)
                 known = make_known(key, call_of(numbers, (), return_lse or record), record, q, k, v)
                 if record:
@@ -376,7 +382,7 @@ def attention_varlen(
     max_seqlen_q, max_seqlen_k = integer(max_seqlen_q, "max_seqlen_q"), integer(max_seqlen_k, "max_seqlen_k")
     if dropout_p != 0 and seed is None:
         seed = new_seed(q)
-    left, right = window_of(window) or (-1, -1)
+    left, right = window_of(window, index) or (-1, -1)
     result = operator(
         q, k, v, bias, mask, None, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
         block_table, seqstart_k, seed if dropout_p != 0 else None, *descales(k_descale, v_descale, q), causal, left,
@@ -415,7 +421,7 @@ def attention_with_kvcache(
     q, k_cache, v_cache, bias = autocast(q, k_cache, v_cache, bias)
     scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), integer(chunk, "chunk")
     max_seqlen_k = integer(max_seqlen_k, "max_seqlen_k") if block_table is not None else None
-    left, right = window_of(window) or (-1, -1)
+    left, right = window_of(window, index) or (-1, -1)
     # Dynamo of PyTorch 2.11 refuses context managers that it does not know.
     with nullcontext() if torch.compiler.is_compiling() else naming_cache_seqlens:
         result = operator(

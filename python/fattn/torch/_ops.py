@@ -15,12 +15,14 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils.flop_counter import register_flop_formula
 
 from fattn import _c
+from fattn._errors import InvalidArgument
 from fattn._plans import also_cleared
 from fattn.torch._calls import (LIMIT, Call, RecordedWithLse, call_of, check_gradients, differentiate, even, make_known,
                                 refuse, refuse_tangents)
 from fattn.torch._schemas import ALL, COMMON, COMMON_NUMBERS, TENSORS, Numbers, Schema
 
 _N = len(TENSORS)
+_GRADIENTS = sum(_c.OUT_DQ << i for i in range(5))
 _library = torch.library.Library("fattn", "FRAGMENT")
 
 
@@ -81,6 +83,8 @@ def _register_kernels(schema: Schema) -> tuple[Any, Any]:
     def run_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor, lse: torch.Tensor,
                      outputs: int, *arguments: Any) -> tuple[torch.Tensor, ...]:
         call, tensors = _common_call(arguments) if schema is COMMON else _call(*schema.split(arguments))
+        if outputs <= 0 or outputs & ~_GRADIENTS:
+            raise InvalidArgument(f"outputs is {outputs:#x}, not some of {_GRADIENTS:#x}, the bits of gradients")
         made = call.backward(outputs, dout, dlse, o, lse, *tensors)[:schema.gradients]
         return tuple([tensors[0].new_empty(0) if a is None else a for a in made])
 
@@ -104,9 +108,18 @@ def _statistics(q: torch.Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
+def _check_devices(tensors: tuple[Any, ...]) -> None:
+    """Kernels check this too, but for tensors without memory this is all that runs."""
+    for t, name in zip(tensors, TENSORS):
+        if t is not None and t.device != tensors[0].device:
+            raise InvalidArgument(f"{name} is on device {t.device}, and q on {tensors[0].device}")
+
+
 def _register_shapes(schema: Schema) -> None:
     def fake_forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        (q, _, v, *_), numbers = schema.split(arguments)
+        tensors, numbers = schema.split(arguments)
+        _check_devices(tensors)
+        q, _, v, *_ = tensors
         bhsd = numbers.bhsd
         dtype = _statistics(q) if numbers.out_f32 else q.dtype
         rows = tuple(q.shape[:-1])
@@ -118,7 +131,9 @@ def _register_shapes(schema: Schema) -> None:
 
     def fake_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor, lse: torch.Tensor,
                       outputs: int, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        (q, k, v, bias, _, _, _, sink, *_), numbers = schema.split(arguments)
+        tensors, numbers = schema.split(arguments)
+        _check_devices(tensors)
+        q, k, v, bias, _, _, _, sink, *_ = tensors
         bhsd = numbers.bhsd
         results = []
         for i, like in enumerate((q, k, v, bias, sink)[:schema.gradients]):
@@ -244,7 +259,8 @@ def _batched(op: Any, folds: int) -> Any:
             results = op(*whole)
             if len(results) == 5 and results[4].numel():  # dsink would be summed over runs
                 return _each(op, n, arguments, batched, parts)
-            return tuple(r if r.dim() == 1 else r.unflatten(0, (n, r.shape[0] // n))
+            size = parts(0).shape[1]
+            return tuple(r if r.dim() == 1 else r.unflatten(0, (n, size))
                          for r in results), tuple(None if r.dim() == 1 else 0 for r in results)
         return _each(op, n, arguments, batched, parts)
 
@@ -252,6 +268,9 @@ def _batched(op: Any, folds: int) -> Any:
 
 
 def _each(op: Any, n: int, arguments: tuple[Any, ...], batched: set[int], parts: Any) -> tuple[Any, Any]:
+    if n == 0:  # sums over no elements, which record gradients, for the shapes of results
+        one = op(*(parts(i).sum(0).to(a.dtype) if i in batched else a for i, a in enumerate(arguments)))
+        return tuple(r[None][:0] for r in one), (0,) * len(one)
     runs = [op(*(parts(i)[x] if i in batched else a for i, a in enumerate(arguments)))
             for x in range(n)]
     return tuple(torch.stack(r) for r in zip(*runs)), (0,) * len(runs[0])

@@ -58,7 +58,7 @@ static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const voi
     int64_t i = (pn->first + begin) / pn->group, g = (pn->first + begin) % pn->group;
     for (int64_t r = 0; r < count; r++) {
         rows[r].from = element(tensor, dtype, row_index(pn, strides, i, pn->hk * pn->group + g));
-        rows[r].bytes = n * fattn_dtype_size(dtype);
+        rows[r].bytes = bytes_in_lines(rows[r].from, n * fattn_dtype_size(dtype));
         if (++g == pn->group) {
             g = 0;
             i++;
@@ -116,7 +116,7 @@ static int64_t list_tile(const panel *pn, span s, const void *tensor, fattn_dtyp
         if (paged) {
             from = element(tensor, dtype, key_index(pn, strides, s.first + j));
         }
-        rows[j] = (prefetch_row){.from = from, .bytes = bytes};
+        rows[j] = (prefetch_row){.from = from, .bytes = bytes_in_lines(from, bytes)};
     }
     return s.live;
 }

@@ -165,7 +165,7 @@ static prefetch_list prefetch_keys(const backward *job, span s, const void *tens
     }
     for (int64_t j = 0; j < s.live; j++) {
         job->rows[j].from = element(tensor, dtype, key_index(pn, strides, s.first + j));
-        job->rows[j].bytes = dim * fattn_dtype_size(dtype);
+        job->rows[j].bytes = bytes_in_lines(job->rows[j].from, dim * fattn_dtype_size(dtype));
     }
     return spread_rows(job->rows, fattn_max64(s.live, 0), tiles);
 }

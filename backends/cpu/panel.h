@@ -512,10 +512,10 @@ static int64_t load_keys(const panel *pn, span s, int64_t copied, const void *te
             continue;
         }
         if (later) {
-            later[j] = (prefetch_row){.from = from, .bytes = bytes};
+            later[j] = (prefetch_row){.from = from, .bytes = bytes_in_lines(from, bytes)};
             continue;
         }
-        for (int64_t byte = 0; byte < bytes; byte += CACHE_LINE) {
+        for (int64_t byte = 0; byte < bytes_in_lines(from, bytes); byte += CACHE_LINE) {
             __builtin_prefetch(from + COPIED_AHEAD * step + byte);
         }
         row_load(copy + j * copy_stride, dtype, from, dim);

@@ -5,13 +5,20 @@
 
 #include "backends/cpu/unit.h"
 
+/* Bytes of a row, counted from the beginning of the cache line in which it begins: so many that one
+ * address in each CACHE_LINE bytes from the row's first one on reaches all its lines. */
+static inline int64_t bytes_in_lines(const void *row, int64_t bytes)
+{
+    return bytes + (int64_t)((uintptr_t)row % CACHE_LINE);
+}
+
 /* Rows to prefetch, from number `next` on. Each register tile prefetches `step` of them, one cache
  * line of each at a time: with more at once they would take the fill buffers that the tile itself
  * needs. If a product has fewer steps than a row has lines, the remaining lines are prefetched
  * before it. */
 typedef struct prefetch_row {
     const char *from;
-    int64_t bytes;
+    int64_t bytes; /* bytes_in_lines() */
 } prefetch_row;
 typedef struct prefetch_list {
     const prefetch_row *rows;

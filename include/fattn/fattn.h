@@ -309,9 +309,7 @@ typedef struct fattn_problem {
                                         * runs whole or split over devices */
 
     int64_t pointer_alignment; /* promise: every q k v o dout dq dk dv pointer is a multiple of this
-                                * many bytes; a power of two, 4096 at most, default 16. Any
-                                * memory is right, but a CPU reads k and v faster from multiples
-                                * of 64, which malloc() does not promise */
+                                * many bytes; a power of two, 4096 at most, default 16 */
 
     /* Mixed types, for example an 8-bit or 16-bit cache with f32 queries. f64 does not mix, and
      * FATTN_E4M3 is a type of k and v alone, forward only. If k and v are dtype or e4m3, products

@@ -35,7 +35,7 @@ struct fattn_workspace {
 };
 
 typedef struct entry {
-    struct entry *next;  /* in its bucket, or in a waste list */
+    struct entry *next;  /* in its bucket, or in a garbage list */
     struct entry *newer; /* its neighbours in the order of last use, or NULL */
     struct entry *older;
     fattn_plan *plan;      /* retained */
@@ -123,10 +123,10 @@ static entry *entry_of(const fattn_loan *loan)
 
 /* What is to be freed. Functions collect it while they hold the mutex, and dispose() frees it after
  * they have released the mutex: the driver may wait, and a caller's allocator may do anything. */
-typedef struct waste {
+typedef struct garbage {
     entry *entries;
     fattn_workspace *workspaces;
-} waste;
+} garbage;
 
 static fattn_workspace *take(fattn_workspace **link)
 {
@@ -136,7 +136,7 @@ static fattn_workspace *take(fattn_workspace **link)
     return w;
 }
 
-static void throw_workspace(waste *out, fattn_workspace *w)
+static void discard_workspace(garbage *out, fattn_workspace *w)
 {
     w->next = out->workspaces;
     out->workspaces = w;
@@ -144,7 +144,7 @@ static void throw_workspace(waste *out, fattn_workspace *w)
 
 /* Removes an entry. Its lent workspaces find no entry when they are returned, and are freed then.
  * Needs the mutex. */
-static void throw_entry(waste *out, entry *e)
+static void evict_entry(garbage *out, entry *e)
 {
     entry **link = bucket_of(e->hash);
     while (*link != e) {
@@ -153,7 +153,7 @@ static void throw_entry(waste *out, entry *e)
     *link = e->next;
     detach(e);
     while (e->idle) {
-        throw_workspace(out, take(&e->idle));
+        discard_workspace(out, take(&e->idle));
     }
     counts.bytes -= e->made * e->plan->tiling.workspace;
     counts.entries--;
@@ -162,23 +162,23 @@ static void throw_entry(waste *out, entry *e)
 }
 
 /* Removes the oldest entries until the limit holds. Needs the mutex. */
-static void trim_entries(waste *out)
+static void trim_entries(garbage *out)
 {
     while (counts.entries > entries_most) {
-        throw_entry(out, oldest);
+        evict_entry(out, oldest);
         counts.evictions++;
     }
 }
 
 /* Removes idle workspaces of the device (NULL: of all devices), those of the oldest entries first,
  * until at most `most` bytes are left. Needs the mutex. */
-static void trim_bytes(waste *out, const fattn_device *device, int64_t most)
+static void trim_bytes(garbage *out, const fattn_device *device, int64_t most)
 {
     for (entry *e = oldest; e && counts.bytes > most; e = e->newer) {
         while (e->idle && (!device || e->plan->device == device) && counts.bytes > most) {
             counts.bytes -= e->plan->tiling.workspace;
             e->made--;
-            throw_workspace(out, take(&e->idle));
+            discard_workspace(out, take(&e->idle));
         }
     }
 }
@@ -228,7 +228,7 @@ static fattn_status free_workspace(fattn_workspace *w, fattn_status status)
 
 /* Frees what was collected. Failures are ignored: the calls that used these objects have
  * returned. */
-static void dispose(waste *out)
+static void dispose(garbage *out)
 {
     while (out->workspaces) {
         (void)free_workspace(take(&out->workspaces), FATTN_OK);
@@ -281,7 +281,7 @@ static fattn_status allocate(const fattn_device *device, size_t bytes, fattn_str
                              void **memory)
 {
     fattn_status status = fattn_device_take(device, bytes, stream, memory);
-    waste out = {NULL, NULL};
+    garbage out = {NULL, NULL};
     if (status == FATTN_OUT_OF_MEMORY) {
         lock();
         trim_bytes(&out, device, 0);
@@ -348,9 +348,9 @@ static fattn_status make_entry(fattn_device *device, const fattn_problem *proble
 }
 
 /* Puts a new entry into the cache. If another thread has inserted the same problem meanwhile, or
- * the cache keeps no entries, the new entry goes to waste instead. Returns the entry to use, which
- * may be in waste. Needs the mutex. */
-static entry *insert(entry *made, waste *out)
+ * the cache keeps no entries, the new entry goes to garbage instead. Returns the entry to use, which
+ * may be in garbage. Needs the mutex. */
+static entry *insert(entry *made, garbage *out)
 {
     entry *const e = find(made->plan->device, &made->problem, made->hash);
     const bool kept = !e && entries_most > 0;
@@ -368,7 +368,7 @@ static entry *insert(entry *made, waste *out)
 /* Lends an idle workspace of the plan, if there is one. Otherwise counts a new one and sets *make:
  * the caller makes it after it has released the mutex. Needs the mutex. */
 static void borrow_workspace(entry *e, fattn_stream stream, fattn_loan *loan, bool *make,
-                             waste *out)
+                             garbage *out)
 {
     const int64_t bytes = loan->plan->tiling.workspace;
     if (loan->capture) {
@@ -390,7 +390,7 @@ static fattn_status borrow(fattn_device *device, const fattn_problem *problem, f
                            fattn_loan *loan, bool *make)
 {
     const uint64_t hash = hash_problem(device, problem);
-    waste out = {NULL, NULL};
+    garbage out = {NULL, NULL};
     loan->hash = hash;
     lock();
     entry *e = find(device, problem, hash);
@@ -511,12 +511,12 @@ fattn_status fattn_cache_return(fattn_loan *loan, fattn_stream stream, fattn_sta
 /* Removes the entries of a device, or with NULL of all devices. */
 static void forget(const fattn_device *device)
 {
-    waste out = {NULL, NULL};
+    garbage out = {NULL, NULL};
     lock();
     for (entry *e = oldest, *newer; e; e = newer) {
         newer = e->newer;
         if (!device || e->plan->device == device) {
-            throw_entry(&out, e);
+            evict_entry(&out, e);
         }
     }
     unlock();
@@ -540,7 +540,7 @@ fattn_status fattn_cache_set_options(const fattn_cache_options *options)
     fattn_cache_options wanted;
     const fattn_status status =
         fattn_abi_read(&wanted, sizeof wanted, options, "fattn_cache_options");
-    waste out = {NULL, NULL};
+    garbage out = {NULL, NULL};
     if (status) {
         return status;
     }

@@ -13,10 +13,8 @@
 
 void fattn_device_options_init(fattn_device_options *options)
 {
-    if (options) {
-        memset(options, 0, sizeof *options);
-        options->struct_size = sizeof *options;
-    }
+    memset(options, 0, sizeof *options);
+    options->struct_size = sizeof *options;
 }
 
 fattn_status fattn_device_options_refuse(const fattn_device_options *options, const char *backend)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/env.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -167,8 +168,10 @@ static void read_own(void)
         if (text && (!read_text(text, &own[i].value, own[i].text) ||
                      !variable->takes(text, expected, sizeof expected))) {
             set_error(variable->name, text, expected);
+            return;
         }
     }
+    assert(!fattn_backend_at(OWN_MAX));
 }
 
 static void read_environment(void)

@@ -40,8 +40,9 @@ static fattn_status complete(const fattn_problem *p, fattn_inspect_args *a)
     for (int axis = 0; axis < 4; axis++) {
         given = given || a->stride[axis] != 0;
         if (a->stride[axis] < 0 || a->stride[axis] > INT64_MAX / 8) {
-            return fattn_fail(FATTN_INVALID_STRIDE, "stride[%d] is %lld", axis,
-                              (long long)a->stride[axis]);
+            return fattn_fail(FATTN_INVALID_STRIDE, "stride[%d] is %lld, %s", axis,
+                              (long long)a->stride[axis],
+                              a->stride[axis] < 0 ? "negative" : "whose bytes overflow 63 bits");
         }
     }
     const int64_t extent[4] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};

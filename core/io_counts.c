@@ -25,20 +25,28 @@ static void writes(fattn_io_head *a, fattn_io_tensor tensor, double elements)
 
 double fattn_io_entries(const fattn_io_visits *v, const int64_t stride[4])
 {
-    if (stride[2] != 0) return stride[3] != 0 ? v->pairs : v->rows;
+    if (stride[2] != 0) {
+        return stride[3] != 0 ? v->pairs : v->rows;
+    }
     return stride[3] != 0 ? v->keys : v->tiles;
 }
 
 static void score_counts(fattn_io_head *a)
 {
-    if (has(a, FATTN_BIAS)) reads(a, FATTN_IO_BIAS, fattn_io_entries(&a->v, a->p->bias_stride));
-    if (has(a, FATTN_MASK)) reads(a, FATTN_IO_MASK, fattn_io_entries(&a->v, a->p->mask_stride));
+    if (has(a, FATTN_BIAS)) {
+        reads(a, FATTN_IO_BIAS, fattn_io_entries(&a->v, a->p->bias_stride));
+    }
+    if (has(a, FATTN_MASK)) {
+        reads(a, FATTN_IO_MASK, fattn_io_entries(&a->v, a->p->mask_stride));
+    }
     reads(a, FATTN_IO_BLOCK_MASK, a->v.entries);
 }
 
 static void dbias_counts(fattn_io_head *a)
 {
-    if (!wants(a, FATTN_OUT_DBIAS)) return;
+    if (!wants(a, FATTN_OUT_DBIAS)) {
+        return;
+    }
     reads(a, FATTN_IO_DBIAS, fattn_io_entries(&a->v, a->p->dbias_stride));
     writes(a, FATTN_IO_DBIAS, fattn_io_entries(&a->v, a->p->dbias_stride));
 }
@@ -82,8 +90,12 @@ static void flash1_backward(fattn_io_head *a)
     reads(a, FATTN_IO_DOUT, rows * a->dv);
     reads(a, FATTN_IO_L, rows);
     reads(a, FATTN_IO_M, rows);
-    if (has(a, FATTN_DLSE)) reads(a, FATTN_IO_DLSE, rows);
-    if (!wants(a, FATTN_OUT_DQ)) return;
+    if (has(a, FATTN_DLSE)) {
+        reads(a, FATTN_IO_DLSE, rows);
+    }
+    if (!wants(a, FATTN_OUT_DQ)) {
+        return;
+    }
     reads(a, FATTN_IO_DQ, a->v.rows * a->d);
     writes(a, FATTN_IO_DQ, (a->n + a->v.rows) * a->d);
 }
@@ -97,7 +109,9 @@ static void flash2_forward(fattn_io_head *a)
     reads(a, FATTN_IO_K, a->v.keys * a->d);
     reads(a, FATTN_IO_V, a->v.keys * a->dv);
     writes(a, FATTN_IO_O, a->n * a->dv);
-    if (wants(a, FATTN_OUT_LSE)) writes(a, FATTN_IO_LSE, a->n);
+    if (wants(a, FATTN_OUT_LSE)) {
+        writes(a, FATTN_IO_LSE, a->n);
+    }
 }
 
 static void flash2_backward(fattn_io_head *a)
@@ -107,12 +121,16 @@ static void flash2_backward(fattn_io_head *a)
     dbias_counts(a);
     reads(a, FATTN_IO_O, a->n * a->dv);
     reads(a, FATTN_IO_DOUT, (a->n + a->v.rows) * a->dv);
-    if (has(a, FATTN_DLSE)) reads(a, FATTN_IO_DLSE, a->n);
+    if (has(a, FATTN_DLSE)) {
+        reads(a, FATTN_IO_DLSE, a->n);
+    }
     writes(a, FATTN_IO_DELTA, a->n);
     reads(a, FATTN_IO_Q, a->v.rows * a->d);
     reads(a, FATTN_IO_LSE, a->v.rows + sink);
     reads(a, FATTN_IO_DELTA, a->v.rows + sink);
-    if (!wants(a, FATTN_OUT_DQ)) return;
+    if (!wants(a, FATTN_OUT_DQ)) {
+        return;
+    }
     reads(a, FATTN_IO_DQ, a->v.rows * a->d);
     writes(a, FATTN_IO_DQ, (a->n + a->v.rows) * a->d);
 }
@@ -133,8 +151,12 @@ static void key_counts(fattn_io_head *a)
 {
     reads(a, FATTN_IO_K, a->k * a->d);
     reads(a, FATTN_IO_V, a->k * a->dv);
-    if (wants(a, FATTN_OUT_DK)) key_gradient(a, FATTN_IO_DK, a->d);
-    if (wants(a, FATTN_OUT_DV)) key_gradient(a, FATTN_IO_DV, a->dv);
+    if (wants(a, FATTN_OUT_DK)) {
+        key_gradient(a, FATTN_IO_DK, a->d);
+    }
+    if (wants(a, FATTN_OUT_DV)) {
+        key_gradient(a, FATTN_IO_DV, a->dv);
+    }
 }
 
 /* --- Standard attention ----------------------------------------------------------------------- */
@@ -156,16 +178,24 @@ static void standard_forward(fattn_io_head *a)
     reads(a, FATTN_IO_K, a->k * a->d);
     reads(a, FATTN_IO_V, a->k * a->dv);
     writes(a, FATTN_IO_O, a->n * a->dv);
-    if (wants(a, FATTN_OUT_LSE)) writes(a, FATTN_IO_LSE, a->n);
+    if (wants(a, FATTN_OUT_LSE)) {
+        writes(a, FATTN_IO_LSE, a->n);
+    }
 
     /* Each op reads what the one before wrote: the product S, the cap C, the others S again. */
     writes(a, FATTN_IO_S, nn * (1 + ops));
     reads(a, FATTN_IO_S, nn * (1 + ops));
-    if (capped) writes(a, FATTN_IO_C, nn);
-    if (capped) reads(a, FATTN_IO_C, nn);
+    if (capped) {
+        writes(a, FATTN_IO_C, nn);
+    }
+    if (capped) {
+        reads(a, FATTN_IO_C, nn);
+    }
     writes(a, FATTN_IO_P, nn);
     reads(a, FATTN_IO_P, nn); /* by dropout, or by P V */
-    if (!drops) return;
+    if (!drops) {
+        return;
+    }
     writes(a, FATTN_IO_Z, nn);
     writes(a, FATTN_IO_R, nn);
     reads(a, FATTN_IO_R, nn);
@@ -174,7 +204,9 @@ static void standard_forward(fattn_io_head *a)
 static void standard_key_gradient(fattn_io_head *a, fattn_io_tensor tensor, double elements)
 {
     writes(a, tensor, elements);
-    if (!a->first) reads(a, tensor, elements);
+    if (!a->first) {
+        reads(a, tensor, elements);
+    }
 }
 
 static void standard_backward(fattn_io_head *a)
@@ -186,17 +218,27 @@ static void standard_backward(fattn_io_head *a)
         reads(a, FATTN_IO_DOUT, a->n * a->dv);
         standard_key_gradient(a, FATTN_IO_DV, a->k * a->dv);
     }
-    if (!wants(a, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS | FATTN_OUT_DSINK)) return;
+    if (!wants(a, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS | FATTN_OUT_DSINK)) {
+        return;
+    }
     reads(a, FATTN_IO_DOUT, a->n * a->dv);
     reads(a, FATTN_IO_V, a->k * a->dv);
     writes(a, FATTN_IO_DP, drops ? 2 * nn : nn);
     reads(a, FATTN_IO_DP, drops ? 2 * nn : nn);
-    if (drops) reads(a, FATTN_IO_Z, nn);
+    if (drops) {
+        reads(a, FATTN_IO_Z, nn);
+    }
     reads(a, FATTN_IO_P, nn);
     writes(a, FATTN_IO_DS, nn);
-    if (has(a, FATTN_DLSE)) reads(a, FATTN_IO_DLSE, a->n);
-    if (wants(a, FATTN_OUT_DSINK)) reads(a, FATTN_IO_LSE, a->n);
-    if (wants(a, FATTN_OUT_DBIAS)) reads(a, FATTN_IO_DS, nn);
+    if (has(a, FATTN_DLSE)) {
+        reads(a, FATTN_IO_DLSE, a->n);
+    }
+    if (wants(a, FATTN_OUT_DSINK)) {
+        reads(a, FATTN_IO_LSE, a->n);
+    }
+    if (wants(a, FATTN_OUT_DBIAS)) {
+        reads(a, FATTN_IO_DS, nn);
+    }
     dbias_counts(a);
     if (has(a, FATTN_SOFTCAP) && wants(a, FATTN_OUT_DQ | FATTN_OUT_DK)) {
         reads(a, FATTN_IO_DS, nn);
@@ -219,8 +261,12 @@ static void standard_backward(fattn_io_head *a)
 static void standard_key_counts(fattn_io_head *a)
 {
     const double unused = has(a, FATTN_ACCUMULATE) ? 0 : a->slot_k - a->k;
-    if (wants(a, FATTN_OUT_DK)) writes(a, FATTN_IO_DK, unused * a->d);
-    if (wants(a, FATTN_OUT_DV)) writes(a, FATTN_IO_DV, unused * a->dv);
+    if (wants(a, FATTN_OUT_DK)) {
+        writes(a, FATTN_IO_DK, unused * a->d);
+    }
+    if (wants(a, FATTN_OUT_DV)) {
+        writes(a, FATTN_IO_DV, unused * a->dv);
+    }
 }
 
 /* --- By schedule ------------------------------------------------------------------------------ */

@@ -20,7 +20,9 @@ typedef struct extent {
 
 static double mean_length(int64_t longest, int64_t total, int64_t batch, bool packed)
 {
-    if (!packed || batch == 0) return (double)longest;
+    if (!packed || batch == 0) {
+        return (double)longest;
+    }
     return (double)fattn_min64(longest, fattn_ceil_div(total, batch));
 }
 
@@ -59,7 +61,9 @@ static double ceil_to(double x, double unit) { return ceil(x / unit) * unit; }
 static double mean_excess(double start, double step, double unit)
 {
     double a = step, g = unit;
-    if (!isfinite(start)) return 0;
+    if (!isfinite(start)) {
+        return 0;
+    }
     if (floor(step) != step) return (unit - 1) / 2; /* packed blocks begin between positions */
     while (a > 0) {
         const double rest = fmod(g, a);
@@ -82,7 +86,10 @@ static double sum_of_spans(double outer, double step, double inner, double low, 
     const double blocks = rest > 0 ? full + 1 : full;
     const double end = step + high;
     double ends = sum_clipped(end + mean_excess(end, step, unit), step, full, inner);
-    if (rest > 0) ends += isfinite(high) ? clip(ceil_to(outer + high, unit), inner) : inner;
+    if (rest > 0) ends += isfinite(high) ? clip(ceil_to(outer + high, unit), inner)
+        {
+        : inner;
+        }
 
     /* Blocks that begin past the last position need nothing; the tile below it must not count. */
     const double seeing = clip(ceil((inner - low) / step), blocks);
@@ -115,7 +122,9 @@ static fattn_io_head mean_head(const fattn_problem *p, const extent *e, fattn_io
  * way round. */
 static void mean_visits(fattn_io_visits *v, const extent *e, bool forward, double rows, double keys)
 {
-    if (e->n == 0 || e->k == 0) return;
+    if (e->n == 0 || e->k == 0) {
+        return;
+    }
     const double seen = forward ? sum_of_spans(e->n, rows, e->k, e->low, e->high, keys)
                                 : sum_of_spans(e->k, keys, e->n, -e->high, -e->low, rows);
     const double outer = forward ? e->n : e->k, step = forward ? rows : keys;
@@ -235,21 +244,29 @@ static void bound_inputs(const fattn_problem *p, const extent *e, fattn_io_count
               fattn_io_entries(&seen, p->mask_stride) *
                   copies(p, p->mask_stride[0], false, p->heads_q, p->mask_stride[1]));
     }
-    if (p->op == FATTN_FORWARD) return;
+    if (p->op == FATTN_FORWARD) {
+        return;
+    }
     const double statistics = rows * e->batch * (double)p->heads_q;
     reads(counts, FATTN_IO_O, own(rows, p->o.seq) * row_copies(p, &p->o) * dv);
     reads(counts, FATTN_IO_DOUT, own(rows, p->dout.seq) * row_copies(p, &p->dout) * dv);
     reads(counts, FATTN_IO_LSE, statistics);
-    if (p->features & FATTN_DLSE) reads(counts, FATTN_IO_DLSE, statistics);
+    if (p->features & FATTN_DLSE) {
+        reads(counts, FATTN_IO_DLSE, statistics);
+    }
 }
 
 /* An output is written; with FATTN_ACCUMULATE a gradient is read too. */
 static void bound_output(const fattn_problem *p, fattn_io_counts *counts, uint32_t output,
                          fattn_io_tensor tensor, double elements)
 {
-    if (!(p->outputs & output)) return;
+    if (!(p->outputs & output)) {
+        return;
+    }
     writes(counts, tensor, elements);
-    if (p->features & FATTN_ACCUMULATE) reads(counts, tensor, elements);
+    if (p->features & FATTN_ACCUMULATE) {
+        reads(counts, tensor, elements);
+    }
 }
 
 double fattn_io_lower_bound_bytes(const fattn_problem *p)
@@ -279,10 +296,18 @@ double fattn_io_flops(const fattn_problem *p)
     double a_pair = d + dv;
     if (p->op == FATTN_BACKWARD) {
         a_pair = d;
-        if (p->outputs & need_dp) a_pair += dv;
-        if (p->outputs & FATTN_OUT_DV) a_pair += dv;
-        if (p->outputs & FATTN_OUT_DQ) a_pair += d;
-        if (p->outputs & FATTN_OUT_DK) a_pair += d;
+        if (p->outputs & need_dp) {
+            a_pair += dv;
+        }
+        if (p->outputs & FATTN_OUT_DV) {
+            a_pair += dv;
+        }
+        if (p->outputs & FATTN_OUT_DQ) {
+            a_pair += d;
+        }
+        if (p->outputs & FATTN_OUT_DK) {
+            a_pair += d;
+        }
     }
     return 2 * a_pair * kept_pairs(&e) * e.batch * (double)p->heads_q;
 }

@@ -100,7 +100,7 @@ double fattn_io_plan_bytes(const fattn_problem *problem, int64_t br, int64_t bc,
 /* Bytes that standard attention moves: it materialises the score matrix and runs op by op. */
 double fattn_io_standard_bytes(const fattn_problem *problem);
 
-/* Bytes of every input read once and every output written once. */
+/* Bytes of every input read once and every output written once. A block mask is not counted. */
 double fattn_io_lower_bound_bytes(const fattn_problem *problem);
 
 /* Multiplications and additions of the matrix products; only pairs inside the window count. */

@@ -20,8 +20,8 @@ typedef struct fattn_tile {
     int64_t br, bc;
 } fattn_tile;
 
-/* The features that rows of every backend honour. A row must name every other feature that it
- * honours, so that no row accepts a new feature by default. */
+/* What full rows name, for short. A row honours the features that it names and no others, so that
+ * no row accepts a new feature by default. */
 #define FATTN_KERNEL_COMMON                                                                   \
     (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_BIAS | FATTN_ALIBI |   \
      FATTN_MASK | FATTN_BLOCK_MASK | FATTN_SINK | FATTN_DROPOUT | FATTN_CU_SEQLENS_Q |        \

@@ -61,7 +61,8 @@ void fattn_memory_free(void *memory)
 static void prefer_huge_pages(void *block, size_t bytes)
 {
 #ifdef MADV_HUGEPAGE
-    const size_t large = 33 << 20, huge = 2 << 20;
+    const size_t large = 33 << 20; /* glibc raises the size from which it maps to 32 MiB at most */
+    const size_t huge = 2 << 20;
     if (!allocator.allocate && bytes >= large) {
         const size_t before = -(uintptr_t)block % huge;
         (void)madvise((char *)block + before, (bytes - before) / huge * huge, MADV_HUGEPAGE);

@@ -23,7 +23,8 @@ fattn_status fattn_plan_check(const fattn_plan *plan, const fattn_buffers *given
 fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                             fattn_stream stream);
 
-/* fattn_execute(), but with the backend's run_onto(). workspace must not be NULL. */
+/* fattn_execute(), but with the backend's run_onto(). The workspace is not checked: it must not be
+ * NULL, must be aligned, and must not overlap a tensor. */
 fattn_status fattn_execute_onto(const fattn_plan *plan, const fattn_buffers *buffers,
                                 const fattn_merge_job *job, void *workspace, fattn_stream stream);
 

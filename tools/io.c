@@ -5,7 +5,6 @@
  * core/io_model.h, the law N^2 d^2 / M, standard attention and the lower bound. --paper compares
  * the counts for one problem with the paper's measurements.
  */
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -229,7 +229,7 @@ static int worker_count(const cpu *device, fattn_dtype dtype, int64_t items, dou
 {
     int i = 0;
     while (!(peak_of(device, i)->row.dtypes & FATTN_DTYPE_BIT(dtype))) {
-        i++;
+        i++; /* ends: the peaks of a set and its bases have all types */
     }
     const fattn_cpu_peak *const peak = peak_of(device, i);
     const double products = flops / (FLOPS_A_NANOSECOND * peak->row.lanes * peak->row.flops);
@@ -414,7 +414,8 @@ static void run_items(const fattn_plan *plan, const fattn_buffers *buffers,
                                    .share = FATTN_CPU_SEVERAL};
     }
     if (plan->few && !onto && group * fewest <= plan->few_rows) {
-        few_tiling = tiling_of_run(&plan->few_tiling, p, buffers, group * fewest);
+        const int64_t rows = fattn_min64(group * most, plan->few_rows);
+        few_tiling = tiling_of_run(&plan->few_tiling, p, buffers, rows);
         run.few_rows = plan->few_rows;
         fattn_cpu_run few = run;
         few.tiling = &few_tiling;

@@ -2,6 +2,7 @@
 #define _DEFAULT_SOURCE /* madvise */
 #include "backends/cpu/pages.h"
 
+#include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -44,8 +45,8 @@ void fattn_cpu_pages_plan(const fattn_problem *problem, int64_t workers, fattn_c
             pages->output[n].offset = operands[i].offset;
             pages->output[n].row_bytes = r->extent[2] * r->run;
             pages->output[n].bytes = r->extent[0] * r->extent[1] * pages->output[n].row_bytes;
-            pages->output[n].keys =
-                strcmp(operands[i].name, "dk") == 0 || strcmp(operands[i].name, "dv") == 0;
+            pages->output[n].keys = operands[i].offset == offsetof(fattn_buffers, dk) ||
+                                    operands[i].offset == offsetof(fattn_buffers, dv);
             pages->items += fattn_ceil_div(pages->output[n++].bytes, ITEM);
         }
     }

@@ -221,19 +221,14 @@ static void *work(void *of)
 static bool make_worker(fattn_cpu_pool *pool)
 {
     sigset_t all, before;
-    pthread_attr_t attributes;
-    if (pthread_attr_init(&attributes) != 0) {
-        return false;
-    }
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int made = atomic_load(&pool->made);
     worker *const w = &pool->workers[made];
     w->pool = pool;
     w->number = made + 1;
-    const int failed = pthread_create(&w->thread, &attributes, work, w);
+    const int failed = pthread_create(&w->thread, NULL, work, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
     if (!failed) {
         atomic_fetch_add(&pool->made, 1);
     }

@@ -5,7 +5,6 @@
  * for many rows, and for batch-invariant problems. Of each kind, the first has two blocks for an
  * item. They have the features of the lean rows of wgmma.c.
  */
-#include <stdio.h>
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/wgmma_rows.h"

@@ -17,8 +17,8 @@ bool fattn_gpu_reads(void *impl, const void *pointer)
     return result == 0 && seen == pointer;
 }
 
-/* The body of a function that is one driver call in the device's context. */
-#define VERB(d, call, what)                                                                 \
+/* Returns from a function that is one driver call in the device's context. */
+#define RETURN_CALL(d, call, what)                                                          \
     do {                                                                                    \
         const fattn_status entered = fattn_gpu_enter(d);                                    \
         return entered ? entered                                                            \
@@ -27,7 +27,7 @@ bool fattn_gpu_reads(void *impl, const void *pointer)
 
 /* The same for a call that queues work on a stream, which must belong to the device's context.
  * Drivers accept a stream of another context when they wait for it or destroy it. */
-#define STREAM_VERB(d, stream, call, what)                                   \
+#define RETURN_STREAM_CALL(d, stream, call, what)                            \
     do {                                                                     \
         fattn_status status = fattn_gpu_enter(d);                            \
         if (status) {                                                        \
@@ -79,7 +79,7 @@ fattn_status fattn_gpu_alloc(void *impl, size_t bytes, void **memory)
 fattn_status fattn_gpu_free(void *impl, void *memory)
 {
     const fattn_gpu_device *const d = impl;
-    VERB(d, memory_free(memory), "freeing memory");
+    RETURN_CALL(d, memory_free(memory), "freeing memory");
 }
 
 fattn_status fattn_gpu_copy(void *impl, void *dst, const void *src, size_t bytes,
@@ -89,7 +89,7 @@ fattn_status fattn_gpu_copy(void *impl, void *dst, const void *src, size_t bytes
     if (bytes == 0) {
         return FATTN_OK;
     }
-    STREAM_VERB(d, stream, memory_copy(dst, src, bytes, (gpu_stream)stream), "copying");
+    RETURN_STREAM_CALL(d, stream, memory_copy(dst, src, bytes, (gpu_stream)stream), "copying");
 }
 
 fattn_status fattn_gpu_copy_rows(void *impl, const fattn_row_copy *copy, fattn_stream stream)
@@ -103,10 +103,10 @@ fattn_status fattn_gpu_copy_rows(void *impl, const fattn_row_copy *copy, fattn_s
         return FATTN_OK;
     }
     if (c.to_step <= INT32_MAX && c.from_step <= INT32_MAX) { /* the most that drivers take */
-        STREAM_VERB(d, stream,
-                    memory_copy_rows(c.to, (size_t)c.to_step, c.from, (size_t)c.from_step,
-                                     (size_t)c.bytes, (size_t)c.rows, (gpu_stream)stream),
-                    "copying rows");
+        RETURN_STREAM_CALL(d, stream,
+                           memory_copy_rows(c.to, (size_t)c.to_step, c.from, (size_t)c.from_step,
+                                            (size_t)c.bytes, (size_t)c.rows, (gpu_stream)stream),
+                           "copying rows");
     }
     fattn_status status = FATTN_OK;
     for (int64_t n = 0; !status && n < c.rows; n++) {
@@ -135,20 +135,20 @@ fattn_status fattn_gpu_stream_destroy(void *impl, fattn_stream stream)
     if (!stream) { /* the default stream cannot be destroyed */
         return FATTN_OK;
     }
-    VERB(d, stream_destroy((gpu_stream)stream), "destroying a stream");
+    RETURN_CALL(d, stream_destroy((gpu_stream)stream), "destroying a stream");
 }
 
 fattn_status fattn_gpu_stream_synchronize(void *impl, fattn_stream stream)
 {
     const fattn_gpu_device *const d = impl;
-    VERB(d, stream_synchronize((gpu_stream)stream), "waiting for a stream");
+    RETURN_CALL(d, stream_synchronize((gpu_stream)stream), "waiting for a stream");
 }
 
 fattn_status fattn_gpu_stream_wait(void *impl, fattn_stream stream, void *event)
 {
     const fattn_gpu_device *const d = impl;
-    STREAM_VERB(d, stream, stream_wait((gpu_stream)stream, event, 0),
-                "letting a stream wait for an event");
+    RETURN_STREAM_CALL(d, stream, stream_wait((gpu_stream)stream, event, 0),
+                       "letting a stream wait for an event");
 }
 
 /* The default stream cannot be captured, and a query about it fails while another one is. */
@@ -207,13 +207,13 @@ void fattn_gpu_event_destroy(void *impl, void *event)
 fattn_status fattn_gpu_event_record(void *impl, void *event, fattn_stream stream)
 {
     const fattn_gpu_device *const d = impl;
-    STREAM_VERB(d, stream, event_record(event, (gpu_stream)stream), "recording an event");
+    RETURN_STREAM_CALL(d, stream, event_record(event, (gpu_stream)stream), "recording an event");
 }
 
 fattn_status fattn_gpu_event_synchronize(void *impl, void *event)
 {
     const fattn_gpu_device *const d = impl;
-    VERB(d, event_synchronize(event), "waiting for an event");
+    RETURN_CALL(d, event_synchronize(event), "waiting for an event");
 }
 
 fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double *milliseconds)

@@ -78,7 +78,7 @@ static fattn_merge_job job_of(const fattn_group_plan *plan, const fattn_buffers 
 
 static void note_done(fattn_group_plan *plan, const fattn_buffers *given, int run)
 {
-    plan->done |= given ? (run == FATTN_BOTH ? 3u : 1u << run) : 0;
+    plan->stored_runs |= given ? (run == FATTN_BOTH ? 3u : 1u << run) : 0;
 }
 
 /* Whether a piece of both runs has to be merged run by run, because each run has its own result. */

@@ -182,7 +182,7 @@ static fattn_status foretell_ring(const fattn_whole *whole, const fattn_speed *s
         }
     }
     f->steps = ring.last_step + 1;
-    f->least_pairs = f->least_bytes = (double)INT64_MAX * (double)INT64_MAX;
+    f->least_pairs = f->least_bytes = INFINITY;
     *found = (room){walkers[0].last_work, fattn_ring_room(&ring, gradients) / 2};
     for (int64_t r = 0; r < whole->ranks; r++) {
         const double work = walkers[r].last_work;
@@ -414,7 +414,7 @@ static void foretell_reduction(const fattn_whole *whole, const fattn_speed *spee
         rounds++;
     }
     f->steps = rounds;
-    f->least_pairs = (double)INT64_MAX * (double)INT64_MAX;
+    f->least_pairs = INFINITY;
     for (int64_t owner = 0; owner < whole->ranks; owner++) {
         double pairs = 0;
         for (int64_t rank = 0; rank < whole->ranks; rank++) {

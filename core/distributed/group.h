@@ -148,13 +148,14 @@ struct fattn_group_plan {
 
     /* Turns that overlap: even and odd turns compute on streams of their own, so that the kernels
      * of a turn fill the multiprocessors that those of the turn before leave idle at its end.
-     * ready: the inputs of a turn are there; done: its results are. */
+     * turn_ready: the inputs of a turn are there; turn_done: its results are. */
     fattn_stream stream[2];
-    fattn_event *ready, *done_event[2];
+    fattn_event *turn_ready, *turn_done[2];
 
-    /* The state of an execution: bit n of `done` is set once run n's o and lse are in the caller's
-     * tensors; `late` is the lane whose `home` has not been added to own_sum yet, or -1. */
-    unsigned done;
+    /* The state of an execution, besides turn, at, the slices of shares and whole, saved_at, the
+     * positions above, and share and sending, which change places: bit n of stored_runs is set once
+     * run n's o and lse are in the caller's tensors; `late` is the lane whose `home` has not been added to own_sum yet, or -1. */
+    unsigned stored_runs;
     int late;
 };
 

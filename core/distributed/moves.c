@@ -114,7 +114,7 @@ int fattn_group_results(const fattn_group_plan *plan, const fattn_buffers *b, in
     for (int t = 0; t < count; t++) {
         list[t].sum = t >= first_sum && !plan->single;
         list[t].together = t < first_sum ? plan->together : t < first_key;
-        list[t].skipped = t < first_key ? plan->done : 0;
+        list[t].skipped = t < first_key ? plan->stored_runs : 0;
         for (int n = 0; n < FATTN_RUNS; n++) {
             const int64_t offset = t < first_value ? block.k[n] : block.v[n];
             const bool late = plan->late >= 0 && fattn_group_home_runs(plan, plan->late) >> n & 1;

@@ -425,7 +425,7 @@ static fattn_status sum_dsink(const fattn_group_plan *plan, float *dsink)
 static fattn_status go_rounds(fattn_group_plan *plan, const fattn_buffers *b)
 {
     fattn_status status = sends_packed(plan) ? fattn_group_pack(plan, b) : FATTN_OK;
-    plan->done = 0;
+    plan->stored_runs = 0;
     plan->late = -1;
     for (int64_t step = 0; !status && step < plan->rounds; step++) {
         status = go_round(plan, b, step);

@@ -67,7 +67,7 @@ static int64_t span_bytes(const fattn_group_plan *plan)
 
 static bool takes_spans(const fattn_group_plan *plan)
 {
-    const int64_t large = 1 << 16;
+    const int64_t large = 1 << 16; /* bytes; smaller copies take longer than copying to messages */
     const fattn_span_rule rule = plan->span_rule;
     return plan->single &&
            (rule == FATTN_ALL_SPANS ||
@@ -156,10 +156,10 @@ fattn_buffers fattn_group_turn_of(const fattn_group_plan *plan, const fattn_buff
 fattn_status fattn_group_make_streams(fattn_group_plan *plan)
 {
     fattn_status status =
-        plan->overlaps ? fattn_event_create(plan->device, &plan->ready) : FATTN_OK;
+        plan->overlaps ? fattn_event_create(plan->device, &plan->turn_ready) : FATTN_OK;
     for (int n = 0; !status && plan->overlaps && n < 2; n++) {
         status = fattn_stream_create(plan->device, &plan->stream[n]);
-        status = status ? status : fattn_event_create(plan->device, &plan->done_event[n]);
+        status = status ? status : fattn_event_create(plan->device, &plan->turn_done[n]);
     }
     return status;
 }
@@ -170,9 +170,9 @@ void fattn_group_drop_streams(const fattn_group_plan *plan)
         if (plan->stream[n]) {
             (void)fattn_stream_destroy(plan->device, plan->stream[n]);
         }
-        fattn_event_destroy(plan->done_event[n]);
+        fattn_event_destroy(plan->turn_done[n]);
     }
-    fattn_event_destroy(plan->ready);
+    fattn_event_destroy(plan->turn_ready);
 }
 
 fattn_stream fattn_group_stream(const fattn_group_plan *plan)
@@ -192,17 +192,17 @@ fattn_status fattn_group_begin_turn(const fattn_group_plan *plan)
     if (!plan->overlaps) {
         return FATTN_OK;
     }
-    fattn_status status = fattn_event_record(plan->ready, messages);
-    status = status ? status : wait_for(plan, fattn_group_stream(plan), plan->ready);
+    fattn_status status = fattn_event_record(plan->turn_ready, messages);
+    status = status ? status : wait_for(plan, fattn_group_stream(plan), plan->turn_ready);
     return status || plan->turn == 0
                ? status
-               : wait_for(plan, messages, plan->done_event[(plan->turn - 1) % 2]);
+               : wait_for(plan, messages, plan->turn_done[(plan->turn - 1) % 2]);
 }
 
 fattn_status fattn_group_end_turn(const fattn_group_plan *plan)
 {
     return plan->overlaps
-               ? fattn_event_record(plan->done_event[plan->turn % 2], fattn_group_stream(plan))
+               ? fattn_event_record(plan->turn_done[plan->turn % 2], fattn_group_stream(plan))
                : FATTN_OK;
 }
 
@@ -211,8 +211,8 @@ fattn_status fattn_group_follow_turns(const fattn_group_plan *plan)
     fattn_status first = FATTN_OK;
     for (int n = 0; plan->overlaps && n < 2; n++) {
         fattn_reason_hold(first);
-        fattn_status status = fattn_event_record(plan->done_event[n], plan->stream[n]);
-        status = status ? status : wait_for(plan, plan->transport.stream, plan->done_event[n]);
+        fattn_status status = fattn_event_record(plan->turn_done[n], plan->stream[n]);
+        status = status ? status : wait_for(plan, plan->transport.stream, plan->turn_done[n]);
         status = status ? fattn_stream_synchronize(plan->device, plan->stream[n]) : FATTN_OK;
         fattn_reason_let();
         first = first ? first : status;

@@ -2,7 +2,6 @@
 /* Ceilings, measured and checked; see ceiling.h. */
 #include "tools/bench/ceiling.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

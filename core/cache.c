@@ -348,8 +348,8 @@ static fattn_status make_entry(fattn_device *device, const fattn_problem *proble
 }
 
 /* Puts a new entry into the cache. If another thread has inserted the same problem meanwhile, or
- * the cache keeps no entries, the new entry goes to garbage instead. Returns the entry to use, which
- * may be in garbage. Needs the mutex. */
+ * the cache keeps no entries, the new entry goes to garbage instead. Returns the entry to use,
+ * which may be in garbage. Needs the mutex. */
 static entry *insert(entry *made, garbage *out)
 {
     entry *const e = find(made->plan->device, &made->problem, made->hash);

@@ -64,7 +64,9 @@ static double mean_excess(double start, double step, double unit)
     if (!isfinite(start)) {
         return 0;
     }
-    if (floor(step) != step) return (unit - 1) / 2; /* packed blocks begin between positions */
+    if (floor(step) != step) {
+        return (unit - 1) / 2; /* packed blocks begin between positions */
+    }
     while (a > 0) {
         const double rest = fmod(g, a);
         g = a;
@@ -86,10 +88,9 @@ static double sum_of_spans(double outer, double step, double inner, double low, 
     const double blocks = rest > 0 ? full + 1 : full;
     const double end = step + high;
     double ends = sum_clipped(end + mean_excess(end, step, unit), step, full, inner);
-    if (rest > 0) ends += isfinite(high) ? clip(ceil_to(outer + high, unit), inner)
-        {
-        : inner;
-        }
+    if (rest > 0) {
+        ends += isfinite(high) ? clip(ceil_to(outer + high, unit), inner) : inner;
+    }
 
     /* Blocks that begin past the last position need nothing; the tile below it must not count. */
     const double seeing = clip(ceil((inner - low) / step), blocks);

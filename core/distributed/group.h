@@ -154,7 +154,8 @@ struct fattn_group_plan {
 
     /* The state of an execution, besides turn, at, the slices of shares and whole, saved_at, the
      * positions above, and share and sending, which change places: bit n of stored_runs is set once
-     * run n's o and lse are in the caller's tensors; `late` is the lane whose `home` has not been added to own_sum yet, or -1. */
+     * run n's o and lse are in the caller's tensors; `late` is the lane whose `home` has not been
+     * added to own_sum yet, or -1. */
     unsigned stored_runs;
     int late;
 };

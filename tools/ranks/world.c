@@ -5,11 +5,23 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/distributed/forecast.h"
 #include "core/memory.h"
 #include "core/status.h"
 
 const char *const scheme_words[] = {"auto", "ring", "heads", "both", "reduce", NULL};
 const char *const split_words[] = {"auto", "contiguous", "zigzag", "striped", NULL};
+
+fattn_split split_for(const fattn_problem *p)
+{
+    const bool window = p->features & FATTN_WINDOW;
+    fattn_problem masks = {.window_left = window ? p->window_left : -1,
+                           .window_right = window ? p->window_right : -1};
+    if (p->features & FATTN_CAUSAL) {
+        masks.window_right = 0;
+    }
+    return fattn_split_choose(&masks);
+}
 
 #ifdef __APPLE__
 #define LIBRARY "libfattn_mpi.0.dylib"

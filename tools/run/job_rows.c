@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/distributed/forecast.h"
 #include "core/memory.h"
 #include "tools/terminal/terminal.h"
 
@@ -78,19 +77,13 @@ static bool take_side(job *j, int side)
 
 bool job_read_rows(job *j)
 {
-    const uint64_t features = j->problem.features;
     const int64_t ranks = j->divided.world.transport->ranks;
     if (job_scheme(j) == FATTN_SCHEME_AUTO && j->problem.seqlen_q < ranks && !j->backward) {
         j->divided.scheme = FATTN_SCHEME_REDUCE; /* as `fattn explain` does */
     }
     if (j->divided.split == 0) {
-        const bool window = features & FATTN_WINDOW;
-        const fattn_problem masks = {.window_left = window ? j->problem.window_left : -1,
-                                     .window_right = features & FATTN_CAUSAL ? 0
-                                                     : window ? j->problem.window_right
-                                                              : -1};
-        j->divided.split = job_scheme(j) == FATTN_SCHEME_REDUCE ? FATTN_SPLIT_CONTIGUOUS
-                                                                : fattn_split_choose(&masks);
+        j->divided.split =
+            job_scheme(j) == FATTN_SCHEME_REDUCE ? FATTN_SPLIT_CONTIGUOUS : split_for(&j->problem);
     }
     if (!take_side(j, QUERIES) || !take_side(j, KEYS)) {
         return false;

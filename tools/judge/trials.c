@@ -586,6 +586,9 @@ trials_findings trials_report(const trials *s)
     if (s->verbose) {
         report_refusals(s);
     }
+    if (s->count == 1) {
+        return found; /* the rest is about many problems */
+    }
     found.medians = report_medians(s);
     for (int n = 0; n < s->row_count; n++) {
         if (!s->rows[n].missing) {

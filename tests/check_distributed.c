@@ -582,6 +582,49 @@ static void check_choice(void)
               "GPUs wait at the end of a turn where rows are copied to messages");
 }
 
+/* Whether two ranks with devices of their own memory take a ragged batch of 5 and 9 queries, the
+ * second sequence having so many keys. */
+static bool takes_ragged(fattn_scheme scheme, uint64_t features, int64_t window, int32_t keys)
+{
+    const int32_t cu_q[] = {0, 5, 14}, cu_k[] = {0, 5, 5 + keys};
+    fattn_problem p;
+    fattn_problem_init(&p);
+    p.features = features | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+    p.batch = 2, p.heads_q = p.heads_k = 4, p.dim = p.dim_v = 8;
+    p.seqlen_q = p.seqlen_k = 9, p.total_q = 14, p.total_k = cu_k[2];
+    p.window_left = window;
+    p.dropout_p = features & FATTN_DROPOUT ? 0.5 : 0;
+    fattn_group_plan plan = {
+        .transport = {.ranks = 2, .device_memory = true}, .scheme = scheme, .ragged = true};
+    plan.shares = (fattn_whole){.problem = &plan.problem,
+                                .cu_q = cu_q,
+                                .cu_k = cu_k,
+                                .split = FATTN_SPLIT_ZIGZAG,
+                                .ranks = 2,
+                                .all_queries = scheme == FATTN_SCHEME_REDUCE};
+    if (fattn_problem_normalise(&p, &plan.problem)) {
+        tap_bail(fattn_last_reason());
+    }
+    return fattn_group_check_scheme(&plan) == FATTN_OK;
+}
+
+static void check_ragged_on_devices(void)
+{
+    const fattn_scheme ring = FATTN_SCHEME_RING, heads = FATTN_SCHEME_HEADS;
+    const fattn_scheme reduce = FATTN_SCHEME_REDUCE;
+    const uint64_t causal = FATTN_CAUSAL, window = FATTN_WINDOW;
+    tap_check(takes_ragged(ring, 0, -1, 7) && takes_ragged(ring, causal, -1, 9) &&
+                  takes_ragged(reduce, 0, -1, 7),
+              "a ring takes ragged batches with the same bounds in all sequences");
+    tap_check(!takes_ragged(ring, causal, -1, 7) && !takes_ragged(ring, window, 3, 9) &&
+                  !takes_ragged(ring, FATTN_ALIBI, -1, 9) &&
+                  !takes_ragged(ring, FATTN_DROPOUT, -1, 9) && !takes_ragged(reduce, causal, -1, 9),
+              "and no others: %s", fattn_last_reason());
+    tap_check(takes_ragged(heads, causal, -1, 7) && takes_ragged(heads, window, 3, 9) &&
+                  takes_ragged(heads, FATTN_ALIBI | FATTN_DROPOUT, -1, 9),
+              "an exchange of heads takes all");
+}
+
 /* A gradient that is not wanted has no strides. That must not keep the other tensors from being
  * sent as they are. */
 static void check_spans(void)
@@ -622,6 +665,7 @@ int main(void)
     check_forecast();
     check_halves();
     check_choice();
+    check_ragged_on_devices();
     check_spans();
     return tap_done();
 }

@@ -83,12 +83,16 @@ static fattn_status remote_wait(void *impl, void *event)
 }
 
 static const fattn_backend *reference;
-static bool remote_run_fails; /* after it has queued something */
+static bool remote_run_fails;   /* after it has queued something */
+static float *remote_meanwhile; /* what another thread writes during a run */
 
 static fattn_status remote_run(const fattn_plan *plan, const fattn_buffers *buffers,
                                void *workspace, fattn_stream stream)
 {
     remote_works = true;
+    if (remote_meanwhile) {
+        *remote_meanwhile = 5;
+    }
     return remote_run_fails ? fattn_fail(FATTN_DEVICE_ERROR, "the second launch failed")
                             : reference->run(plan, buffers, workspace, stream);
 }
@@ -147,7 +151,10 @@ Test(staging, host_memory_on_a_device_of_its_own)
         }
     }
     sb.q = packed, sb.k = packed + 8, sb.v = packed + 16, sb.o = packed + 24;
+    remote_meanwhile = packed + 128; /* q, between rows of o */
     ANSWERS(fattn_attention(device, &s, &sb, NULL), FATTN_OK);
+    remote_meanwhile = NULL;
+    cr_assert_eq(packed[128], 5);
     for (int batch = 0; batch < 2; batch++) {
         for (int i = 0; i < 4 * 8; i++) {
             const float got = packed[batch * 128 + i / 8 * 32 + 24 + i % 8];

@@ -741,9 +741,9 @@ FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t 
  * workspace is device memory of at least workspace_bytes bytes (fattn_plan_info), aligned to 256,
  * with any contents. Its size cannot be checked: with less the run writes past its end. Several
  * plans may share one that suffices for all of them, one run at a time. Nothing else may use it
- * during the execution. With NULL the library allocates
- * a workspace for this run and, on a GPU, waits for the run to free it. On an AMD GPU the workspace
- * must not be memory that host and device keep coherent (fine-grained or managed).
+ * during the execution. With NULL the library allocates a workspace for this run and, on a GPU,
+ * waits for the run to free it. On an AMD GPU the workspace must not be memory that host and device
+ * keep coherent (fine-grained or managed).
  *
  * Where kernels read host memory, lengths and tables in the buffers are validated before the run;
  * on a GPU FATTN_CHECKED does that, and without it wrong ones are undefined behaviour.

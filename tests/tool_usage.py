@@ -142,7 +142,7 @@ REFUSED = [
     ("bench --device " + "x" * 64, 2, "--device: a list has at most"),
     ("bench --peer me", 2, "one of none, materialised"),
     ("bench --peer materialised --dir plan", 2, "--peer has nothing to run in --dir plan"),
-    ("bench --window 3", 2, '--window: "3" has 1 values where pairs are needed'),
+    ("bench --window 3", 2, '--window: "3" is not pairs, as in --window L,R'),
     ("bench --anchor top-left", 2, "--anchor needs --causal, --window"),
     ("bench --causal=0 --anchor top-left", 2, "--anchor needs --causal, --window"),
     ("bench --density 0.5", 2, "--density needs --block-mask"),

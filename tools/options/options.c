@@ -152,8 +152,7 @@ static bool read_list(const option_set *set, const option *o, const char *text)
         return false;
     }
     if (o->kind == OPTION_PAIRS && count % 2) {
-        tool_usage(set->command, "--%.*s: \"%s\" has %d values where pairs are needed", NAME(o),
-                   text, count);
+        tool_usage(set->command, "--%.*s: \"%s\" is not pairs, as in --%s", NAME(o), text, o->name);
         return false;
     }
     set_count(o, count);

@@ -64,7 +64,7 @@ static fattn_merge_job job_of(const fattn_group_plan *plan, const fattn_buffers 
 {
     const fattn_extent rows = fattn_group_queries(plan, run);
     const int64_t batch = plan->ragged ? 1 : plan->problem.batch;
-    return (fattn_merge_job){
+    fattn_merge_job job = {
         .batch = batch,
         .heads = plan->problem.heads_q,
         .seqlen = batch ? rows.rows / batch : 0,
@@ -74,6 +74,13 @@ static fattn_merge_job job_of(const fattn_group_plan *plan, const fattn_buffers 
         .result = given ? result_of(plan, given, run) : state_of(plan, run),
         .dtype = given ? plan->local.dtype_o : FATTN_F32,
     };
+    if (plan->ragged) { /* kernels that merge count rows from the first sequence on */
+        fattn_state *const states[] = {&job.first, &job.second, &job.result};
+        for (int n = 0; n < 3; n++) {
+            states[n]->strides.batch = states[n]->lse_batch = 0;
+        }
+    }
+    return job;
 }
 
 static void note_done(fattn_group_plan *plan, const fattn_buffers *given, int run)
@@ -85,6 +92,12 @@ static void note_done(fattn_group_plan *plan, const fattn_buffers *given, int ru
 static bool are_apart(const fattn_group_plan *plan, int q_run)
 {
     return q_run == FATTN_BOTH && !plan->together;
+}
+
+/* Whether a piece may be merged by its kernel. A CPU's kernels do not merge ragged batches. */
+static bool may_merge_in_kernel(const fattn_group_plan *plan, int q_run)
+{
+    return !are_apart(plan, q_run) && !(plan->ragged && !plan->transport.device_memory);
 }
 
 fattn_status fattn_group_merge(fattn_group_plan *plan, const fattn_buffers *given, int q_run)
@@ -222,7 +235,7 @@ fattn_status fattn_group_attend(fattn_group_plan *plan, const fattn_buffers *giv
         const fattn_buffers *const results = last ? given : NULL;
         if (!merges) {
             status = attend(plan, given, &visit, keys, sums, NULL);
-        } else if (plan->ragged || are_apart(plan, visit.q_run)) {
+        } else if (!may_merge_in_kernel(plan, visit.q_run)) {
             status = attend(plan, given, &visit, keys, sums, NULL);
             status = status ? status : fattn_group_merge(plan, results, visit.q_run);
         } else {

@@ -60,7 +60,7 @@ class Schema:
         return tuple(every[:_N]), Numbers(*every[_N:])
 
     def suits(self, every: Sequence[Any]) -> bool:
-        """Whether these arguments, all of them, are the defaults where the operators have none."""
+        """Whether a call with all these arguments can take these operators: the arguments that they lack are defaults."""
         return all([every[place] is None if place < _N else every[place] == _DEFAULTS[place]
                     for place in self._others])
 
@@ -70,7 +70,7 @@ class Schema:
 
 
 ALL = Schema("", _NAMES, 5)
-# The tensors after v come last, because the dispatcher is the faster the fewer arguments there are before the last defaults.
+# What is rarely given comes last: the dispatcher converts no argument behind the last one that is not a default.
 COMMON = Schema("_common", ("q", "k", "v", "causal", "bhsd", "top_left", "scale", "window_left", "window_right",
                             "deterministic", "mask", "seqused_k", "block_table"), 3)
-COMMON_NUMBERS = slice(3, 10)
+COMMON_NUMBERS = slice(3, 10)  # the numbers among them

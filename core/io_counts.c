@@ -187,8 +187,6 @@ static void standard_forward(fattn_io_head *a)
     reads(a, FATTN_IO_S, nn * (1 + ops));
     if (capped) {
         writes(a, FATTN_IO_C, nn);
-    }
-    if (capped) {
         reads(a, FATTN_IO_C, nn);
     }
     writes(a, FATTN_IO_P, nn);

@@ -582,8 +582,8 @@ static void check_choice(void)
               "GPUs wait at the end of a turn where rows are copied to messages");
 }
 
-/* Whether two ranks with devices of their own memory take a ragged batch of 5 and 9 queries, the
- * second sequence having so many keys. */
+/* Whether two ranks, whose devices have memory of their own, take a ragged batch of two sequences.
+ * The first has 5 queries and 5 keys, the second 9 queries and so many keys. */
 static bool takes_ragged(fattn_scheme scheme, uint64_t features, int64_t window, int32_t keys)
 {
     const int32_t cu_q[] = {0, 5, 14}, cu_k[] = {0, 5, 5 + keys};

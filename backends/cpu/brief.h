@@ -108,7 +108,8 @@ APART void brief_prefetch(const char *const *rows, int64_t count, int64_t furthe
 {
     for (int64_t j = 0; j < count; j++) {
         const char *const from = rows[j] + further;
-        for (int64_t at = 0; at < bytes_in_lines(from, bytes); at += CACHE_LINE) {
+        const int64_t past = bytes_in_lines(from, bytes);
+        for (int64_t at = 0; at < past; at += CACHE_LINE) {
             __builtin_prefetch(from + at);
         }
     }

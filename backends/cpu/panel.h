@@ -515,8 +515,10 @@ static int64_t load_keys(const panel *pn, span s, int64_t copied, const void *te
             later[j] = (prefetch_row){.from = from, .bytes = bytes_in_lines(from, bytes)};
             continue;
         }
-        for (int64_t byte = 0; byte < bytes_in_lines(from, bytes); byte += CACHE_LINE) {
-            __builtin_prefetch(from + COPIED_AHEAD * step + byte);
+        const char *const ahead = from + COPIED_AHEAD * step;
+        const int64_t past = bytes_in_lines(ahead, bytes);
+        for (int64_t byte = 0; byte < past; byte += CACHE_LINE) {
+            __builtin_prefetch(ahead + byte);
         }
         row_load(copy + j * copy_stride, dtype, from, dim);
     }

@@ -110,8 +110,9 @@ struct fattn_group_plan {
     int64_t *rows_before[2]; /* [all ranks + 1]: rows of queries, and of keys, of earlier ranks; if
                               * members exchange heads */
     int64_t *q_offsets, *k_offsets, *wholes_q, *wholes_k;
-    /* For a device that has its own memory, else NULL: cu_seqlens of each run of this rank's
-     * queries, of each run of each group's keys, and of no keys. [runs][batch + 1] */
+    /* For a device that has its own memory, else NULL: an array of cu_seqlens for each run of this
+     * rank's queries, then for each run of each group's keys, then one of zeros, for pieces without
+     * keys. [arrays][batch + 1] */
     int32_t *device_cu;
     /* Lists of rows in memory of the device, for queries and for keys, if members exchange a ragged
      * batch and a turn has one piece; else NULL. For each row of a message, share_rows has its row

@@ -402,8 +402,8 @@ void fattn_group_write_cu(const fattn_group_plan *plan, int32_t *cu)
     memset(cu + (fattn_group_cu_count(plan) - 1) * step, 0, (size_t)step * sizeof *cu);
 }
 
-/* The bound on j - i that all sequences of a piece have in common: scheme.c has refused problems
- * without one. A sequence of which all pairs are kept, or none, only limits the bound. */
+/* A bound on j - i that is right for all sequences of a piece; scheme.c has refused problems that
+ * have none. If a sequence keeps all its pairs, or none, any bound in a range is right for it. */
 static int64_t common_bound(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run)
 {
     int64_t least = INT64_MIN, most = INT64_MAX;

@@ -487,8 +487,8 @@ typedef void *fattn_stream;
  * error; no other device takes its place. Close the device with fattn_device_close(); plans made on
  * it keep it open.
  *
- * A device of backend "cuda" works in the context that is current on the calling thread if that is
- * one of its GPU, else in the GPU's primary context. Streams and memory must belong to this
+ * A device of backend "cuda" works in the context that is current on the calling thread, if that
+ * belongs to its GPU, else in the GPU's primary context. Streams and memory must belong to this
  * context, and it must outlive the device.
  *
  * Errors: FATTN_UNKNOWN_DEVICE for a spec that names no backend of this build; FATTN_NO_DEVICE

@@ -22,7 +22,7 @@ from fattn._errors import InvalidArgument, Unsupported
 from fattn._plans import Prepared, also_cleared, pack_backward, pack_forward, prepare, remember
 from fattn._plans import _cache as prepared_calls
 from fattn._problem import EXTRAS, Options
-from fattn.torch._schemas import COMMON, TENSORS
+from fattn.torch._schemas import TENSORS, schema_for
 
 _FIELDS = ("q", "k", "v", *(name for name, feature, _ in EXTRAS if feature != _c.POSITIONS))
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
@@ -418,11 +418,8 @@ def differentiate(needed: Sequence[bool], dout: Tensor | None, dlse: Tensor | No
     dout = torch.zeros_like(o) if dout is None else dout
     dlse = None if dlse is None else dlse.contiguous()
     every = *tensors, *numbers
-    given = rows_together(dout), dlse, o, lse, outputs
-    if COMMON.suits(every):
-        made = torch.ops.fattn.backward_common.default(*given, *COMMON.select(every))
-    else:
-        made = torch.ops.fattn.backward.default(*given, *every)
+    schema = schema_for(every)
+    made = schema.operators()[1](rows_together(dout), dlse, o, lse, outputs, *schema.select(every))
     for i in wanted:
         results[places[i]] = made[i].to(tensors[places[i]].dtype)  # type: ignore[union-attr]
     return results

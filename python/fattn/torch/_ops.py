@@ -19,7 +19,7 @@ from fattn._errors import InvalidArgument
 from fattn._plans import also_cleared
 from fattn.torch._calls import (LIMIT, Call, RecordedWithLse, call_of, check_gradients, differentiate, even, make_known,
                                 refuse, refuse_tangents)
-from fattn.torch._schemas import ALL, COMMON, COMMON_NUMBERS, TENSORS, Numbers, Schema
+from fattn.torch._schemas import ALL, COMMON, COMMON_NUMBERS, TENSORS, Numbers, Schema, schema_for
 
 _N = len(TENSORS)
 _GRADIENTS = sum(_c.OUT_DQ << i for i in range(5))
@@ -48,12 +48,11 @@ def eager(key: Any, tensors: tuple[Any, ...], numbers: tuple[Any, ...], lse: boo
 
 def dispatched(*every: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Forward by an operator, from all arguments."""
-    if COMMON.suits(every):
-        return torch.ops.fattn.forward_common.default(*COMMON.select(every))  # type: ignore[no-any-return]
-    return torch.ops.fattn.forward.default(*every)  # type: ignore[no-any-return]
+    schema = schema_for(every)
+    return schema.operators()[0](*schema.select(every))  # type: ignore[no-any-return]
 
 
-# The Calls of fattn::forward_common, by its arguments that are not tensors and by which tensors are given.
+# The Calls of the common pair, by their numbers and by which of the tensors after v are None.
 _common_calls: dict[Any, Call] = {}
 also_cleared.append(_common_calls)
 
@@ -112,7 +111,7 @@ def _check_devices(tensors: tuple[Any, ...]) -> None:
     """Kernels check this too, but for tensors without memory this is all that runs."""
     for t, name in zip(tensors, TENSORS):
         if t is not None and t.device != tensors[0].device:
-            raise InvalidArgument(f"{name} is on device {t.device}, and q on {tensors[0].device}")
+            raise InvalidArgument(f"{name} is on device {t.device}, q on {tensors[0].device}")
 
 
 def _register_shapes(schema: Schema) -> None:

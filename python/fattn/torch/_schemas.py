@@ -74,3 +74,8 @@ ALL = Schema("", _NAMES, 5)
 COMMON = Schema("_common", ("q", "k", "v", "causal", "bhsd", "top_left", "scale", "window_left", "window_right",
                             "deterministic", "mask", "seqused_k", "block_table"), 3)
 COMMON_NUMBERS = slice(3, 10)  # the numbers among them
+
+
+def schema_for(every: Sequence[Any]) -> Schema:
+    """The pair of operators for a call with all these arguments."""
+    return COMMON if COMMON.suits(every) else ALL

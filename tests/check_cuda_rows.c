@@ -609,14 +609,19 @@ static void check_backward_rows(void)
         uint64_t features;
     } cases[] = {
         {"wgmma_backward_short_64", 17, 17, 64, 0, 0},
-        {"wgmma_backward_short_64", 320, 320, 64, 0, 0},
-        {"wgmma_backward_64", 321, 321, 64, 0, 0},
-        {"wgmma_backward_short_64", 512, 512, 64, 0, FATTN_CAUSAL},
-        {"wgmma_backward_64", 512, 512, 64, 0, 0},
-        {"wgmma_backward_64", 256, 2048, 64, 0, 0}, /* no row is empty, and keys are many */
-        {"wgmma_backward_short_64", 192, 2048, 64, 0, FATTN_DETERMINISTIC},
-        {"wgmma_backward_short_64", 2048, 512, 64, 100, FATTN_CU_SEQLENS_Q},
-        {"wgmma_backward_64", 2048, 512, 64, 500, FATTN_CU_SEQLENS_Q},
+        {"wgmma_backward_short_64", 128, 4096, 64, 0, FATTN_DETERMINISTIC},
+        {"wgmma_backward_short_64", 192, 192, 64, 0, 0},
+        {"wgmma_backward_64", 192, 2048, 64, 0, 0}, /* keys are many */
+        {"wgmma_backward_64", 256, 256, 64, 0, 0},  /* no row is empty */
+        {"wgmma_backward_64", 320, 320, 64, 0, 0},
+        {"wgmma_backward_short_64", 320, 320, 64, 0, FATTN_CAUSAL},
+        {"wgmma_backward_short_64", 448, 448, 64, 0, FATTN_CAUSAL},
+        {"wgmma_backward_64", 448, 2048, 64, 0, FATTN_CAUSAL},
+        {"wgmma_backward_64", 512, 512, 64, 0, FATTN_CAUSAL},
+        {"wgmma_backward_short_64", 2048, 512, 64, 200, FATTN_CU_SEQLENS_Q},
+        {"wgmma_backward_64", 2048, 512, 64, 256, FATTN_CU_SEQLENS_Q},
+        {"wgmma_backward_short_64", 2048, 512, 64, 256, FATTN_CU_SEQLENS_Q | FATTN_CAUSAL},
+        {"wgmma_backward_64", 2048, 512, 64, 320, FATTN_CU_SEQLENS_Q | FATTN_CAUSAL},
         {"wgmma_backward_128", 17, 17, 72, 0, 0},
         {"wgmma_backward_256", 17, 17, 136, 0, 0},
     };

@@ -226,7 +226,7 @@ FATTN_HD int64_t wgmma_cut_parts_bytes(const fattn_problem *p, const fattn_tilin
  */
 #define WGMMA_BACKWARD_SHAPES(X) \
     X(short_64, 64, 64, 128, 3)  \
-    X(64, 64, 128, 128, 3)       \
+    X(64, 64, 128, 128, 2)       \
     X(128, 128, 64, 128, 3)
 
 /* The same for kernels in which a cluster of two blocks shares an item. Each block has half of the
@@ -235,8 +235,8 @@ FATTN_HD int64_t wgmma_cut_parts_bytes(const fattn_problem *p, const fattn_tilin
 #define WGMMA_BACKWARD_PAIRS(X) X(256, 256, 64, 128, 2)
 #define WGMMA_BACKWARD_BLOCKS(width) ((width) == 256 ? 2 : 1)
 
-/* Bytes of shared memory: keys and values, `stages` tiles of queries, two of dO, two of dS, one of
- * dQ in floats, and lse and delta of each row. */
+/* Bytes of shared memory: a tile of keys and one of values, `stages` tiles of queries, two of dO,
+ * two of dS, one of dQ in floats, and lse and delta of each row. */
 #define WGMMA_BACKWARD_ALONE_SHARED(width, queries, keys, stages)                           \
     (2 * (width) * (2 * (keys) + (2 + (stages)) * (queries)) + 2 * 2 * (queries) * (keys) + \
      4 * (width) * (queries) + 4 * (2 + (stages)) * (queries))
@@ -255,6 +255,22 @@ FATTN_HD int64_t wgmma_cut_parts_bytes(const fattn_problem *p, const fattn_tilin
      WGMMA_BACKWARD_CONTROL + WGMMA_ALIGN)
 #define WGMMA_BACKWARD_CONTROL 640
 #define WGMMA_VISITS 8 /* a power of two, at least two more than the stages */
+
+/* In lean kernels of 64 channels items are chained (wgmma_backward_chain.cuh). Shared memory then
+ * has more tiles of keys and values, for each warpgroup room for 64 rows of dK and dV instead of
+ * its part of dQ, and more items. */
+#define WGMMA_BACKWARD_CHAINS(width) ((width) == 64)
+#define WGMMA_BACKWARD_KEY_STAGES(queries) ((queries) == 64 ? 3 : 2)
+#define WGMMA_BACKWARD_VALUE_STAGES(queries) ((queries) == 64 ? 2 : 1)
+#define WGMMA_BACKWARD_HANDED(width) (2 * 2 * 64 * (width))
+#define WGMMA_BACKWARD_CHAIN_CONTROL 384
+#define WGMMA_BACKWARD_CHAIN_SHARED(width, queries, keys)                                  \
+    (2 * (width) * (keys) *                                                                \
+         (WGMMA_BACKWARD_KEY_STAGES(queries) + WGMMA_BACKWARD_VALUE_STAGES(queries) - 2) + \
+     2 * WGMMA_BACKWARD_HANDED(width) - 4 * (width) * (queries) + WGMMA_BACKWARD_CHAIN_CONTROL)
+#define WGMMA_BACKWARD_LEAN_SHARED(width, queries, keys, stages) \
+    (WGMMA_BACKWARD_SHARED(width, queries, keys, stages) +       \
+     (WGMMA_BACKWARD_CHAINS(width) ? WGMMA_BACKWARD_CHAIN_SHARED(width, queries, keys) : 0))
 
 /*
  * Backward with features of pairs: X(run, its features of pairs, whether it may compute dBias,

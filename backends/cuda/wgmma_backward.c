@@ -13,6 +13,7 @@
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 #include "core/problem.h"
+#include "core/tensors.h"
 
 #define WGMMA_GRADIENT_ROW(channels, cannot_)                                        \
     WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_BACKWARD), .cannot = cannot_, \
@@ -161,6 +162,16 @@ static void backward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *
     shape->resident = true;
 }
 
+/* Whether dK and dV may be stored as boxes of 16-bit elements (wgmma_hands_over). */
+static bool stores_boxes(const fattn_problem *p)
+{
+    fattn_tensor tensors[FATTN_TENSORS];
+    fattn_tensors_of(p, tensors);
+    return fattn_gradient_dtype(p, p->dtype) != FATTN_F32 &&
+           fattn_tensor_is_aligned(p, &tensors[FATTN_TENSOR_DK], 16) &&
+           fattn_tensor_is_aligned(p, &tensors[FATTN_TENSOR_DV], 16);
+}
+
 static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                          const fattn_tiling *t, fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
@@ -170,20 +181,31 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     maps[2] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, v), p->dim_v, &p->v, keys);
     maps[3] =
         fattn_wgmma_rows_map(p, offsetof(fattn_buffers, dout), p->dim_v, &p->dout, (int)t->br);
-    return 4;
+    if (kernel->width != 64 || !stores_boxes(p)) {
+        return 4;
+    }
+    maps[4] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, dk), p->dim, &p->dk, 64);
+    maps[5] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, dv), p->dim_v, &p->dv, 64);
+    return 6;
 }
 
 /* With 64 channels there are tiles of 64 and of 128 queries. Whether tiles of 64 pay: long
- * sequences take 1.16 times as long with them, but short ones less time, because fewer rows do not
- * exist, and an item's first product, which is not used, is smaller. */
+ * sequences take 1.16 times as long with them, but short ones less time, since fewer rows do not
+ * exist, and a causal mask leaves out more tiles. docs/notes/hopper-backward.md has the times. */
 static bool has_few_queries(const fattn_problem *p)
 {
-    const int64_t queries =
-        p->features & FATTN_CU_SEQLENS_Q ? p->total_q / fattn_max64(p->batch, 1) : p->seqlen_q;
+    const bool packed = p->features & FATTN_CU_SEQLENS_Q;
+    const bool halved = fattn_cuda_mask_halves_keys(p);
+    const int64_t queries = packed ? p->total_q / fattn_max64(p->batch, 1) : p->seqlen_q;
     const int64_t small = fattn_ceil_div(queries, 64) * 64,
                   large = fattn_ceil_div(queries, 128) * 128;
-    const bool few = queries <= 320 || (fattn_cuda_mask_halves_keys(p) && queries <= 512);
-    return (few && p->seqlen_k <= 512) || 7 * small <= 6 * large;
+    if (queries <= 128) {
+        return true;
+    }
+    if (packed) { /* in the mean */
+        return queries <= (halved ? 256 : 200);
+    }
+    return p->seqlen_k <= 512 && (halved ? 8 * small <= 7 * large : 4 * small <= 3 * large);
 }
 
 static bool backward_pays(const fattn_kernel *row, const fattn_problem *p,
@@ -206,7 +228,7 @@ static bool backward_pays(const fattn_kernel *row, const fattn_problem *p,
         WGMMA_KERNEL("wgmma_backward", channels),                                       \
         .phases = {list_shape, rows_shape, backward_shape, dq_shape, sink_shape},       \
         .maps = backward_maps,                                                          \
-        .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages),               \
+        .shared = WGMMA_BACKWARD_LEAN_SHARED(channels, queries, keys, stages),          \
         .run = #name_,                                                                  \
     },
 

@@ -37,7 +37,8 @@
  *
  * If dQ is deferred (DEFERS), the dQ^T of this list is that of the tile before. Then a warpgroup
  * does not wait for the other's dS of the same tile, and one multiplies while the other
- * exponentiates.
+ * exponentiates. Lean kernels of 64 channels also go from item to item without a break
+ * (wgmma_backward_chain.cuh).
  *
  * This header has the loops of a warpgroup and of a block; a tile's products are in
  * wgmma_backward_tile.cuh and _pair_tile.cuh, dK and dV are stored by wgmma_backward_store.cuh.
@@ -47,53 +48,13 @@
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_CUH
 
+#include "backends/cuda/wgmma_backward_chain.cuh"
 #include "backends/cuda/wgmma_backward_copies.cuh"
 #include "backends/cuda/wgmma_backward_pair_tile.cuh"
 #include "backends/cuda/wgmma_backward_store.cuh"
 #include "backends/cuda/wgmma_backward_tile.cuh"
 
 /* --- A warpgroup ------------------------------------------------------------------------------ */
-
-/* Sets the walk to the beginning of an item. */
-template <class S>
-GPU_DEVICE void wgmma_walk_begin(const fattn_problem &p, const wgmma_backward_item &w, int item,
-                                 wgmma_backward_walk<S> &walk)
-{
-    const bool shared = p.features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
-    walk.item = item;
-    walk.tile = w.start;
-    walk.head = 0;
-    walk.dq_pending = false;
-    walk.full = w.full;
-    walk.full_past = w.full_past;
-    walk.tail = shared && w.queries % S::QUERIES ? w.queries / S::QUERIES : -1;
-}
-
-template <class S>
-GPU_DEVICE void wgmma_walk_set(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int group,
-                               wgmma_backward_walk<S> &walk)
-{
-    const int t = wgmma_thread(), lane = t % 32, warp = t / 32;
-    walk.group = group;
-    walk.q = walk.q_used = {0, 0};
-    walk.dout = {0, 0};
-    walk.term = {0, 0};
-    walk.visits = 0;
-    walk.ds = 0;
-    walk.ds_phase = 0;
-    /* The lane's row in the matrices of 8 keys by 8 queries that stmatrix stores, keys first. */
-    const int query = lane % 8 + lane / 16 * 8, key = 16 * warp + lane / 8 % 2 * 8;
-    const int first_query = S::IS_PAIR ? group * S::OWN_QUERIES : 0;
-    const int first_key = S::IS_PAIR ? 0 : 64 * group;
-    walk.ds_put = b.ds + wgmma_offset(S::QUERIES, (uint32_t)(first_query + query),
-                                      (uint32_t)(first_key + key));
-    const int channel = wgmma_row(t, 0), row = group * S::PART % S::QUERIES + wgmma_column(t, 0);
-    walk.dq_put = b.dq + group * S::PART / S::QUERIES * S::QUERIES * 256 +
-                  4 * wgmma_sum_offset(S::QUERIES, (uint32_t)row, (uint32_t)channel);
-    if (S::IS_STAGED) {
-        walk.term_offset = wgmma_term_offset<S>(g, group);
-    }
-}
 
 /* Visits the tiles of an item. n counts items with tiles. */
 template <class S>
@@ -123,8 +84,8 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     wgmma_head_begin<S>(g, b, walk, 0);
     wgmma_drop_begin<S>(g, b, walk);
     wgmma_drop_early<S>(g, walk, 0, w.start);
-    wgmma_await(&control.k_full, n % 2);
-    wgmma_await(&control.v_full, n % 2);
+    wgmma_await(&control.k_full[0], n % 2);
+    wgmma_await(&control.v_full[0], n % 2);
     if (tail < S::KEYS) {
         wgmma_clear<S::KEYS, S::PANELS>(b.k, tail, WGMMA_CLEARED + walk.group);
         wgmma_clear<S::KEYS, S::PANELS>(b.v, tail, WGMMA_CLEARED + walk.group);
@@ -134,7 +95,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     }
     wgmma_await_visit<S>(b, walk, {w.start, 0, true});
     wgmma_await_queries<S>(b, walk, walk.tile);
-    wgmma_begin_scores<S>(b, walk, x);
+    wgmma_begin_scores<S>(b, walk, b.k, x);
     wgmma_await_term<S>(b, walk);
     wgmma_read_term<S>(g, b, walk, 0, w.start);
     wgmma_evaluate_term<S>(g, b, walk, 0, w.start);
@@ -161,7 +122,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     } else {
         wgmma_backward_tile<S, false>(g, b, unit, walk, {0, 0, 0}, x, dk, dv);
     }
-    wgmma_release(&control.keys_empty);
+    wgmma_release(&control.k_empty[0]);
     wgmma_settle<S::OWN_CHANNELS / 8>(dk);
     wgmma_settle<S::OWN_CHANNELS / 8>(dv);
 }
@@ -177,40 +138,28 @@ GPU_DEVICE void wgmma_backward_consume(const fattn_gpu_args &g, const wgmma_back
     wgmma_backward_walk<S> walk;
     int used = 0; /* items that had tiles */
     wgmma_walk_set<S>(g, b, group, walk);
-    if (group == 1) {
-        wgmma_ping_pong_pass<S>(walk); /* warpgroup 0 begins */
-    }
     for (int n = 0;; n++) {
         float dk[N / 8][4], dv[N / 8][4];
-        wgmma_await(&control.item_full[n % 2], n / 2 % 2);
-        if (!control.exists[n % 2]) {
+        const int slot = wgmma_item_slot<S>(n);
+        wgmma_await(&control.item_full[slot], wgmma_item_phase<S>(n));
+        if (!control.exists[slot]) {
             break;
         }
-        const wgmma_backward_item &w = control.item[n % 2];
+        const wgmma_backward_item &w = control.item[slot];
         GPU_UNROLL
         for (int c = 0; c < N / 2; c++) {
             dk[c / 4][c % 4] = dv[c / 4][c % 4] = 0;
         }
         wgmma_settle<N / 8>(dk);
         wgmma_settle<N / 8>(dv);
-        wgmma_walk_begin<S>(p, w, n % 2, walk);
+        wgmma_walk_begin<S>(p, w, slot, walk);
+        walk.dq_pending = false;
         if (w.tiles > 0) {
             wgmma_backward_tiles<S>(g, b, w, used++, walk, dk, dv);
         }
-        if (p.outputs & FATTN_OUT_DV) {
-            float z_kept = 1; /* applied at the end: weights times Z might overflow */
-            if constexpr (!S::IS_LEAN) {
-                z_kept = mma_has<S>(g, FATTN_DROPOUT) ? control.dropout.multiplier : 1;
-            }
-            wgmma_store_keys<S>(g, w, group, g.buffers.dv, w.dv, p.dv.seq, (int)p.dim_v,
-                                g.chunks & FATTN_GPU_QUADS_DV, z_kept, dv);
-        }
-        if (p.outputs & FATTN_OUT_DK) {
-            wgmma_store_keys<S>(g, w, group, g.buffers.dk, w.dk, p.dk.seq, (int)p.dim,
-                                g.chunks & FATTN_GPU_QUADS_DK, g.rule.scale, dk);
-        }
+        wgmma_store_item<S>(g, b, w, group, dk, dv);
         __syncwarp();
-        wgmma_release(&control.item_empty[n % 2]);
+        wgmma_release(&control.item_empty[slot]);
     }
     if (!S::IS_PAIR) {
         wgmma_named_sync(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER); /* matches the last arrival */
@@ -224,8 +173,8 @@ template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(ch
 {
     wgmma_backward_block<S> b;
     b.k = (mma_shared(shared) + WGMMA_ALIGN - 1) & ~(WGMMA_ALIGN - 1u);
-    b.v = b.k + S::KEY_BYTES;
-    b.q = b.v + S::KEY_BYTES;
+    b.v = b.k + S::KEY_STAGES * S::KEY_BYTES;
+    b.q = b.v + S::VALUE_STAGES * S::KEY_BYTES;
     b.dout = b.q + S::STAGES * S::QUERY_BYTES;
     b.ds = b.dout + S::DOUT_STAGES * S::QUERY_BYTES;
     b.dq = b.ds + 2 * S::DS_BYTES;
@@ -243,14 +192,21 @@ template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(ch
 template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &control)
 {
     enum { ADDERS = 2 };
-    for (int n = 0; n < 2; n++) {
+    for (int n = 0; n < S::ITEM_RING; n++) {
         wgmma_barrier_make(&control.item_full[n], 1);
         wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1 + ADDERS);
     }
     wgmma_barrier_make(&control.item_wanted, 1);
-    wgmma_barrier_make(&control.k_full, 1);
-    wgmma_barrier_make(&control.v_full, 1);
-    wgmma_barrier_make(&control.keys_empty, S::WARPS);
+    for (int n = 0; n < S::KEY_STAGES; n++) {
+        wgmma_barrier_make(&control.k_full[n], 1);
+        wgmma_barrier_make(&control.k_empty[n], S::WARPS);
+    }
+    for (int n = 0; n < S::VALUE_STAGES; n++) {
+        wgmma_barrier_make(&control.v_full[n], 1);
+        if (S::CHAINS) {
+            wgmma_barrier_make(&control.v_empty[n], S::WARPS);
+        }
+    }
     for (int n = 0; n < S::STAGES; n++) {
         wgmma_barrier_make(&control.q_full[n], 1);
         wgmma_barrier_make(&control.q_empty[n], S::WARPS * S::BLOCKS);
@@ -288,7 +244,9 @@ template <class S> GPU_DEVICE void wgmma_sync_blocks(void)
 template <class S>
 GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *maps)
 {
-    static_assert(sizeof(wgmma_backward_control<S>) <= WGMMA_BACKWARD_CONTROL, "too small");
+    static_assert(sizeof(wgmma_backward_control<S>) <=
+                      WGMMA_BACKWARD_CONTROL + (S::CHAINS ? WGMMA_BACKWARD_CHAIN_CONTROL : 0),
+                  "too small");
     extern __shared__ char shared[];
     wgmma_backward_block<S> b = wgmma_backward_block_of<S>(wgmma_own_memory(shared));
     b.rank = S::IS_PAIR ? wgmma_rank() : 0;
@@ -320,12 +278,16 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
             if constexpr (S::IS_PAIR) {
                 wgmma_await_turns<S>(g, b, warp - WGMMA_ADDER);
             } else {
-                wgmma_add_all<S>(g, b, warp - WGMMA_ADDER);
+                wgmma_add_all<S>(g, maps, b, warp - WGMMA_ADDER);
             }
         }
     } else {
         wgmma_take_registers<S::OWN_REGISTERS>();
-        wgmma_backward_consume<S>(g, b, group - 1);
+        if constexpr (S::CHAINS) {
+            wgmma_chain_consume<S>(g, b, group - 1);
+        } else {
+            wgmma_backward_consume<S>(g, b, group - 1);
+        }
     }
     if (S::IS_PAIR) {
         wgmma_sync_blocks<S>(); /* the other block may still access this one's barriers */

@@ -322,4 +322,46 @@ wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
     }
 }
 
+/* Sets the walk to the beginning of an item. */
+template <class S>
+GPU_DEVICE void wgmma_walk_begin(const fattn_problem &p, const wgmma_backward_item &w, int item,
+                                 wgmma_backward_walk<S> &walk)
+{
+    const bool shared = p.features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
+    walk.item = item;
+    walk.tile = w.start;
+    walk.head = 0;
+    walk.full = w.full;
+    walk.full_past = w.full_past;
+    walk.tail = shared && w.queries % S::QUERIES ? w.queries / S::QUERIES : -1;
+}
+
+template <class S>
+GPU_DEVICE void wgmma_walk_set(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int group,
+                               wgmma_backward_walk<S> &walk)
+{
+    const int t = wgmma_thread(), lane = t % 32, warp = t / 32;
+    walk.group = group;
+    walk.q = walk.q_used = {0, 0};
+    walk.dout = {0, 0};
+    walk.term = {0, 0};
+    walk.visits = 0;
+    walk.dq_pending = false;
+    walk.ds = 0;
+    walk.ds_phase = 0;
+    /* The lane's row in the matrices of 8 keys by 8 queries that stmatrix stores, keys first. */
+    const int query = lane % 8 + lane / 16 * 8, key = 16 * warp + lane / 8 % 2 * 8;
+    const int first_query = S::IS_PAIR ? group * S::OWN_QUERIES : 0;
+    const int first_key = S::IS_PAIR ? 0 : 64 * group;
+    walk.ds_put = b.ds + wgmma_offset(S::QUERIES, (uint32_t)(first_query + query),
+                                      (uint32_t)(first_key + key));
+    const int channel = wgmma_row(t, 0), row = group * S::PART % S::QUERIES + wgmma_column(t, 0);
+    walk.dq_put = b.dq + group * S::PART / S::QUERIES * S::QUERIES * 256 +
+                  group * (S::DQ_ROOM - S::PART_BYTES) +
+                  4 * wgmma_sum_offset(S::QUERIES, (uint32_t)row, (uint32_t)channel);
+    if (S::IS_STAGED) {
+        walk.term_offset = wgmma_term_offset<S>(g, group);
+    }
+}
+
 #endif

@@ -25,8 +25,9 @@ typedef struct wgmma_peer_control {
 
 /* A block's shared memory beside the tiles. */
 template <class S> struct wgmma_backward_control {
-    uint64_t item_full[2], item_empty[2], item_wanted;
-    uint64_t k_full, v_full, keys_empty;
+    uint64_t item_full[S::ITEM_RING], item_empty[S::ITEM_RING], item_wanted;
+    uint64_t k_full[S::KEY_STAGES], k_empty[S::KEY_STAGES];
+    uint64_t v_full[S::VALUE_STAGES];
     uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[2], dout_empty[2];
     uint64_t ds_full[2], ds_empty[2]; /* for kernels that defer dQ */
     union {
@@ -34,10 +35,11 @@ template <class S> struct wgmma_backward_control {
             uint64_t term_full[2], term_empty[2]; /* of a staged bias or mask */
         };
         wgmma_peer_control peer; /* if two blocks share an item */
+        uint64_t v_empty[2];     /* if items are chained; else values are released with the keys */
     };
     fattn_dropout dropout;
-    wgmma_backward_item item[2];
-    bool exists[2];                                 /* false: there are no more items */
+    wgmma_backward_item item[S::ITEM_RING];
+    bool exists[S::ITEM_RING];                      /* false: there are no more items */
     wgmma_visit visit[S::SKIPS ? WGMMA_VISITS : 1]; /* of the tiles in flight */
     wgmma_scan_results scan;                        /* for kernels that may skip tiles */
 };
@@ -90,13 +92,31 @@ GPU_DEVICE int wgmma_next_visit(const wgmma_backward_item &w, const uint32_t *vi
     return next < w.past ? next : w.start;
 }
 
+/* Item n of the block: its place, and the phase of its barriers. */
+template <class S> GPU_DEVICE int wgmma_item_slot(int n) { return n % S::ITEM_RING; }
+template <class S> GPU_DEVICE int wgmma_item_phase(int n) { return n / S::ITEM_RING % 2; }
+
 /* Waits for item n of the block. NULL if there are no more. */
 template <class S>
 GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_block<S> &b, int n)
 {
     wgmma_backward_control<S> &control = *b.control;
-    wgmma_await(&control.item_full[n % 2], n / 2 % 2);
-    return control.exists[n % 2] ? &control.item[n % 2] : NULL;
+    const int slot = wgmma_item_slot<S>(n);
+    wgmma_await(&control.item_full[slot], wgmma_item_phase<S>(n));
+    return control.exists[slot] ? &control.item[slot] : NULL;
+}
+
+/* Whether a warpgroup hands dK and dV of an item to its adder, which stores them as boxes. Other
+ * items are stored by the threads that have the sums: in deterministic runs, in which other blocks
+ * wait for the adder; and if there is less than a box, of 64 keys, at the end of a packed sequence,
+ * since the next rows are another's. */
+template <class S>
+GPU_DEVICE bool wgmma_hands_over(const fattn_gpu_args &g, const wgmma_backward_item &w, int group)
+{
+    const unsigned both = FATTN_GPU_QUADS_DK | FATTN_GPU_QUADS_DV;
+    const bool packed = g.problem.features & FATTN_CU_SEQLENS_K;
+    return S::CHAINS && g.dtype_gradient != FATTN_F32 && (g.chunks & both) == both && w.tiles > 0 &&
+           !wgmma_is_ordered(g.problem) && (!packed || w.owned >= 64 * (group + 1));
 }
 
 /* The warps of the producer warpgroup. */

@@ -94,7 +94,8 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
                 const int next = wgmma_peek((const int32_t *)workspace.counter);
                 if (next < items &&
                     !wgmma_shift_may_take(part, wgmma_shift_taken(g, S::BLOCKS, next))) {
-                    wgmma_await(&control.item_empty[(n - 1) % 2], (n - 1) / 2 % 2);
+                    wgmma_await(&control.item_empty[wgmma_item_slot<S>(n - 1)],
+                                wgmma_item_phase<S>(n - 1));
                 }
             }
         }
@@ -104,7 +105,8 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
                                                       workspace.counter, begun, ordered ? n : n - 1)
                                 : wgmma_take(g, workspace.counter);
         }
-        wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
+        const int slot = wgmma_item_slot<S>(n);
+        wgmma_await(&control.item_empty[slot], wgmma_item_phase<S>(n) ^ 1);
         const bool exists = number < items;
         if (exists) {
             const wgmma_shift shift = wgmma_shift_taken(g, S::BLOCKS, number);
@@ -112,23 +114,23 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
                 (const uint32_t *)(workspace.items + shift.item * S::BLOCKS + b.rank);
             part = shift.part;
             if (mma_lane() < WORDS) {
-                ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
+                ((uint32_t *)&control.item[slot])[mma_lane()] = from[mma_lane()];
             }
             __syncwarp();
             if (shift.peers && mma_lane() == 0) {
-                wgmma_backward_item &item = control.item[n % 2];
+                wgmma_backward_item &item = control.item[slot];
                 item.peers = shift.peers;
                 item.start = shift.number * wgmma_apart<S>(item);
             }
             if constexpr (S::SKIPS) {
                 if (wgmma_skips(&p)) {
-                    wgmma_find_visits<S>(g, b, control.item[n % 2]);
+                    wgmma_find_visits<S>(g, b, control.item[slot]);
                 }
             }
         }
-        control.exists[n % 2] = exists;
+        control.exists[slot] = exists;
         __syncwarp();
-        wgmma_release(&control.item_full[n % 2]);
+        wgmma_release(&control.item_full[slot]);
         if (!exists) {
             return;
         }
@@ -220,7 +222,8 @@ template <class S> struct wgmma_copies {
     wgmma_ring<S::STAGES> q;
     wgmma_ring<S::DOUT_STAGES> dout;
     wgmma_ring<S::TERM_RING_STAGES> term;
-    int keys;        /* tiles of keys so far */
+    wgmma_ring<S::KEY_STAGES> keys;
+    wgmma_ring<S::VALUE_STAGES> values;
     uint32_t visits; /* tiles of queries so far */
 };
 
@@ -238,8 +241,10 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
     const int words = (int)WGMMA_BACKWARD_WORDS(g.tiling.q_blocks);
     int head = w.head * b.group, tile = w.start;
     int64_t row = (int64_t)w.row_tile * S::QUERIES; /* the head's first */
-    wgmma_await(&control.keys_empty, at.keys++ % 2 ^ 1);
-    wgmma_copy_keys<S>(b.k, maps + 1, &control.k_full, w, p.k);
+    wgmma_await(&control.k_empty[at.keys.stage], at.keys.phase ^ 1);
+    wgmma_copy_keys<S>(b.k + at.keys.stage * S::KEY_BYTES, maps + 1, &control.k_full[at.keys.stage],
+                       w, p.k);
+    wgmma_ring_advance(at.keys);
     GPU_ROLLED
     for (int n = 0; n < w.tiles; n++) {
         wgmma_await(&control.q_empty[at.q.stage], at.q.phase ^ 1);
@@ -253,7 +258,12 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
                            workspace.lse + row + tile * S::QUERIES, &control.q_full[at.q.stage], w,
                            p.q, b.rank, head, tile);
         if (n == 0) {
-            wgmma_copy_keys<S>(b.v, maps + 2, &control.v_full, w, p.v);
+            if (S::CHAINS) {
+                wgmma_await(&control.v_empty[at.values.stage], at.values.phase ^ 1);
+            }
+            wgmma_copy_keys<S>(b.v + at.values.stage * S::KEY_BYTES, maps + 2,
+                               &control.v_full[at.values.stage], w, p.v);
+            wgmma_ring_advance(at.values);
             if (S::IS_PAIR) {
                 wgmma_copy_peer_keys<S>(b, maps + 1, w, p.k);
             }
@@ -286,14 +296,14 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
                                     const wgmma_backward_block<S> &b)
 {
     wgmma_backward_control<S> &control = *b.control;
-    wgmma_copies<S> at = {{0, 0}, {0, 0}, {0, 0}, 0, 0};
+    wgmma_copies<S> at = {{0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, 0};
     const wgmma_backward_item *w;
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
         if (w->tiles > 0) {
             wgmma_copy_item<S>(g, maps, b, *w, at);
         }
         wgmma_arrive(&control.item_wanted);
-        wgmma_arrive(&control.item_empty[n % 2]);
+        wgmma_arrive(&control.item_empty[wgmma_item_slot<S>(n)]);
     }
 }
 
@@ -346,7 +356,7 @@ GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder add
         wgmma_named_sync(WGMMA_DQ_MADE + n, WGMMA_WITH_ADDER);
         if (mma_lane() == 0) {
             float *const to = address() + n * (S::PART * 64);
-            const uint32_t from = b.dq + n * S::PART_BYTES;
+            const uint32_t from = b.dq + n * S::DQ_ROOM;
             if (adder.stores) {
                 wgmma_replace(to, from, S::PART_BYTES, WGMMA_EVICT_LAST);
             } else {
@@ -355,6 +365,34 @@ GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder add
         }
         __syncwarp();
     }
+}
+
+/* Stores dK and dV of an item that warpgroup n has handed over, as it does before dQ of the item's
+ * last tile. */
+template <class S>
+GPU_DEVICE void wgmma_store_handed(const fattn_gpu_args &g, const wgmma_map *maps,
+                                   const wgmma_backward_block<S> &b, const wgmma_backward_item &w,
+                                   int n)
+{
+    const fattn_problem &p = g.problem;
+    if (!wgmma_hands_over<S>(g, w, n)) {
+        return;
+    }
+    wgmma_named_sync(WGMMA_DQ_MADE + n, WGMMA_WITH_ADDER);
+    if (mma_lane() == 0) {
+        const uint32_t from = b.dq + n * S::DQ_ROOM;
+        if (p.outputs & FATTN_OUT_DV) {
+            wgmma_store_box(maps + 5, from, 0, w.k_row + 64 * n, p.dv.head ? w.head : 0,
+                            p.dv.batch ? w.k_batch : 0);
+        }
+        if (p.outputs & FATTN_OUT_DK) {
+            wgmma_store_box(maps + 4, from + S::DQ_ROOM / 2, 0, w.k_row + 64 * n,
+                            p.dk.head ? w.head : 0, p.dk.batch ? w.k_batch : 0);
+        }
+        wgmma_await_read();
+    }
+    __syncwarp();
+    wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
 }
 
 /* Waits until `own` blocks have added to the tile of dQ. Called by a warp. */
@@ -390,7 +428,8 @@ GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder 
  * computing it. The first and last operations on named barriers pair up: the adder arrives once
  * before the first tile, and that is waited for after the last. */
 template <class S>
-GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int number)
+GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_map *maps,
+                              const wgmma_backward_block<S> &b, int number)
 {
     const wgmma_workspace workspace = wgmma_workspace_of<S>(g);
     const bool ordered = wgmma_is_ordered(g.problem);
@@ -414,6 +453,9 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
             };
             const int64_t at = first + tile;
             if (!ordered) {
+                if (S::CHAINS && left == 1) {
+                    wgmma_store_handed<S>(g, maps, b, *w, number);
+                }
                 wgmma_add_tile<S>(b, adder, [&] {
                     const wgmma_visit visit = *wgmma_visit_at<S>(b, visits);
                     return address(
@@ -430,7 +472,7 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
             first += tile == w->start ? workspace.tiles : 0;
         }
         __syncwarp();
-        wgmma_release(&b.control->item_empty[n % 2]);
+        wgmma_release(&b.control->item_empty[wgmma_item_slot<S>(n)]);
     }
     if (ordered && odd == number) {
         wgmma_named_sync(WGMMA_NEXT_DUE + odd, WGMMA_ADDERS);
@@ -476,7 +518,7 @@ GPU_DEVICE void wgmma_await_turns(const fattn_gpu_args &g, const wgmma_backward_
             first += tile == w->start ? workspace.tiles : 0;
         }
         __syncwarp();
-        wgmma_release(&b.control->item_empty[n % 2]);
+        wgmma_release(&b.control->item_empty[wgmma_item_slot<S>(n)]);
     }
 }
 

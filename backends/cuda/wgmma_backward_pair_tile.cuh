@@ -126,7 +126,7 @@ GPU_DEVICE void wgmma_pair_tile(const fattn_gpu_args &g, const wgmma_backward_bl
             next = wgmma_await_visit<S>(b, walk, next);
         }
         wgmma_await_queries<S>(b, walk, next.tile);
-        wgmma_begin_scores<S>(b, walk, x);
+        wgmma_begin_scores<S>(b, walk, b.k, x);
         wgmma_read_term<S>(g, b, walk, next.head, next.tile);
         wgmma_drop_early<S>(g, walk, next.head, next.tile);
     }

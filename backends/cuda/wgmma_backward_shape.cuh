@@ -44,7 +44,6 @@ struct wgmma_backward_shape {
         /* A warpgroup computes 64 channels of dQ, for PART queries. */
         PART = IS_PAIR ? N : N * PANELS / WARPGROUPS,
         PART_BYTES = 4 * 64 * PART,
-        DQ_BYTES = IS_PAIR ? 0 : WARPGROUPS * PART_BYTES,
         P_BYTES = IS_PAIR ? 2 * DS_BYTES : 0,
         IS_LEAN = FEATURES == 0,
         HAS_DBIAS = DBIAS,
@@ -56,13 +55,19 @@ struct wgmma_backward_shape {
         /* A block mask may hide tiles of one of an item's blocks and not of the other. */
         KNOWS_HALVES = IS_PAIR && FEATURES == FATTN_BLOCK_MASK,
         /* The product for dQ of a tile needs dS of both warpgroups. If deferred, it is issued while
-         * the next tile is computed, so that neither warpgroup waits for the other. In the kernels
-         * in which that was measured to be faster, warpgroups also ping-pong: they issue their
-         * products in turn. */
+         * the next tile is computed, so that neither warpgroup waits for the other; in the kernels
+         * in which that was measured to be faster. */
         DEFERS =
             !IS_PAIR &&
             (FEATURES == 0 || FEATURES == FATTN_BLOCK_MASK ? W == 64 : FEATURES == FATTN_SOFTCAP),
-        PING_PONGS = DEFERS && IS_LEAN,
+        /* Items follow one another without a break (wgmma_backward_chain.cuh). */
+        CHAINS = DEFERS && IS_LEAN && WGMMA_BACKWARD_CHAINS(W),
+        KEY_STAGES = CHAINS ? WGMMA_BACKWARD_KEY_STAGES(N) : 1,
+        VALUE_STAGES = CHAINS ? WGMMA_BACKWARD_VALUE_STAGES(N) : 1,
+        /* A warpgroup's room for its part of dQ or, if items are chained, for its dK and dV. */
+        DQ_ROOM = CHAINS ? WGMMA_BACKWARD_HANDED(W) : PART_BYTES,
+        DQ_BYTES = IS_PAIR ? 0 : WARPGROUPS * DQ_ROOM,
+        ITEM_RING = CHAINS ? 4 : 2, /* items of the block that have been taken and not finished */
         TERM_RING = TERM_STAGES,
         TERM_RING_STAGES = TERM_STAGES > 1 ? TERM_STAGES : 1,
         IS_STAGED = TERM_STAGES > 0,

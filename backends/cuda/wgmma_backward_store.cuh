@@ -126,4 +126,26 @@ GPU_DEVICE void wgmma_store_keys(const fattn_gpu_args &g, const wgmma_backward_i
     }
 }
 
+/* Stores dK and dV of an item. */
+template <class S>
+GPU_DEVICE void wgmma_store_item(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 const wgmma_backward_item &w, int group,
+                                 const float dk[S::OWN_CHANNELS / 8][4],
+                                 const float dv[S::OWN_CHANNELS / 8][4])
+{
+    const fattn_problem &p = g.problem;
+    if (p.outputs & FATTN_OUT_DV) {
+        float z_kept = 1; /* applied at the end: weights times Z might overflow */
+        if constexpr (!S::IS_LEAN) {
+            z_kept = mma_has<S>(g, FATTN_DROPOUT) ? b.control->dropout.multiplier : 1;
+        }
+        wgmma_store_keys<S>(g, w, group, g.buffers.dv, w.dv, p.dv.seq, (int)p.dim_v,
+                            g.chunks & FATTN_GPU_QUADS_DV, z_kept, dv);
+    }
+    if (p.outputs & FATTN_OUT_DK) {
+        wgmma_store_keys<S>(g, w, group, g.buffers.dk, w.dk, p.dk.seq, (int)p.dim,
+                            g.chunks & FATTN_GPU_QUADS_DK, g.rule.scale, dk);
+    }
+}
+
 #endif

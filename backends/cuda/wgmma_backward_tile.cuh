@@ -94,12 +94,12 @@ GPU_DEVICE void wgmma_read_columns(uint32_t from, float y[S::OWN_QUERIES / 8][2]
     }
 }
 
-/* Begins S^T of the tile whose queries have landed. */
+/* Begins S^T of the tile whose queries have landed. k: the address of the keys. */
 template <class S>
 GPU_DEVICE void wgmma_begin_scores(const wgmma_backward_block<S> &b, wgmma_backward_walk<S> &walk,
-                                   float x[S::OWN_QUERIES / 8][4])
+                                   uint32_t k, float x[S::OWN_QUERIES / 8][4])
 {
-    wgmma_own_dots<S>(walk.group, b.k, b.q + walk.q.stage * S::QUERY_BYTES, x);
+    wgmma_own_dots<S>(walk.group, k, b.q + walk.q.stage * S::QUERY_BYTES, x);
     wgmma_ring_advance(walk.q);
 }
 
@@ -181,15 +181,14 @@ GPU_DEVICE void wgmma_differentiate_any(const fattn_gpu_args &g, const wgmma_bac
 
 /* --- Products of a tile ----------------------------------------------------------------------- */
 
-/* Begins the warpgroup's half of dQ^T: 64 channels of PART queries. from: the offset of dS, 0 or
- * DS_BYTES. */
+/* Begins the warpgroup's half of dQ^T: 64 channels of PART queries. k: the address of the keys;
+ * from: the offset of dS, 0 or DS_BYTES. */
 template <class S>
 GPU_DEVICE void wgmma_begin_dq(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
-                               uint32_t from, float dq[S::PART / 8][4])
+                               uint32_t k, uint32_t from, float dq[S::PART / 8][4])
 {
     const int part = walk.group * S::PART;
-    const uint32_t k = b.k + part / S::QUERIES * S::KEYS * 128;
-    const uint64_t a = wgmma_descriptor(k, 0);
+    const uint64_t a = wgmma_descriptor(k + part / S::QUERIES * S::KEYS * 128, 0);
     const uint64_t ds = wgmma_descriptor(b.ds + from + part % S::QUERIES * 128, 0);
     wgmma_fence();
     GPU_UNROLL
@@ -219,14 +218,6 @@ GPU_DEVICE void wgmma_await_ds_before(const wgmma_backward_block<S> &b,
                                       const wgmma_backward_walk<S> &walk)
 {
     wgmma_await(&b.control->ds_full[walk.ds == 0], walk.ds_phase ^ (walk.ds == 0));
-}
-
-/* With ping-pong: lets the other warpgroup issue products. */
-template <class S> GPU_DEVICE void wgmma_ping_pong_pass(const wgmma_backward_walk<S> &walk)
-{
-    if (S::PING_PONGS) {
-        wgmma_named_arrive(WGMMA_PING_PONG + (walk.group ^ 1), WGMMA_BOTH);
-    }
 }
 
 /* Hands this warpgroup's part of dQ to its adder, when that has read the one before. */
@@ -274,8 +265,7 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
                                float x[S::OWN_QUERIES / 8][4])
 {
     if constexpr (MORE) {
-        wgmma_begin_scores<S>(b, walk, x);
-        wgmma_ping_pong_pass<S>(walk);
+        wgmma_begin_scores<S>(b, walk, b.k, x);
         if (S::KNOWN == FATTN_MASK) {
             wgmma_evaluate_term<S>(g, b, walk, next.head, next.tile);
         } else {
@@ -352,16 +342,13 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     if constexpr (S::DEFERS) {
         __syncwarp();
         wgmma_release(&control.ds_full[walk.ds != 0]);
-        if (S::PING_PONGS) {
-            wgmma_named_sync(WGMMA_PING_PONG + walk.group, WGMMA_BOTH);
-        }
         if (walk.dq_pending) {
             wgmma_await_ds_before<S>(b, walk);
         }
-        wgmma_begin_dq<S>(b, walk, walk.ds ^ S::DS_BYTES, dq); /* unused in the first tile */
+        wgmma_begin_dq<S>(b, walk, b.k, walk.ds ^ S::DS_BYTES, dq); /* unused in the first tile */
     } else {
         wgmma_named_sync(WGMMA_DS_MADE, WGMMA_BOTH);
-        wgmma_begin_dq<S>(b, walk, walk.ds, dq);
+        wgmma_begin_dq<S>(b, walk, b.k, walk.ds, dq);
     }
     wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
     if constexpr (MORE) {
@@ -372,12 +359,10 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
         if (S::KNOWN == FATTN_MASK) { /* for a bias there are no registers yet */
             wgmma_read_term<S>(g, b, walk, next.head, next.tile);
         }
-    } else {
-        wgmma_ping_pong_pass<S>(walk);
     }
     if constexpr (LAST_BESIDE) {
         wgmma_await_ds<S>(b, walk);
-        wgmma_begin_dq<S>(b, walk, walk.ds, last);
+        wgmma_begin_dq<S>(b, walk, b.k, walk.ds, last);
         wgmma_wait<2>();
     } else {
         wgmma_wait<1>();
@@ -395,7 +380,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     if constexpr (S::DEFERS && !MORE) {
         if constexpr (!LAST_BESIDE) {
             wgmma_await_ds_before<S>(b, walk);
-            wgmma_begin_dq<S>(b, walk, walk.ds ^ S::DS_BYTES, last);
+            wgmma_begin_dq<S>(b, walk, b.k, walk.ds ^ S::DS_BYTES, last);
             wgmma_wait<0>();
         }
         wgmma_settle<S::PART / 8>(last);

@@ -13,15 +13,16 @@
  * head or sequence, which all copy. A copy has many rows, so rows cannot be shared in this way. */
 const char *fattn_wgmma_cannot(const fattn_kernel *row, const fattn_problem *p)
 {
-    const fattn_strides *const copied[] = {&p->q, &p->k, &p->v, &p->dout};
-    const int count = p->op == FATTN_BACKWARD ? 4 : 3;
+    const fattn_strides *const copied[] = {&p->q, &p->k, &p->v, &p->dout, &p->dk, &p->dv};
+    const int inputs = p->op == FATTN_BACKWARD ? 4 : 3;
+    const int count = p->op == FATTN_BACKWARD ? 6 : 3;
     if (p->seqlen_q >= LENGTH_MAX || p->total_q >= LENGTH_MAX || p->seqlen_k >= LENGTH_MAX ||
         p->total_k >= LENGTH_MAX) {
         return "takes fewer than 2^30 queries and keys";
     }
     for (int n = 0; n < count; n++) {
         const fattn_strides *const s = copied[n];
-        if (s->seq == 0) {
+        if (n < inputs && s->seq == 0) {
             return "takes no rows of stride 0";
         }
         if (s->batch >= STRIDE_MAX || s->seq >= STRIDE_MAX || s->head >= STRIDE_MAX) {

@@ -277,6 +277,17 @@ GPU_DEVICE void wgmma_replace(float *to, uint32_t from, int bytes, uint64_t poli
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
+/* Begins to store a box of shared memory, as a bulk group of this thread. Elements outside the
+ * tensor are not stored. */
+GPU_DEVICE void wgmma_store_box(const wgmma_map *map, uint32_t from, int c0, int c1, int c2, int c3)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+                 "[%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
 /* Waits until this thread's groups have read shared memory. */
 GPU_DEVICE void wgmma_await_read(void)
 {
@@ -328,6 +339,15 @@ GPU_DEVICE uint32_t wgmma_get_half(uint32_t from)
                  : "r"(from)
                  : "memory");
     return x;
+}
+
+/* Stores four 8 x 8 matrices (stmatrix). Lanes 8 n .. 8 n + 7 give the addresses of the rows of
+ * matrix n. */
+GPU_DEVICE void wgmma_put_matrices(uint32_t to, const uint32_t x[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
 }
 
 /* Stores four 8 x 8 matrices, each transposed (stmatrix). Lanes 8 n .. 8 n + 7 give the addresses

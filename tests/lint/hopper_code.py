@@ -46,14 +46,16 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 # warps have 24. Entries in FETCHES also spill some addresses and bounds of masks, and reload a few of them among products.
 SPILLS = {"e4m3_64": 132, "e4m3_128": 64, "e4m3_256": 64, "e4m3_split_64": 100, "e4m3_split_128": 104,
           "e4m3_split_256": 136, "64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144, "short_128": 56,
-          "backward_short_64": 100, "backward_64": 216, "backward_128": 92, "backward_256": 64,
+          "backward_short_64": 104, "backward_64": 104, "backward_128": 92, "backward_256": 64,
           "backward_ordered_256": 112,
           # Addresses of rows of o, which are stored at the end of an item.
           "576": 312, "pair_576": 312}
 FETCHES = ("backward_64",)
 # Products that an item ends with: dQ of its last tile, of 128 keys, where dQ is made a tile later.
-DEFERRED = {"backward_short_64": 8, "backward_64": 8, "backward_blocks_64": 8, "backward_softcap_64": 8,
-            "backward_softcap_128": 8}
+DEFERRED = {"backward_blocks_64": 8, "backward_softcap_64": 8, "backward_softcap_128": 8}
+# Where items are chained, one loop has the products of every tile. Before it there is S^T of a chain's first tile, of 64
+# channels, and after it dQ of its last tile.
+CHAINED = {"backward_short_64": 4 + 8, "backward_64": 4 + 8}
 # Of the rows wgmma_full_*, where what makes scores needs registers between the products. Planners of three warpgroups
 # and of three blocks a multiprocessor have 32 registers.
 FULL_SPILLS = {"full_64": 200, "full_128": 700, "full_256": 228,
@@ -134,13 +136,19 @@ def halves(text):
     return {name: (3 * int(width) // 16 + 6 * 64 // 16) // 2 for name, width in rows}
 
 
-def look(code, products, deferred, barred, gap=1 << 30):
-    """Findings about an entry's code, whose loop makes so many products, and whose first or last tile does too, and
-    so many that were deferred. gap: so many instructions apart, products are not of one loop."""
+def expected(shape, products):
+    """How many products an entry has, whose loop makes so many for a tile. The first or last tile has code of its own,
+    unless items are chained."""
+    return products + CHAINED[shape] if shape in CHAINED else 2 * products + DEFERRED.get(shape, 0)
+
+
+def look(code, products, barred, gap=1 << 30):
+    """Findings about an entry's code, which has so many products. gap: so many instructions apart, products are not of
+    one loop."""
     words = [struct.unpack_from("<Q", code, n)[0] & 0xFFF for n in range(0, len(code), 16)]
     found = [n for n, word in enumerate(words) if word in PRODUCT]
-    if len(found) != 2 * products + deferred:
-        yield f"{len(found)} products, {2 * products + deferred} expected"
+    if len(found) != products:
+        yield f"{len(found)} products, {products} expected"
     for first, last in zip(found, found[1:]):
         for n in range(first, last if last - first < gap else first):
             if words[n] in barred:
@@ -217,8 +225,9 @@ def judged(root, nvcc, sources, known):
                 shape = (entry[2] or "") + entry[3]
                 barred = {0x948: BARRED[0x948]} if shape in FETCHES or shape in FULL_SPILLS else BARRED
                 seen += 1
-                deferred, gap = DEFERRED.get(shape, 0), 512 if source == SOURCES[3] else 1 << 30
-                loops += [f"{entry[1]}: {finding}" for finding in look(code, known[shape], deferred, barred, gap)]
+                gap = 512 if source == SOURCES[3] else 1 << 30
+                products = expected(shape, known[shape])
+                loops += [f"{entry[1]}: {finding}" for finding in look(code, products, barred, gap)]
     if seen != 2 * len(known):
         loops.append(f"{seen} entries, {2 * len(known)} expected")
     return list(zip(titles, (notes, spills, loops)))

@@ -492,13 +492,13 @@ def tally_case():
 def hopper_case():
     product, of_registers, load, store, gather, other = 0x9F0, 0xDF0, 0x983, 0x387, 0x948, 0x221
 
-    def found(*words, deferred=0):
+    def found(*words, products=2):
         code = b"".join((0x12345000 | word).to_bytes(16, "little") for word in words)
-        return list(hopper_code.look(code, 1, deferred, hopper_code.BARRED))
+        return list(hopper_code.look(code, products, hopper_code.BARRED))
     tidy = found(load, product, other, of_registers, store)
     yield "a product too few", judge(tidy, found(product, other))
-    yield "a deferred product too few", judge(found(product, other, of_registers, product, deferred=1),
-                                              found(product, other, of_registers, deferred=1))
+    yield "a third product too few", judge(found(product, other, of_registers, product, products=3),
+                                           found(product, other, of_registers, products=3))
     for title, word in (("a load", load), ("a store", store), ("a gathering", gather)):
         yield f"{title} among products", judge(tidy, found(product, word, product))
     known = hopper_code.listed("# a.cu 1 2\nb.cu 3 4\n")

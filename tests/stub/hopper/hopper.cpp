@@ -80,8 +80,8 @@ struct meeting { /* of a warp, a warpgroup, or of a numbered barrier's threads *
     int arrived, turn;
 };
 
-/* By a map, or of bytes that lie one after the other: to shared memory, or, added as floats, from
- * there. sent: what comes from shared memory itself. */
+/* By a map, or of bytes that lie one after the other: to shared memory or from there. What comes
+ * from there is stored, or added as floats. sent: what comes from shared memory itself. */
 struct copy {
     stub_map map;
     uint32_t to, barrier;
@@ -89,6 +89,7 @@ struct copy {
     const void *from;
     float *sums;
     bool replaces; /* they are stored instead */
+    bool stores;   /* a box of shared memory, by the map */
     int bytes, thread;
     std::vector<char> sent;
 };
@@ -809,10 +810,17 @@ static void wgmma_replace(float *to, uint32_t from, int bytes, uint64_t)
     begin_addition(to, from, bytes, true);
 }
 
+static void wgmma_store_box(const wgmma_map *map, uint32_t from, int c0, int c1, int c2, int c3)
+{
+    begin_copy(from, map, 0, 4, c0, c1, c2, c3, 0);
+    m.copies.back().stores = true;
+}
+
 static void wgmma_await_added(void)
 {
     for (size_t n = 0; n < m.copies.size();) {
-        if (m.copies[n].sums && m.copies[n].thread == m.running) {
+        const copy &c = m.copies[n];
+        if ((c.sums || c.stores) && c.thread == m.running) {
             yield();
             n = 0;
         } else {
@@ -861,7 +869,7 @@ static void end_copy(const copy &c)
     }
     for (int r = 0; r < rows; r++) {
         bool inside = true;
-        const char *from = (const char *)map.address;
+        char *from = (char *)map.address;
         for (int n = 1, rest = r; n < (int)map.axes; rest /= (int)map.box[n], n++) {
             const int64_t x = c.at[n] + rest % (int)map.box[n];
             inside = inside && x >= 0 && x < (int64_t)map.extent[n];
@@ -869,13 +877,23 @@ static void end_copy(const copy &c)
         }
         for (uint32_t e = 0; e < map.box[0]; e++) {
             const int64_t x = c.at[0] + (int)e;
+            const bool exists = inside && x >= 0 && x < (int64_t)map.extent[0];
+            const uint32_t at = swizzled(c.to + (uint32_t)r * 128 + map.bytes * e);
             uint16_t value = 0;
-            if (inside && x >= 0 && x < (int64_t)map.extent[0]) {
+            if (c.stores) {
+                if (exists) {
+                    memcpy(from + map.bytes * x, at_shared(at, map.bytes), map.bytes);
+                }
+                value = 0xffff; /* as what has been added */
+            } else if (exists) {
                 memcpy(&value, from + map.bytes * x, map.bytes);
             }
-            memcpy(at_shared(swizzled(c.to + (uint32_t)r * 128 + map.bytes * e), map.bytes), &value,
-                   map.bytes);
+            memcpy(at_shared(at, map.bytes), &value, map.bytes);
         }
+    }
+    if (c.stores) {
+        m.moves++;
+        return;
     }
     barrier *const b = (barrier *)at_shared(c.barrier, 8);
     b->bytes -= rows * (int)(map.box[0] * map.bytes);
@@ -1007,6 +1025,15 @@ static void wgmma_put(uint32_t to, float x) { memcpy(at_shared(to, 4), &x, 4); }
 static void wgmma_put_four(uint32_t to, const uint32_t x[4]) { memcpy(at_shared(to, 16), x, 16); }
 
 /* Lane 4 i + j has elements 2 j and 2 j + 1 of row i of each matrix, which become rows. */
+static void wgmma_put_matrices(uint32_t to, const uint32_t x[4])
+{
+    const int lane = mma_lane();
+    for (int n = 0; n < 4; n++) {
+        const uint32_t row = exchange(to, 8 * n + lane / 4);
+        memcpy(at_shared(row + (uint32_t)(lane % 4 * 4), 4), &x[n], 4);
+    }
+}
+
 static void wgmma_put_transposed(uint32_t to, const uint32_t x[4])
 {
     const int lane = mma_lane();

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Groups over MPI: drawn problems against the undivided one, a rank that gives up, one that falls
- * silent, and one that comes late. Started by mpiexec; rank 0 prints TAP.
+ * Groups over MPI: drawn problems against the undivided one, a rank that gives up, before or after
+ * its messages start, one that falls silent, and one that comes late. Started by mpiexec; rank 0
+ * prints TAP.
  *
  *     mpiexec -n RANKS check_mpi [PROBLEMS]
  *
@@ -161,6 +162,31 @@ static void check_half_started(fattn_transport **broken)
     *broken = t;
 }
 
+/* Rank 0 gives up between start() and wait(), as the library does if it cannot compute. Nobody
+ * sends what all of them wait for. *broken: the transport, whose memory stays */
+static void check_given_up(fattn_transport **broken)
+{
+    enum { BYTES = 64 };
+    static char data[BYTES];
+    const fattn_message never = {(rank + 1) % ranks, 3, 1, 0, data, BYTES, NULL};
+    fattn_transport *t = NULL;
+    bool right = fattn_mpi_open(MPI_COMM_WORLD, &t) == FATTN_OK;
+    if (!all(right)) {
+        check(right, "a transport is opened");
+        return;
+    }
+    right = t->start(t->user, &never, 1) == FATTN_OK;
+    if (rank == 0) {
+        t->abort(t->user, "it cannot compute");
+    }
+    const double begin = MPI_Wtime();
+    right = t->wait(t->user, &never, 1, 30) == FATTN_RANK_LOST && right;
+    right = right && MPI_Wtime() - begin < 10;
+    check(right, "a rank that gives up does not wait for messages itself");
+    fattn_mpi_close(t);
+    *broken = t;
+}
+
 /* The transport of a rank that comes late to its third group of messages, the first one that is not
  * for planning; then its messages arrive before it waits for them. */
 static struct {
@@ -276,13 +302,14 @@ int main(int argc, char **argv)
     }
     check_results(argc > 1 ? atoi(argv[1]) : 50);
     divided_share shares[3];
-    static fattn_transport *broken[4];
+    static fattn_transport *broken[5];
     memset(shares, 0, sizeof shares);
     if (!device_named()) {
         check_fault(false, &shares[0], &broken[0]);
         check_fault(true, &shares[1], &broken[1]);
         check_half_started(&broken[2]);
-        check_reuse(&shares[2], &broken[3]);
+        check_given_up(&broken[3]);
+        check_reuse(&shares[2], &broken[4]);
     }
     MPI_Barrier(MPI_COMM_WORLD);
     MPI_Finalize();

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fattn_nccl over a stub of NCCL (stub/nccl), whose ranks are threads that share a device: drawn
- * problems against the undivided one. NCCL has no tags, so this tests that both sides of each pair
- * of ranks post their messages in the same order. CUDA's runtime is a stub too: nothing waits, for
- * the stub's messages are done at once. With FATTN_RCCL all of it is RCCL's, and the runtime HIP's,
- * by the names that nccl_vendor.h gives their functions.
+ * problems against the undivided one, and a rank that gives up. NCCL has no tags, so this tests
+ * that both sides of each pair of ranks post their messages in the same order. CUDA's runtime is a
+ * stub too: nothing waits, for the stub's messages are done at once. With FATTN_RCCL all of it is
+ * RCCL's, and the runtime HIP's, by the names that nccl_vendor.h gives their functions.
  *
  *     check_nccl [PROBLEMS]
  */
@@ -74,10 +74,13 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return cudaSuccess;
 }
 
+/* Whether messages are under way, and so not done. */
+static bool under_way;
+
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     (void)event;
-    return cudaSuccess;
+    return under_way ? cudaErrorNotReady : cudaSuccess;
 }
 
 const char *cudaGetErrorString(cudaError_t error)
@@ -91,6 +94,23 @@ const char *cudaGetErrorString(cudaError_t error)
 static fattn_status open_rank(void *comms, int rank, fattn_transport **transport)
 {
     return fattn_nccl_open(((ncclComm_t *)comms)[rank], NULL, transport);
+}
+
+/* A rank gives up between start() and wait(), as the library does if it cannot compute: it must not
+ * use its communicator again, at which the stub ends the program. */
+static void check_given_up(ncclComm_t comm)
+{
+    fattn_transport *t = NULL;
+    bool right = fattn_nccl_open(comm, NULL, &t) == FATTN_OK;
+    right = right && t->start(t->user, NULL, 0) == FATTN_OK;
+    under_way = true;
+    if (right) {
+        t->abort(t->user, "it cannot compute");
+        right = t->wait(t->user, NULL, 0, 30) == FATTN_RANK_LOST;
+    }
+    under_way = false;
+    tap_check(right, "a rank that gives up does not use its communicator again");
+    fattn_nccl_close(t);
 }
 
 int main(int argc, char **argv)
@@ -111,6 +131,10 @@ int main(int argc, char **argv)
     }
     memcpy(&make, &made, sizeof made);
     memcpy(&destroy, &destroyed, sizeof destroyed);
+    ncclComm_t aborted;
+    make(&aborted, 1, NULL);
+    check_given_up(aborted);
+    destroy(aborted);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         const int ranks = numbers[i];
         ncclComm_t comms[DIVIDED_RANKS_MAX];

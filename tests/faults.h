@@ -21,14 +21,16 @@
 
 typedef enum fault_kind {
     FAULT_NONE,
-    FAULT_DIE,   /* kill -9 */
-    FAULT_STOP,  /* SIGSTOP; of a thread: it sleeps */
-    FAULT_CUT,   /* nothing passes between this rank and the next one any more */
-    FAULT_OTHER, /* another problem: nothing is wrong with messages */
+    FAULT_DIE,     /* kill -9 */
+    FAULT_STOP,    /* SIGSTOP; of a thread: it sleeps */
+    FAULT_CUT,     /* nothing passes between this rank and the next one any more */
+    FAULT_COMPUTE, /* it cannot compute: it gives up between start() and wait() */
+    FAULT_OTHER,   /* another problem: nothing is wrong with messages */
     FAULT_KINDS
 } fault_kind;
 
-static const char *const fault_names[FAULT_KINDS] = {"none", "die", "stop", "cut", "other"};
+static const char *const fault_names[FAULT_KINDS] = {"none", "die",     "stop",
+                                                     "cut",  "compute", "other"};
 
 typedef struct faulty {
     fattn_transport real;
@@ -72,7 +74,11 @@ static inline fattn_status fault_start(void *user, const fattn_message *messages
         kill(getpid(), SIGSTOP);
     }
     const int n = fault_filter(f, messages, count, left);
-    return n ? f->real.start(f->real.user, left, n) : FATTN_OK;
+    const fattn_status status = n ? f->real.start(f->real.user, left, n) : FATTN_OK;
+    if (!status && f->groups == f->at + 1 && f->kind == FAULT_COMPUTE) {
+        f->real.abort(f->real.user, "it cannot compute");
+    }
+    return status;
 }
 
 static inline fattn_status fault_wait(void *user, const fattn_message *messages, int count,

@@ -4,10 +4,11 @@
 
     rank_faults.py TRIALS PACKAGE LIBRARY FAULT_THREADS [FAULT_MPI MPIEXEC]
 
-Three ranks, of which the last is killed, stopped, cut off from the next one, or has another problem: at every group
-of messages of a forward and of a backward. The transports are threads, MPI where it can start processes that outlive
-each other (Open MPI), and gloo where PyTorch is installed. All survivors have to return within the timeout, with
-an error, or with right results where they needed nothing more of that rank.
+Three ranks, of which the last is killed, stopped, cut off from the next one, cannot compute, or has another problem: at
+every group of messages of a forward and of a backward. The transports are threads, MPI where it can start processes that
+outlive each other (Open MPI), and gloo where PyTorch is installed. All survivors have to return within the timeout, with
+an error, or with right results where they needed nothing more of that rank. A rank that cannot compute has to return
+itself, long before the timeout.
 """
 
 import os
@@ -27,30 +28,36 @@ from mpi_ranks import ENVIRONMENT
 RANKS, GROUPS, TIMEOUT = 3, 6, 0.5
 SLACK = 3  # of a busy machine
 PATIENCE = 30  # where no rank falls silent, so that a busy machine does not look like one
+AT_ONCE = 10  # of a busy machine, where nobody waits
 OUTCOME = re.compile(r"rank (\d) status (\d+) after ([\d.]+) (\w+): (.*)")
 DISAGREE = 62
 
 
-def survivors(text):
-    """What ranks but the last said: {rank: (status, seconds, word, reason)}."""
+def survivors(kind):
+    """How many ranks have to return, the first ones."""
+    return RANKS if kind == "compute" else RANKS - 1
+
+
+def outcomes(kind, text):
+    """What survivors said: {rank: (status, seconds, word, reason)}."""
     return {int(rank): (int(status), float(seconds), word, reason)
-            for rank, status, seconds, word, reason in OUTCOME.findall(text) if int(rank) < RANKS - 1}
+            for rank, status, seconds, word, reason in OUTCOME.findall(text) if int(rank) < survivors(kind)}
 
 
-def is_silent(kind, group, backward):
-    """Whether the last rank fails before it has sent all: two groups compare plans; a forward then has two more, a
-    backward four."""
+def fails_early(kind, group, backward):
+    """Whether the last rank fails before all of its messages are done: two groups compare plans; a forward then has two
+    more, a backward four."""
     return kind != "other" and group < (6 if backward else 4)
 
 
 def timeout_of(kind, group, backward):
-    return TIMEOUT if is_silent(kind, group, backward) else PATIENCE
+    return TIMEOUT if kind != "compute" and fails_early(kind, group, backward) else PATIENCE
 
 
-def read_until_told(pipe, seconds):
+def read_until_told(kind, pipe, seconds):
     """Lines, until all survivors have told, the end of the file, or of time."""
     text, end = b"", time.monotonic() + seconds
-    while len(survivors(text.decode())) < RANKS - 1 and time.monotonic() < end:
+    while len(outcomes(kind, text.decode())) < survivors(kind) and time.monotonic() < end:
         if select.select([pipe], [], [], end - time.monotonic())[0]:
             got = os.read(pipe, 65536)
             if not got:
@@ -77,7 +84,7 @@ class Program:
         words = [*self.command, kind, str(group), str(timeout_of(kind, group, backward)), str(int(backward))]
         with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                               env=self.environment) as process:
-            text = read_until_told(process.stdout.fileno(), 2 * PATIENCE)
+            text = read_until_told(kind, process.stdout.fileno(), 2 * PATIENCE)
             kill([int(pid) for pid in re.findall(r"rank \d pid (\d+)", text)])
             try:
                 process.wait(5)
@@ -120,7 +127,7 @@ class Gloo:
                     os._exit(0)
             pids.append(pid)
         os.close(there)
-        text = read_until_told(here, 2 * PATIENCE)
+        text = read_until_told(fault[0], here, 2 * PATIENCE)
         os.close(here)
         kill(pids)
         for pid in pids:
@@ -192,20 +199,21 @@ class Gloo:
 
 def judge(kind, group, backward, text):
     """What is wrong with what survivors said; None if nothing is."""
-    told = survivors(text)
-    for rank in range(RANKS - 1):
+    told = outcomes(kind, text)
+    most = AT_ONCE if kind == "compute" else timeout_of(kind, group, backward) + SLACK
+    for rank in range(survivors(kind)):
         if rank not in told:
             return f"rank {rank} hangs or died"
         status, seconds, word, reason = told[rank]
         if word != "fine":
             return f"rank {rank} has wrong results"
-        if seconds > timeout_of(kind, group, backward) + SLACK:
+        if seconds > most:
             return f"rank {rank} took {seconds} s"
         if kind == "other" and status != DISAGREE:
             return f"rank {rank} does not see that problems differ: {status} {reason}"
         if status not in (0, 60, 61, 62):
             return f"rank {rank} has status {status}: {reason}"
-    expected = kind == "other" or is_silent(kind, group, backward)
+    expected = kind == "other" or fails_early(kind, group, backward)
     return None if expected == any(status for status, *_ in told.values()) else f"errors: {told}"
 
 
@@ -223,10 +231,10 @@ def mpi_survives(mpiexec):
 def main(trials, package, library, fault_threads, fault_mpi=None, mpiexec=None):
     if os.environ.get("LD_LIBRARY_PATH") != library:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_LIBRARY_PATH": library})
-    transports = {"threads": Program([fault_threads], ("stop", "cut", "other"), {})}
+    transports = {"threads": Program([fault_threads], ("stop", "cut", "compute", "other"), {})}
     if fault_mpi and mpi_survives(mpiexec):
         transports["MPI"] = Program([mpiexec, "--enable-recovery", "-n", str(RANKS), fault_mpi],
-                                 ("die", "stop", "cut", "other"), ENVIRONMENT)
+                                 ("die", "stop", "cut", "compute", "other"), ENVIRONMENT)
     try:
         transports["gloo"] = Gloo(package)
     except ImportError as error:
@@ -241,7 +249,7 @@ def main(trials, package, library, fault_threads, fault_mpi=None, mpiexec=None):
             if transport != name:
                 continue
             text = transports[name].run(kind, group, backward)
-            told = survivors(text).values()
+            told = outcomes(kind, text).values()
             wrong = judge(kind, group, backward, text)
             count += 1
             failed += any(status for status, *_ in told)

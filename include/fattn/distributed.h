@@ -137,7 +137,8 @@ typedef struct fattn_transport {
     fattn_status (*wait)(void *user, const fattn_message *messages, int count, double seconds);
 
     /* Tells all ranks that this one has failed: the wait() that they are in, or their next one,
-     * fails. Also called after an error of start() or wait(). A second call does nothing. */
+     * fails. Called after an error of start() or wait(), and between the two if this rank cannot
+     * compute: its own wait() must then fail at once. A second call does nothing. */
     void (*abort)(void *user, const char *reason);
 
     /* With device_memory the data of all messages is memory of the group's device. A message starts

@@ -72,6 +72,11 @@ static fattn_status fail_mpi(transport *t, const char *what, int error)
     return fail(t, FATTN_RANK_LOST, text);
 }
 
+static fattn_status fail_again(void)
+{
+    return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
+}
+
 /* Starts the empty message with TAG_SENT: sends it for a message that this rank sends, receives it
  * for one that it receives. */
 static int begin_sent(transport *t, int n)
@@ -253,7 +258,7 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
 {
     transport *const t = user;
     if (t->broken) {
-        return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
+        return fail_again();
     }
     /* MPI has no streams, so data must have been computed before it is sent. */
     fattn_status status =
@@ -302,7 +307,9 @@ static fattn_status wait(void *user, const fattn_message *messages, int count, d
     const double end = MPI_Wtime() + seconds;
     fattn_status status = FATTN_OK;
     set_moving(t, false); /* from here on the calling thread polls */
-    if (t->error) {
+    if (t->broken) {      /* this rank has given up since start() */
+        status = fail_again();
+    } else if (t->error) {
         status = fail_mpi(t, "MPI_Testsome", t->error);
     }
     for (int64_t turn = 0; !status; turn++) {

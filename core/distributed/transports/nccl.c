@@ -57,6 +57,11 @@ static fattn_status fail_nccl(const transport *t, const char *what, ncclResult_t
     return fattn_transport_fail(FATTN_RANK_LOST, text);
 }
 
+static fattn_status fail_again(void)
+{
+    return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
+}
+
 /* Aborts the communicator on this rank. */
 static void give_up(void *user, const char *reason)
 {
@@ -103,7 +108,7 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
     transport *const t = user;
     int before = 0;
     if (t->broken) {
-        return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
+        return fail_again();
     }
     cudaError_t error = cudaGetDevice(&before);
     error = error ? error : cudaSetDevice(t->device);
@@ -159,6 +164,9 @@ static fattn_status wait(void *user, const fattn_message *messages, int count, d
 {
     transport *const t = user;
     int before = 0;
+    if (t->broken) { /* this rank has given up since start(), which freed the communicator */
+        return fail_again();
+    }
     cudaError_t error = cudaGetDevice(&before);
     error = error ? error : cudaSetDevice(t->device);
     fattn_status status = error ? fail_cuda("cudaSetDevice", error) : FATTN_OK;

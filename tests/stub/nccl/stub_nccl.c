@@ -6,6 +6,7 @@
  */
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "core/distributed/transports/nccl_vendor.h"
@@ -24,6 +25,7 @@ typedef struct operation {
 
 struct ncclComm {
     int rank, ranks;
+    bool aborted; /* tests destroy it all the same, so that later uses are noticed */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -32,6 +34,15 @@ static operation *sends[RANKS][RANKS][OPERATIONS]; /* [from][to], oldest first *
 static int counts[RANKS][RANKS];
 static _Thread_local operation group[OPERATIONS];
 static _Thread_local int grouped;
+
+/* Ends the program if the communicator was aborted: NCCL has freed it. */
+static void check_use(const struct ncclComm *comm)
+{
+    if (comm->aborted) {
+        fputs("stub_nccl: a communicator is used after ncclCommAbort()\n", stderr);
+        abort();
+    }
+}
 
 #pragma GCC visibility push(default)
 
@@ -47,7 +58,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices)
         if (!comms[r]) {
             return ncclSystemError;
         }
-        *comms[r] = (struct ncclComm){r, count};
+        *comms[r] = (struct ncclComm){r, count, false};
     }
     return ncclSuccess;
 }
@@ -60,32 +71,35 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
 
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
-    (void)comm;
+    check_use(comm);
+    comm->aborted = true;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error)
 {
-    (void)comm;
+    check_use(comm);
     *error = ncclSuccess;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count)
 {
+    check_use(comm);
     *count = comm->ranks;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
 {
+    check_use(comm);
     *rank = comm->rank;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device)
 {
-    (void)comm;
+    check_use(comm);
     *device = 0;
     return ncclSuccess;
 }
@@ -103,6 +117,7 @@ ncclResult_t ncclGroupStart(void)
 
 static ncclResult_t add(operation o)
 {
+    check_use(o.comm);
     if (grouped == OPERATIONS) {
         return ncclInvalidArgument;
     }

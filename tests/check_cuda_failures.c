@@ -7,7 +7,10 @@
 
 #include <string.h>
 
+#include "core/backend.h"
 #include "core/memory.h"
+#include "core/peak.h"
+#include "core/plan.h"
 #include "tests/environment.h"
 #include "tests/scene.h"
 
@@ -427,6 +430,31 @@ static void check_checked_shortage(void)
     tap_check(expect_held(), "copies are waited for before their memory is freed");
 }
 
+/* After a failed measurement, what it used cannot be freed either. Its reason stays. */
+static void check_peak(void)
+{
+    scene s = {.spec = "cuda:0"};
+    fattn_peak_reading reading;
+    int failures = 0;
+    expect_begin("measuring a peak");
+    scene_open(&s);
+    const fattn_peak *const peak = s.device->backend->peak(s.device->impl, 0);
+    for (bool fired = true; fired;) {
+        stub->calls = 0, stub->fired = false;
+        stub->fail_at = failures + 1, stub->fail_with = STUB_LAUNCH_FAILED, stub->fail_on = true;
+        const fattn_status status = peak->measure(s.device->impl, peak, NULL, 0, &reading);
+        stub->fail_at = 0, stub->fail_on = false;
+        fired = stub->fired;
+        failures += fired;
+        const char *const name = fired ? stub->log[failures - 1] : "";
+        expect(!status || expect_says(words_for(name)), "call %d, %s: the reason is \"%s\"",
+               failures, name, fattn_last_reason());
+    }
+    expect(failures > 10, "%d calls", failures);
+    scene_tear_down(&s);
+    tap_check(expect_held(), "measuring a peak: the first failure is reported");
+}
+
 int main(void)
 {
     if (scene_lacks_stub()) {
@@ -444,5 +472,6 @@ int main(void)
     scene_end_hopper();
     check_statuses();
     check_checked_shortage();
+    check_peak();
     return tap_done();
 }

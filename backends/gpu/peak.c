@@ -119,7 +119,9 @@ static fattn_status measure(void *impl, const fattn_peak *peak, const void *data
         status =
             peak->reads_memory ? measure_read(&b, data, bytes, reading) : measure_fma(&b, reading);
     }
+    fattn_reason_hold(status);
     close(&b);
+    fattn_reason_let();
     return status;
 }
 

@@ -9,7 +9,9 @@
 
 #include "core/backend.h"
 #include "core/dtype.h"
+#include "core/memory.h"
 #include "core/plan.h"
+#include "core/status.h"
 #include "tests/tap.h"
 #include "tools/judge/judge.h"
 
@@ -150,6 +152,38 @@ static void check_written(fattn_device *device)
     draw_free(&c);
 }
 
+/* Each allocation fails in turn: the verdict says what there was no memory for, and a truth that
+ * was found in part is neither lost nor taken for a whole one. */
+static void check_shortage(fattn_device *device)
+{
+    draw_case c;
+    judge_truth truth = {.known = false};
+    judge_verdict verdict;
+    const char *missing = NULL;
+    bool fine = true, failed = true;
+    tiny_case(&c, 8, 4, 1);
+    kind = ADDED, where = DRAW_O, amount = 0;
+    const fattn_kernel *const row = device->backend->kernel(device->impl, 0, &missing);
+    const int64_t alive = fattn_memory_alive();
+    int n = 0;
+    while (failed) {
+        (void)fattn_fail(FATTN_OK, "the reason of another failure");
+        (void)fattn_memory_fail_at(++n);
+        judge_run(device, row, judged, &truth, &verdict);
+        failed = fattn_memory_fail_at(0);
+        fine = fine && (!failed || strstr(verdict.reason, "no memory for "));
+        if (failed && !strstr(verdict.reason, "no memory for ")) {
+            printf("# allocation %d: %s\n", n, verdict.reason);
+        }
+    }
+    fine = fine && verdict.outcome == JUDGE_PASSED && n > 3;
+    judge_truth_free(&truth);
+    const int64_t lost = fattn_memory_alive() - alive;
+    tap_check(fine && lost == 0, "each of %d allocations fails: %d blocks are lost", n - 1,
+              (int)lost);
+    draw_free(&c);
+}
+
 int main(void)
 {
     fattn_device *device = NULL;
@@ -172,6 +206,7 @@ int main(void)
     }
     check_signs(&fake);
     check_written(&fake);
+    check_shortage(&fake);
     fattn_device_close(device);
     return tap_done();
 }

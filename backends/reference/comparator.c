@@ -11,6 +11,7 @@
 
 #include "backends/reference/naive.h"
 #include "core/memory.h"
+#include "core/status.h"
 
 /* The slice in float, a row's intermediates, and the sums over several slices. */
 typedef struct work {
@@ -62,7 +63,7 @@ static fattn_status work_create(const fattn_problem *p, const fattn_naive *r, wo
     }
     w->memory = fattn_memory_alloc(total * sizeof(float));
     if (w->memory == NULL) {
-        return FATTN_OUT_OF_MEMORY;
+        return fattn_fail_memory((int64_t)(total * sizeof(float)), "the comparator's arrays");
     }
     memset(w->memory, 0, total * sizeof(float));
     float *room = w->memory;

@@ -192,6 +192,9 @@ static fattn_status find_truth(const draw_case *c, judge_truth *truth)
     if (status == FATTN_OK) {
         status = fattn_comparator_run(&truth->problem, &truth->buffers, &truth->plain);
     }
+    if (status != FATTN_OK) {
+        judge_truth_free(truth);
+    }
     truth->known = status == FATTN_OK;
     return status;
 }

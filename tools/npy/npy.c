@@ -638,8 +638,9 @@ int npy_read_rows(const char *path, npy_kind as, const npy_rows *rows, npy_array
     if (source_open(&p.source, &to)) {
         return -1;
     }
-    int failed = read_header(&p.source, as, &h) ||
-                 shape_set(&whole, h.kind, h.rank, h.shape, &to) || check_size(&p.source, &whole);
+    int failed = read_header(&p.source, as, &h);
+    failed = failed ? failed : shape_set(&whole, h.kind, h.rank, h.shape, &to);
+    failed = failed ? failed : check_size(&p.source, &whole);
     if (!failed && h.fortran) {
         failed = complaint_write(&to, "rows of an array in Fortran order are not read");
     }
@@ -820,8 +821,8 @@ int npy_write_rows(const char *temporary, const npy_rows *rows, const npy_array 
     if (source_open(&s, &to)) {
         return -1;
     }
-    int failed =
-        read_header(&s, array->kind, &h) || shape_set(&whole, h.kind, h.rank, h.shape, &to);
+    int failed = read_header(&s, array->kind, &h);
+    failed = failed ? failed : shape_set(&whole, h.kind, h.rank, h.shape, &to);
     close(s.file);
     sink into = {-1, s.at, array->item, &to};
     if (!failed && array->count > 0) {
@@ -832,7 +833,7 @@ int npy_write_rows(const char *temporary, const npy_rows *rows, const npy_array 
     if (into.file >= 0 && close(into.file) && !failed) {
         failed = complaint_write(&to, "cannot be written: %s", strerror(errno));
     }
-    return failed ? -1 : 0;
+    return failed;
 }
 
 int npy_write(const char *path, const npy_array *array, char *why, size_t why_size)

@@ -183,6 +183,10 @@ REFUSED = [
     ("explain --ranks 4 --link 4e9 --rate 1 --split odd", 2, "one of auto, contiguous"),
     ("explain --ranks 4 --link 4e9 --rate 1 --scheme heads --hk 3 --hq 3", 3, 'scheme "heads" takes'),
     ("explain --ranks 4 --link 4e9 --rate 1 --causal --whole-q 9", 3, "groups do not support positions"),
+    ("explain --ranks 4 --link 4e9 --rate 1 --block-mask", 3, "groups do not support block_mask"),
+    ("explain --ranks 4 --link 4e9 --rate 1 --dir bwd --accumulate", 3, "groups do not support accumulate"),
+    ("explain --ranks 4 --link 4e9 --rate 1 --batch-invariant", 3, "groups do not support batch_invariant"),
+    ("explain --ranks 4 --link 4e9 --rate 1 --checked", 3, "groups do not support checked"),
     ("explain --anchor top-left", 2, "--anchor needs --causal, --window"),
     ("explain --seqused-k -1", 2, '--seqused-k: "-1" is not between 0'),
     ("explain --seqused-k 2000 --sq 1024", 2, "seqused_k is 2000, not in 0..1024"),
@@ -398,6 +402,15 @@ def test_features(tool, folder):
     ok([round(n, 2) for n in pairs] == [64, 40, 0], f"keys before the first one make no pairs: {pairs}")
 
 
+def test_ranks(tool):
+    """explain --ranks takes what groups support."""
+    line = "explain --ranks 4 --link 4e9 --rate 1e12 "
+    for options in ("--bias --mask", "--bias --alibi --alibi-bias", "--cu-seqlens-q --cu-seqlens-k --sink", "--softcap 9",
+                    "--dir bwd --causal --dropout 0.1 --deterministic --dlse"):
+        ran = start(tool, None, line + options)
+        ok(ran.returncode == 0 and "over 4 ranks" in ran.stdout, f"{line}{options} {ran.stderr.strip()}")
+
+
 def test_places(tool):
     """Positions of each sequence: half of the scalar for every second one."""
     line = "bench --device reference --b 2 --hq 2 --sq 8 --sk 40 --d 4 --causal --q-offset 4 --k-offset 8 --reps 1 --json"
@@ -542,6 +555,7 @@ def main():
         test_info(tool, folder)
         test_bench(tool, folder)
         test_features(tool, folder)
+        test_ranks(tool)
         test_places(tool)
         test_matrices(tool)
         test_density(tool)

@@ -14,11 +14,6 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-#define HONOURED                                                                            \
-    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_ALIBI | FATTN_SINK | \
-     FATTN_BIAS | FATTN_ALIBI_BIAS | FATTN_MASK | FATTN_DROPOUT | FATTN_CU_SEQLENS_Q |      \
-     FATTN_CU_SEQLENS_K | FATTN_DLSE | FATTN_DETERMINISTIC)
-
 void fattn_transport_init(fattn_transport *transport)
 {
     memset(transport, 0, sizeof *transport);
@@ -103,7 +98,7 @@ static fattn_status check_features(const fattn_problem *p)
 {
     const uint64_t packed = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
     const char *why = NULL;
-    if (p->features & ~HONOURED) {
+    if (p->features & ~FATTN_GROUP_FEATURES) {
         why = "groups do not support block masks, seqused, seqstart, pages, positions, chunks, "
               "descales, accumulation, batch invariance and FATTN_CHECKED";
     } else if (p->dtype == FATTN_F64 || p->dtype_kv == FATTN_E4M3 || p->dtype_v == FATTN_E4M3) {

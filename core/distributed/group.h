@@ -8,6 +8,12 @@
 #include "core/distributed/forecast.h"
 #include "core/rows.h"
 
+/* The features that a group supports. */
+#define FATTN_GROUP_FEATURES                                                                \
+    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_ALIBI | FATTN_SINK | \
+     FATTN_BIAS | FATTN_ALIBI_BIAS | FATTN_MASK | FATTN_DROPOUT | FATTN_CU_SEQLENS_Q |      \
+     FATTN_CU_SEQLENS_K | FATTN_DLSE | FATTN_DETERMINISTIC)
+
 /* A piece of the undivided problem, as a problem for one device. */
 typedef struct fattn_group_piece {
     fattn_problem problem;

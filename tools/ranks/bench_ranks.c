@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/distributed/forecast.h"
+#include "core/distributed/group.h"
 #include "core/dtype.h"
 #include "core/feature.h"
 #include "core/integer.h"
@@ -17,9 +18,9 @@
 #include "tools/terminal/terminal.h"
 
 /* The features that need no tensors besides the shares of q, k and v. */
-#define DIVIDED                                                                             \
-    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_SINK | FATTN_ALIBI | \
-     FATTN_DROPOUT | FATTN_DLSE | FATTN_DETERMINISTIC)
+#define DIVIDED             \
+    (FATTN_GROUP_FEATURES & \
+     ~(FATTN_BIAS | FATTN_ALIBI_BIAS | FATTN_MASK | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K))
 
 enum { SMALL = 64, LARGEST = 32 << 20, LINK_REPS = 9, RATE_REPS = 5, REPS = 7 };
 

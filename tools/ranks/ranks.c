@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "core/distributed/forecast.h"
+#include "core/distributed/group.h"
 #include "core/distributed/needs.h"
 #include "core/feature.h"
-#include "core/kernel.h"
 #include "core/memory.h"
 #include "core/problem.h"
 #include "tools/ranks/world.h"
@@ -236,9 +236,7 @@ static int32_t *beginnings(const sweep_case *c, int64_t longest)
 
 static fattn_status forecast(const ranks_options *v, fattn_whole *whole, fattn_forecast *f)
 {
-    const uint64_t divided =
-        FATTN_KERNEL_COMMON & ~(FATTN_POSITIONS | FATTN_PAGED | FATTN_SEQUSED_Q | FATTN_SEQUSED_K);
-    const uint64_t others = whole->problem->features & ~divided;
+    const uint64_t others = whole->problem->features & ~FATTN_GROUP_FEATURES;
     if (others) {
         return fattn_fail(FATTN_UNSUPPORTED, "groups do not support %s",
                           fattn_feature_name(__builtin_ctzll(others)));

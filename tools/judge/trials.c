@@ -56,7 +56,8 @@ fattn_status trials_open(trials *s, const char *kernel)
     s->one_row = kernel != NULL;
     s->rows = calloc((size_t)count + 1, sizeof *s->rows);
     if (s->rows == NULL) {
-        return fattn_fail_memory(count, "the rows of a check");
+        return fattn_fail_memory(((int64_t)count + 1) * (int64_t)sizeof *s->rows,
+                                 "the rows of a check");
     }
     for (int i = 0; (row = backend->kernel(s->device->impl, i, &missing)) != NULL; i++) {
         if (kernel == NULL || strcmp(kernel, row->name) == 0) {

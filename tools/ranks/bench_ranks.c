@@ -257,16 +257,19 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
     status = status ? status : measure_speed(c, &speed);
     status = status ? status : fattn_forecast_make(&c->shares, (fattn_scheme)v->scheme, &speed, &f);
     /* Measurements differ from rank to rank, and so may forecasts: all take the first rank's. */
-    fattn_forecast *const all = fattn_memory_alloc((size_t)c->shares.ranks * sizeof *all);
-    status = status || all ? status : fattn_fail_memory(0, "forecasts");
+    const int64_t all_bytes = c->shares.ranks * (int64_t)sizeof f;
+    fattn_forecast *const all = fattn_memory_alloc((size_t)all_bytes);
+    status = status || all ? status : fattn_fail_memory(all_bytes, "forecasts");
     if (!status) {
         all[c->world->transport->rank] = f;
         status = world_gather(c->world, all, sizeof *all);
+    }
+    if (!status) {
         f = all[0];
+        c->group.scheme = f.scheme;
+        c->group.turns = f.turns;
     }
     fattn_memory_free(all);
-    c->group.scheme = f.scheme;
-    c->group.turns = f.turns;
     status = status || c->whole.op == FATTN_FORWARD ? status : run_forward(c);
     status = status ? status : fattn_group_plan_create(&c->group, &c->whole, NULL, NULL, &plan);
     status = status || c->saved ? status : allocate_saved(c, plan);

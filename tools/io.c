@@ -387,11 +387,11 @@ static fattn_status fill_paper_table(paper_table *t)
             t->gigabytes[schedule][dir][i] = (counts.tensor[i].reads + counts.tensor[i].writes) *
                                              bytes * PAPER_HEADS * PAPER_BATCH / 1e9;
         }
-        t->predicted = t->predicted && memcmp(&counts, &predicted, sizeof counts) == 0;
         head_free(&a);
         if (status != FATTN_OK) {
             return status;
         }
+        t->predicted = t->predicted && memcmp(&counts, &predicted, sizeof counts) == 0;
     }
     return FATTN_OK;
 }

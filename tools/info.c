@@ -13,6 +13,7 @@
 #include "core/backend.h"
 #include "core/dtype.h"
 #include "core/feature.h"
+#include "core/status.h"
 #include "tools/commands.h"
 #include "tools/options/options.h"
 #include "tools/terminal/terminal.h"
@@ -385,12 +386,8 @@ int fattn_tool_info(int argc, char **argv)
     fattn_status status = fattn_device_open(NULL, &device);
     status = status ? status : fattn_device_get_info(device, &info);
     fattn_device_close(device);
+    char reason[512]; /* listing devices replaces it */
+    fattn_last_reason_copy(reason, sizeof reason);
     (as_json ? json : text)(status ? NULL : &info);
-    if (!status) {
-        return TOOL_OK;
-    }
-    /* Listing devices has replaced the reason. */
-    status = fattn_device_open(NULL, &device);
-    fattn_device_close(device);
-    return tool_failure(status);
+    return status ? tool_failure(fattn_fail(status, "%s", reason)) : TOOL_OK;
 }

@@ -413,8 +413,13 @@ static void check_checked_shortage(void)
     bool failed = true;
     int n = 0;
     expect_begin("FATTN_CHECKED and no memory");
-    scene_set_up(&s, FORWARD, FATTN_CHECKED | FATTN_SEQUSED_Q | FATTN_SEQUSED_K);
+    s.problem = scene_problem(FORWARD);
+    s.problem.features |= FATTN_CHECKED | FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_DROPOUT;
+    s.problem.dropout_p = 0.5;
+    scene_open(&s);
+    scene_set_up_problem(&s);
     s.buffers.seqused_q = s.buffers.seqused_k;
+    s.buffers.seed_ptr = s.buffers.offset_ptr = s.operands; /* not checked, so not copied */
     while (failed) {
         stub->calls = 0;
         (void)fattn_memory_fail_at(++n);

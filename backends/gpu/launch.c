@@ -198,11 +198,12 @@ static fattn_status launch_one(const fattn_gpu_device *d, const launch *l, void 
 }
 
 /* Whether fattn_buffers_validate() reads the operand: it is one of the lengths, tables or
- * positions. */
+ * positions, and so of integers, but no mask, seed or offset of one. */
 static bool is_table(const fattn_operand *operand)
 {
-    return operand->dtype == 0 && operand->offset != offsetof(fattn_buffers, mask) &&
-           operand->offset != offsetof(fattn_buffers, block_mask) && operand->region.base;
+    return operand->dtype == 0 && operand->kind != FATTN_OPERAND_SCORES &&
+           operand->offset != offsetof(fattn_buffers, seed_ptr) &&
+           operand->offset != offsetof(fattn_buffers, offset_ptr) && operand->region.base;
 }
 
 /* FATTN_CHECKED: copies lengths and tables to the host and validates them there. It waits for the

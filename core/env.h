@@ -34,7 +34,8 @@ typedef struct fattn_env_variable {
 /* The value of a backend's variable (backend.h), after fattn_env_get(); NULL if it is unset. */
 const char *fattn_env_own(const fattn_env_variable *variable);
 
-/* Tests only: reads the environment again. No other thread may be inside the library. */
+/* For tests and the tool, which change variables: reads the environment again. No other thread may
+ * be inside the library. */
 void fattn_env_reload(void);
 
 #endif

@@ -51,7 +51,8 @@ bool fattn_fork_is_guarded(void)
  * for the locks. */
 void fattn_fork_lock(fattn_fork_level level)
 {
-    (void)fattn_fork_is_guarded(); /* if not, opening a device fails and says so */
+    (void)fattn_fork_is_guarded(); /* fattn_attention() and devices with threads refuse to go on
+                                    * without handlers */
     pthread_mutex_lock(&locks[level]);
 }
 

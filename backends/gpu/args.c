@@ -9,7 +9,7 @@
 #include "core/problem.h"
 #include "core/tensors.h"
 
-/* The tensor's bit in fattn_gpu_args.quads and .chunks; 0 if it has none. */
+/* The tensor's bit in fattn_gpu_args.quads and .chunks. */
 static unsigned bit_of(int tensor)
 {
     static const unsigned bits[FATTN_TENSORS] = {

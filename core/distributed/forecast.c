@@ -197,7 +197,7 @@ static fattn_status foretell_ring(const fattn_whole *whole, const fattn_speed *s
 /* --- Heads, alone or within a ring ------------------------------------------------------------ */
 
 /* The most ranks that can share the heads: a divisor of the ranks and of the key/value heads, and
- * below `limit`. */
+ * at most `limit`. */
 static int64_t head_ranks(const fattn_whole *whole, int64_t limit)
 {
     int64_t most = 1;

@@ -26,7 +26,7 @@
  * Operands
  * ---------------------------------------------------------------------------------------------- */
 
-/* Every pointer of fattn_buffers, in the order of the table in random_case.c. */
+/* Every pointer of fattn_buffers, in the order of the table in random_image.c. */
 typedef enum draw_id {
     DRAW_Q,
     DRAW_K,

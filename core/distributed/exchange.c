@@ -30,7 +30,7 @@ static int64_t bytes_of(const fattn_group_plan *plan, kind what, int64_t turn, i
     const int count = there ? tensors_of(plan, &none, what, turn, list) : 0;
     for (int t = 0; t < count; t++) {
         bytes +=
-            fattn_group_stream_bytes(plan, &list[t], fattn_group_rank(plan, plan->rank, member));
+            fattn_group_stream_bytes(plan, &list[t], fattn_group_rank(plan, plan->group, member));
     }
     return bytes;
 }
@@ -100,7 +100,7 @@ static fattn_status copy_stream(fattn_copies *copies, const fattn_moved *list, i
 {
     const fattn_group_plan *const plan = copies->plan;
     const bool shares = from == FATTN_SHARE || to == FATTN_SHARE;
-    const int64_t rank = fattn_group_rank(plan, plan->rank, shares ? plan->member : member);
+    const int64_t rank = fattn_group_rank(plan, plan->group, shares ? plan->member : member);
     fattn_status status = FATTN_OK;
     for (int t = 0; !status && t < count; t++) {
         const int64_t head = first_head(plan, &list[t], turn, member);
@@ -117,7 +117,7 @@ static fattn_status copy_own(fattn_copies *copies, const fattn_moved *list, int 
                              int64_t turns, fattn_place from, fattn_place to)
 {
     const fattn_group_plan *const plan = copies->plan;
-    const int64_t rank = fattn_group_rank(plan, plan->rank, plan->member);
+    const int64_t rank = fattn_group_rank(plan, plan->group, plan->member);
     fattn_status status = FATTN_OK;
     for (int t = 0; !status && t < count; t++) {
         const int64_t head = first_head(plan, &list[t], turn, plan->member);
@@ -235,7 +235,7 @@ static void list_spans(const fattn_group_plan *plan, const fattn_buffers *b, kin
     const bool there = turn >= 0 && turn < plan->turns;
     const int count = there ? tensors_of(plan, b, what, turn, list) : 0;
     const int64_t rows_of = place == FATTN_SHARE ? plan->member : member;
-    const int64_t rank = fattn_group_rank(plan, plan->rank, rows_of);
+    const int64_t rank = fattn_group_rank(plan, plan->group, rows_of);
     for (int t = 0; t < count; t++) {
         const fattn_spot at = {place, first_head(plan, &list[t], turn, member), NULL};
         fattn_group_list(plan, &list[t], rank, &at, spans);
@@ -251,7 +251,7 @@ static void add_spans(const fattn_group_plan *plan, const fattn_buffers *b, int6
     fattn_span_list l = {.spans = plan->span_memory + *count * most_spans(plan)};
     list_spans(plan, b, RESULTS, x - 2, member, receives ? FATTN_SHARE : FATTN_PACKED, &l);
     list_spans(plan, b, INPUTS, x, member, receives ? FATTN_PACKED : FATTN_SHARE, &l);
-    fattn_group_add_message(messages, count, fattn_group_rank(plan, plan->rank, member),
+    fattn_group_add_message(messages, count, fattn_group_rank(plan, plan->group, member),
                             FATTN_TAG_MEMBERS, direction, NULL, l.bytes);
     if (l.bytes > 0) {
         messages[*count - 1].spans = l.spans;
@@ -272,9 +272,9 @@ static void add_exchange(const fattn_group_plan *plan, const fattn_buffers *b, i
     }
     const int64_t sent = bytes_of(plan, RESULTS, x - 2, to) + bytes_of(plan, INPUTS, x, own);
     const int64_t received = bytes_of(plan, RESULTS, x - 2, own) + bytes_of(plan, INPUTS, x, from);
-    fattn_group_add_message(messages, count, fattn_group_rank(plan, plan->rank, to),
+    fattn_group_add_message(messages, count, fattn_group_rank(plan, plan->group, to),
                             FATTN_TAG_MEMBERS, FATTN_SEND, outward_at(plan, x, to), sent);
-    fattn_group_add_message(messages, count, fattn_group_rank(plan, plan->rank, from),
+    fattn_group_add_message(messages, count, fattn_group_rank(plan, plan->group, from),
                             FATTN_TAG_MEMBERS, FATTN_RECEIVE, inward_at(plan, x, from), received);
 }
 

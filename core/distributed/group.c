@@ -480,7 +480,7 @@ static void form_groups(fattn_group_plan *plan)
     plan->whole = plan->shares;
     plan->whole.ranks = plan->shares.ranks / plan->members;
     const bool striped = plan->shares.split == FATTN_SPLIT_STRIPED;
-    plan->rank = striped ? rank % plan->whole.ranks : rank / plan->members;
+    plan->group = striped ? rank % plan->whole.ranks : rank / plan->members;
     plan->member = striped ? rank / plan->whole.ranks : rank % plan->members;
     if (plan->whole.ranks == 1) {
         plan->whole.split = FATTN_SPLIT_CONTIGUOUS; /* all rows in their order */

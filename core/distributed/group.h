@@ -73,9 +73,10 @@ struct fattn_group_plan {
     fattn_scheme scheme;
     fattn_speed speed; /* for choosing the scheme */
 
-    /* Ranks that share heads are the members of a group; the groups form the ring, and `rank` is
-     * the number of this rank's group in it. In FATTN_SCHEME_RING each rank is a group. */
-    int64_t rank, member, members;
+    /* Ranks that share heads are the members of a group; the groups form the ring, and `group` is
+     * the number of this rank's group in it. In FATTN_SCHEME_RING each rank is a group. (This
+     * rank's number is transport.rank.) */
+    int64_t group, member, members;
 
     int64_t memory;           /* the caller's limit, or 0 */
     int64_t wanted;           /* at least this many turns, if heads may take turns */

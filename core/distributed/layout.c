@@ -177,7 +177,7 @@ void fattn_group_clear_gaps(const fattn_group_plan *plan)
 {
     for (int64_t n = 0; n < plan->sets; n++) {
         if (plan->packed[n].own) {
-            memset(plan->packed[n].own, 0, (size_t)fattn_group_block_keys(plan, plan->rank).bytes);
+            memset(plan->packed[n].own, 0, (size_t)fattn_group_block_keys(plan, plan->group).bytes);
         }
     }
     for (int n = 0; n < 2; n++) {

@@ -43,7 +43,7 @@ int fattn_group_inputs(const fattn_group_plan *plan, const fattn_buffers *b, int
                        fattn_moved *list)
 {
     const fattn_problem *const p = &plan->problem, *const l = &plan->local;
-    const fattn_block block = fattn_group_block_keys(plan, plan->rank);
+    const fattn_block block = fattn_group_block_keys(plan, plan->group);
     const fattn_packed at = fattn_group_packed_at(plan, turn);
     int count = 0;
     const bool queries = plan->whole.slice == 0;
@@ -87,7 +87,7 @@ int fattn_group_results(const fattn_group_plan *plan, const fattn_buffers *b, in
                         fattn_moved *list)
 {
     const fattn_problem *const p = &plan->problem, *const l = &plan->local;
-    const fattn_block block = fattn_group_block_sums(plan, plan->rank);
+    const fattn_block block = fattn_group_block_sums(plan, plan->group);
     const bool queries = fattn_group_ends_turn(plan);
     const fattn_packed at = fattn_group_packed_at(plan, turn);
     char *const own_sum = inside(at.own_sum, plan->whole.slice * plan->own_step);
@@ -162,11 +162,11 @@ typedef struct rows {
 static int64_t packed_rows(const fattn_group_plan *plan, const fattn_moved *t, int run)
 {
     if (plan->ragged) {
-        return (t->side == FATTN_KEYS ? fattn_group_keys(plan, plan->rank, run)
+        return (t->side == FATTN_KEYS ? fattn_group_keys(plan, plan->group, run)
                                       : fattn_group_queries(plan, run))
             .rows;
     }
-    return t->side == FATTN_KEYS ? fattn_group_key_rows(plan, plan->rank)
+    return t->side == FATTN_KEYS ? fattn_group_key_rows(plan, plan->group)
            : t->together         ? fattn_group_query_rows(plan)
                                  : fattn_group_queries(plan, run).longest;
 }
@@ -231,7 +231,7 @@ static fattn_status each_run(const fattn_group_plan *plan, const fattn_moved *t,
             const fattn_run own = fattn_whole_run(shares, t->side, b, rank, n);
             const int64_t skipped =
                 own.first - fattn_whole_run(&unsliced, t->side, b, rank, n).first;
-            const fattn_run whole = fattn_whole_run(group, t->side, b, plan->rank, into);
+            const fattn_run whole = fattn_whole_run(group, t->side, b, plan->group, into);
             const rows r = {
                 .batch = together,
                 .count = own.count,
@@ -422,7 +422,7 @@ fattn_status fattn_group_list_rows(const fattn_group_plan *plan)
         lists l = {.packed = memory + (plan->packed_rows[s] - first)};
         for (int64_t m = 0; m < plan->members; m++) {
             l.share = m == plan->member ? share : NULL;
-            (void)each_run(plan, &t, fattn_group_rank(plan, plan->rank, m), add_to_lists, &l);
+            (void)each_run(plan, &t, fattn_group_rank(plan, plan->group, m), add_to_lists, &l);
         }
     }
     const fattn_stream stream = plan->transport.stream;

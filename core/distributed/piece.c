@@ -28,9 +28,9 @@ static fattn_extent extent_of(const fattn_group_plan *plan, fattn_side side, int
 
 fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run)
 {
-    fattn_extent extent = extent_of(plan, FATTN_QUERIES, plan->rank, run == FATTN_BOTH ? 0 : run);
+    fattn_extent extent = extent_of(plan, FATTN_QUERIES, plan->group, run == FATTN_BOTH ? 0 : run);
     if (run == FATTN_BOTH) {
-        const fattn_extent second = extent_of(plan, FATTN_QUERIES, plan->rank, 1);
+        const fattn_extent second = extent_of(plan, FATTN_QUERIES, plan->group, 1);
         extent.rows += second.rows;
         extent.longest += second.longest;
     }
@@ -115,14 +115,14 @@ bool fattn_group_ends_turn(const fattn_group_plan *plan)
 
 unsigned fattn_group_home_runs(const fattn_group_plan *plan, int lane)
 {
-    return fattn_ring_sums(&plan->ring, lane, plan->rank, plan->ring.reach[lane][plan->rank]);
+    return fattn_ring_sums(&plan->ring, lane, plan->group, plan->ring.reach[lane][plan->group]);
 }
 
 /* --- Problems --------------------------------------------------------------------------------- */
 
 bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run)
 {
-    return owner == plan->rank && k_run == 0 && plan->whole.slice == 0;
+    return owner == plan->group && k_run == 0 && plan->whole.slice == 0;
 }
 
 fattn_strides fattn_group_packed(int64_t rows, int64_t heads, int64_t channels)
@@ -146,7 +146,7 @@ static void lay(const fattn_group_plan *plan, int64_t owner, int q_run, int k_ru
     const fattn_block sums = fattn_group_block_sums(plan, owner);
     int64_t offsets = keys.k[k_run] | keys.v[k_run] | BLOCK_ALIGNMENT;
     offsets |= plan->gradients ? sums.k[k_run] | sums.v[k_run] : 0;
-    offsets |= plan->keys_direct && owner == plan->rank ? l->pointer_alignment : 0;
+    offsets |= plan->keys_direct && owner == plan->group ? l->pointer_alignment : 0;
     offsets |= row * p->heads_q * (plan->backward ? p->dim : p->dim_v) * (int64_t)sizeof(float);
     p->layout = FATTN_STRIDED;
     p->k = p->dk = fattn_group_packed(k_rows, p->heads_k, p->dim);
@@ -185,7 +185,7 @@ static fattn_problem common(const fattn_group_plan *plan, bool first)
     p.pointer_alignment = 16;
     p.window_left = p.window_right = -1;
     p.head_offset += p.features & FATTN_DROPOUT ? plan->turn * p.heads_q : 0;
-    const bool sinks = first && !(plan->whole.all_queries && plan->rank > 0);
+    const bool sinks = first && !(plan->whole.all_queries && plan->group > 0);
     p.features &= ~(FATTN_CAUSAL | FATTN_WINDOW | (sinks ? 0 : FATTN_SINK));
     p.features |= FATTN_SCALE | FATTN_POSITIONS;
     if (plan->backward) {
@@ -241,8 +241,8 @@ static bool is_joined(const fattn_group_plan *plan, int64_t owner, int q_run)
     if (plan->ragged || plan->k_runs == 1 || !is_only_masked(p) || p->window_left >= 0) {
         return false;
     }
-    const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 0);
-    const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 1);
+    const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->group, q_run, owner, 0);
+    const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->group, q_run, owner, 1);
     /* A second run without pairs may not have been sent (ring.h). */
     return a.q.count > 0 && a.k.count > 0 && fattn_piece_pairs(&b) > 0 &&
            (p->window_right < 0 || b.high >= -1);
@@ -252,8 +252,8 @@ static bool is_joined(const fattn_group_plan *plan, int64_t owner, int q_run)
 static void place_joined(const fattn_group_plan *plan, int64_t owner, int q_run, fattn_problem *p,
                          fattn_buffers *buffers)
 {
-    const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 0);
-    const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 1);
+    const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->group, q_run, owner, 0);
+    const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->group, q_run, owner, 1);
     p->seqlen_k = a.k.count + b.k.count;
     p->anchor = FATTN_TOP_LEFT;
     buffers->whole_q = buffers->whole_k = -1;
@@ -281,8 +281,8 @@ static int64_t clip(int64_t high, const fattn_piece *piece)
  * half holds for both. */
 static bool join_halves(const fattn_group_plan *plan, int64_t owner, bound *found)
 {
-    const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->rank, 0, owner, 0);
-    const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->rank, 1, owner, 0);
+    const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->group, 0, owner, 0);
+    const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->group, 1, owner, 0);
     *found = (bound){a.q.count + b.q.count, a.k.count, a.high};
     return a.q.count > 0 && fattn_piece_pairs(&a) + fattn_piece_pairs(&b) > 0;
 }
@@ -306,7 +306,8 @@ static bool find_joint(const fattn_group_plan *plan, int64_t owner, bound *found
     double pairs[FATTN_RUNS] = {0, 0}; /* of each run of keys */
     for (int n = 0; n < FATTN_RUNS * FATTN_RUNS; n++) {
         fattn_piece *const piece = &pieces[n / FATTN_RUNS][n % FATTN_RUNS];
-        *piece = fattn_piece_of(&plan->whole, 0, plan->rank, n / FATTN_RUNS, owner, n % FATTN_RUNS);
+        *piece =
+            fattn_piece_of(&plan->whole, 0, plan->group, n / FATTN_RUNS, owner, n % FATTN_RUNS);
         pairs[n % FATTN_RUNS] += fattn_piece_pairs(piece);
         if (piece->q.count == 0 || piece->k.count == 0) {
             return false;
@@ -355,7 +356,7 @@ bool fattn_group_visit(const fattn_group_plan *plan, int lane, int64_t step, int
     int64_t owners[FATTN_RUNS] = {-1, -1};
     bound joint;
     for (int run = 0; run < plan->q_runs; run++) {
-        owners[run] = fattn_ring_work(&plan->ring, lane, plan->rank, step, run, plan->q_runs,
+        owners[run] = fattn_ring_work(&plan->ring, lane, plan->group, step, run, plan->q_runs,
                                       plan->gradients);
     }
     const int q_run = n % plan->q_runs;
@@ -392,7 +393,7 @@ void fattn_group_write_cu(const fattn_group_plan *plan, int32_t *cu)
 {
     const int64_t step = plan->problem.batch + 1;
     for (int n = 0; n < plan->q_runs; n++) {
-        write_cu(plan, FATTN_QUERIES, plan->rank, n, cu + n * step);
+        write_cu(plan, FATTN_QUERIES, plan->group, n, cu + n * step);
     }
     for (int64_t owner = 0; owner < plan->whole.ranks; owner++) {
         for (int n = 0; n < plan->k_runs; n++) {
@@ -408,7 +409,7 @@ static int64_t common_bound(const fattn_group_plan *plan, int64_t owner, int q_r
 {
     int64_t least = INT64_MIN, most = INT64_MAX;
     for (int64_t b = 0; b < plan->problem.batch; b++) {
-        const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->rank, q_run, owner, k_run);
+        const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->group, q_run, owner, k_run);
         const int64_t all = piece.k.count - 1, none = -piece.q.count;
         if (piece.q.count == 0 || piece.k.count == 0) {
             continue;
@@ -452,7 +453,7 @@ static void place_ragged(const fattn_group_plan *plan, int64_t owner, int q_run,
     }
     plan->cu_q[0] = plan->cu_k[0] = 0;
     for (int64_t b = 0; b < p->batch; b++) {
-        const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->rank, q_run, owner, k_run);
+        const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->group, q_run, owner, k_run);
         place(plan, &piece, b, p, buffers);
         plan->cu_q[b + 1] = plan->cu_q[b] + (int32_t)piece.q.count;
         plan->cu_k[b + 1] = plan->cu_k[b] + (no_keys ? 0 : (int32_t)piece.k.count);
@@ -495,7 +496,7 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit
     const int64_t kinds = fattn_whole_kinds(&plan->whole);
     double pairs = 0, all = 0;
     for (int64_t b = 0; b < kinds; b++) {
-        const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->rank, q_run, owner, k_run);
+        const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->group, q_run, owner, k_run);
         pairs += fattn_piece_pairs(&piece);
         all += (double)piece.q.count * (double)piece.k.count;
     }
@@ -516,7 +517,7 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit
         return true;
     } else {
         lay(plan, owner, q_run, k_run, p);
-        const fattn_piece piece = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, k_run);
+        const fattn_piece piece = fattn_piece_of(&plan->whole, 0, plan->group, q_run, owner, k_run);
         place(plan, &piece, 0, p, buffers);
         p->bias_stride[3] *= piece.k.stride;
         p->mask_stride[3] *= piece.k.stride;

@@ -36,7 +36,7 @@ static fattn_status trade(const fattn_group_plan *plan, int64_t peer, int what, 
  */
 fattn_status fattn_group_reduce(fattn_group_plan *plan, const fattn_buffers *given)
 {
-    const int64_t ranks = plan->whole.ranks, rank = plan->rank;
+    const int64_t ranks = plan->whole.ranks, rank = plan->group;
     int64_t inner = 1;
     while (inner * 2 <= ranks) {
         inner *= 2;

@@ -166,7 +166,8 @@ static fattn_held keys_of(const fattn_group_plan *plan, const fattn_buffers *giv
     if (own && plan->keys_direct) {
         return (fattn_held){(char *)given->k, (char *)given->v};
     }
-    const int64_t owner = own ? plan->rank : fattn_ring_owner(&plan->ring, lane, plan->rank, step);
+    const int64_t owner =
+        own ? plan->group : fattn_ring_owner(&plan->ring, lane, plan->group, step);
     char *const block = own ? plan->at.own : plan->lane[lane][step % 2];
     return block && owner >= 0
                ? (fattn_held){block, block + fattn_group_block_keys(plan, owner).v[0]}
@@ -178,10 +179,10 @@ static void add_messages(const fattn_group_plan *plan, const fattn_buffers *give
                          int64_t step, fattn_message *messages, int *count)
 {
     const fattn_ring *const ring = &plan->ring;
-    const fattn_ring_messages m = fattn_ring_step(ring, lane, plan->rank, step);
-    const int64_t held_of = step ? fattn_ring_owner(ring, lane, plan->rank, step) : plan->rank;
-    const int64_t next = fattn_ring_owner(ring, lane, plan->rank, step + 1);
-    const int64_t before = fattn_ring_owner(ring, lane, plan->rank, step - 1);
+    const fattn_ring_messages m = fattn_ring_step(ring, lane, plan->group, step);
+    const int64_t held_of = step ? fattn_ring_owner(ring, lane, plan->group, step) : plan->group;
+    const int64_t next = fattn_ring_owner(ring, lane, plan->group, step + 1);
+    const int64_t before = fattn_ring_owner(ring, lane, plan->group, step - 1);
     const int tag = lane * KINDS;
     if (m.send_to >= 0) {
         const fattn_held keys = keys_of(plan, given, lane, step);
@@ -205,7 +206,7 @@ static void add_messages(const fattn_group_plan *plan, const fattn_buffers *give
     }
     if (plan->gradients && m.home_from >= 0) {
         add_gradients(plan, messages, count, m.home_from, tag + HOME, FATTN_RECEIVE,
-                      plan->home[lane], plan->rank, fattn_group_home_runs(plan, lane));
+                      plan->home[lane], plan->group, fattn_group_home_runs(plan, lane));
     }
 }
 
@@ -214,7 +215,7 @@ static fattn_status compute(fattn_group_plan *plan, const fattn_buffers *given, 
     fattn_status status = FATTN_OK;
     for (int lane = 0; !status && lane < FATTN_LANES; lane++) {
         const bool own = step == 0 || step > plan->ring.last_step;
-        const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->rank, step);
+        const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->group, step);
         char *const sums = own ? fattn_group_own_sum(plan) : plan->share[lane];
         if (!own && owner >= 0 && plan->gradients) {
             status =
@@ -233,9 +234,9 @@ static fattn_status collect(fattn_group_plan *plan, int64_t step)
 {
     fattn_status status = FATTN_OK;
     for (int lane = 0; !status && plan->gradients && lane < FATTN_LANES; lane++) {
-        const fattn_ring_messages m = fattn_ring_step(&plan->ring, lane, plan->rank, step);
+        const fattn_ring_messages m = fattn_ring_step(&plan->ring, lane, plan->group, step);
         if (m.gradient_from >= 0) {
-            const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->rank, step);
+            const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->group, step);
             status = add_sums(plan, plan->share[lane], plan->arriving[lane], owner,
                               fattn_ring_sums(&plan->ring, lane, owner, step - 1));
         }
@@ -243,7 +244,7 @@ static fattn_status collect(fattn_group_plan *plan, int64_t step)
         if (m.home_from >= 0 && rounded && plan->late < 0 && step == plan->rounds - 1) {
             plan->late = lane;
         } else if (!status && m.home_from >= 0) {
-            status = add_sums(plan, fattn_group_own_sum(plan), plan->home[lane], plan->rank,
+            status = add_sums(plan, fattn_group_own_sum(plan), plan->home[lane], plan->group,
                               fattn_group_home_runs(plan, lane));
         }
         char *const sent = plan->sending[lane]; /* the same buffer if the lane has one step */
@@ -291,7 +292,7 @@ static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *giv
         status = clear(plan, plan->at.sum[n], rows * p->dim);
     }
     if (!status && sums && plan->gradients && plan->turn % plan->sharing == 0) {
-        status = clear(plan, fattn_group_own_sum(plan), sums_of(plan, plan->rank));
+        status = clear(plan, fattn_group_own_sum(plan), sums_of(plan, plan->group));
     }
     return status || !(p->outputs & FATTN_OUT_DBIAS) ? status : clear_dbias(plan, given->dbias);
 }

@@ -232,10 +232,8 @@ static int pieces_of(const fattn_group_plan *plan, int64_t step)
     for (int lane = 0; lane < FATTN_LANES; lane++) {
         for (int n = 0; n < plan->q_runs * plan->k_runs; n++) {
             fattn_visit visit;
-            fattn_problem p;
-            fattn_buffers b;
             pieces += fattn_group_visit(plan, lane, step, n, &visit) &&
-                      fattn_group_piece_of(plan, &visit, &p, &b);
+                      fattn_group_has_piece(plan, &visit);
         }
     }
     return pieces;

@@ -151,7 +151,7 @@ static void *at_row(const void *tensor, int64_t row, const fattn_strides *stride
 }
 
 /* Runs one piece. job: how its result is merged, or NULL. */
-static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *given,
+static fattn_status attend(fattn_group_plan *plan, const fattn_buffers *given,
                            const fattn_visit *visit, const fattn_held *keys, char *sums,
                            const fattn_merge_job *job)
 {
@@ -159,7 +159,7 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     const int q_run = visit->q_run, k_run = visit->k_run, run = q_run == FATTN_BOTH ? 0 : q_run;
     fattn_problem p;
     fattn_buffers b;
-    fattn_group_piece_of(plan, visit, &p, &b);
+    fattn_group_make_piece(plan, visit, &p, &b);
     const bool merges = !plan->backward && !fattn_group_is_first(plan, owner, k_run);
     const fattn_block block = fattn_group_block_keys(plan, owner);
     const fattn_block gradients = fattn_group_block_sums(plan, owner);
@@ -199,10 +199,7 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
 static bool has_piece(const fattn_group_plan *plan, int lane, int64_t step, int n,
                       fattn_visit *visit)
 {
-    fattn_problem p;
-    fattn_buffers b;
-    return fattn_group_visit(plan, lane, step, n, visit) &&
-           fattn_group_piece_of(plan, visit, &p, &b);
+    return fattn_group_visit(plan, lane, step, n, visit) && fattn_group_has_piece(plan, visit);
 }
 
 /* Whether neither a piece with some of the same queries nor a message follows this piece, so that

@@ -442,7 +442,8 @@ static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
         set_slice(plan, n / most % plan->slices);
         if (fattn_group_visit(plan, (int)(round % FATTN_LANES), round / FATTN_LANES,
                               (int)(of % most_runs), &visit) &&
-            fattn_group_piece_of(plan, &visit, &p, &buffers)) {
+            fattn_group_has_piece(plan, &visit)) {
+            fattn_group_make_piece(plan, &visit, &p, &buffers);
             status = add_piece(plan, &p, workspace);
             plan->together = plan->together || (n == 0 && visit.q_run == FATTN_BOTH);
             plan->merges = plan->merges || !fattn_group_is_first(plan, visit.owner, visit.k_run);

@@ -264,13 +264,17 @@ bool fattn_group_visit(const fattn_group_plan *plan, int lane, int64_t step, int
                        fattn_visit *visit);
 
 /*
- * The problem of a visit, and the positions in its buffers. False if there is nothing to compute:
- * the piece has no pairs, or no output depends on it, or it is part of the piece of run 0, which
- * has both runs of keys. The first piece of each run of queries, against the rank's own keys, is
- * always computed: it adds the sink, and gives rows without keys their o.
+ * Whether a visit has something to compute. It has not if the piece has no pairs, or no output
+ * depends on it, or it is part of the piece of run 0, which has both runs of keys. The first piece
+ * of each run of queries, against the rank's own keys, is always computed: it adds the sink, and
+ * gives rows without keys their o.
  */
-bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit,
-                          fattn_problem *problem, fattn_buffers *buffers);
+bool fattn_group_has_piece(const fattn_group_plan *plan, const fattn_visit *visit);
+
+/* Makes the problem of a visit that has a piece, and its buffers with the positions and nothing
+ * else. Those of a ragged batch may be in the plan's arrays, until the next piece is made. */
+void fattn_group_make_piece(fattn_group_plan *plan, const fattn_visit *visit,
+                            fattn_problem *problem, fattn_buffers *buffers);
 bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run);
 
 /* How many arrays plan->device_cu has; and writes all of them to host memory. */

@@ -444,8 +444,8 @@ static void place_on_device(const fattn_group_plan *plan, int64_t owner, int q_r
 }
 
 /* place() for each sequence of a ragged batch, into the plan's arrays. */
-static void place_ragged(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
-                         bool no_keys, fattn_problem *p, fattn_buffers *buffers)
+static void place_ragged(fattn_group_plan *plan, int64_t owner, int q_run, int k_run, bool no_keys,
+                         fattn_problem *p, fattn_buffers *buffers)
 {
     if (plan->transport.device_memory) {
         place_on_device(plan, owner, q_run, k_run, no_keys, p, buffers);
@@ -472,49 +472,78 @@ static void place_ragged(const fattn_group_plan *plan, int64_t owner, int q_run,
     buffers->wholes_k = plan->wholes_k;
 }
 
-bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit, fattn_problem *p,
-                          fattn_buffers *buffers)
+/* --- The piece of a visit --------------------------------------------------------------------- */
+
+/* Pairs of the piece over the batch: those that the masks keep, and all. */
+typedef struct pair_counts {
+    double kept, all;
+} pair_counts;
+
+static pair_counts count_pairs(const fattn_group_plan *plan, const fattn_visit *visit)
 {
-    const int64_t owner = visit->owner;
-    const int q_run = visit->q_run, k_run = visit->k_run;
-    const bool first = fattn_group_is_first(plan, owner, k_run);
+    const int64_t kinds = fattn_whole_kinds(&plan->whole);
+    pair_counts pairs = {0, 0};
+    for (int64_t b = 0; b < kinds; b++) {
+        const fattn_piece piece =
+            fattn_piece_of(&plan->whole, b, plan->group, visit->q_run, visit->owner, visit->k_run);
+        pairs.kept += fattn_piece_pairs(&piece);
+        pairs.all += (double)piece.q.count * (double)piece.k.count;
+    }
+    return pairs;
+}
+
+bool fattn_group_has_piece(const fattn_group_plan *plan, const fattn_visit *visit)
+{
+    const bool first = fattn_group_is_first(plan, visit->owner, visit->k_run);
     if (plan->problem.outputs == FATTN_OUT_DSINK && !first) {
         return false; /* the first pieces compute all of dsink */
     }
-    if (q_run == FATTN_BOTH) {
-        bound joint = {0, 0, 0};
-        const bool found = find_joint(plan, owner, &joint);
-        *p = common(plan, first);
-        fattn_buffers_init(buffers);
-        lay(plan, owner, q_run, k_run, p);
-        place_joint(&joint, p, buffers);
-        return found;
+    if (visit->q_run == FATTN_BOTH) {
+        return true; /* fattn_group_visit() found pairs */
     }
-    const bool joined = is_joined(plan, owner, q_run);
-    const fattn_extent q = fattn_group_queries(plan, q_run);
-    const fattn_extent k = fattn_group_keys(plan, owner, k_run);
-    const int64_t kinds = fattn_whole_kinds(&plan->whole);
-    double pairs = 0, all = 0;
-    for (int64_t b = 0; b < kinds; b++) {
-        const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->group, q_run, owner, k_run);
-        pairs += fattn_piece_pairs(&piece);
-        all += (double)piece.q.count * (double)piece.k.count;
-    }
-    if (q.rows == 0 || (joined ? k_run > 0 : pairs == 0 && !first)) {
+    if (fattn_group_queries(plan, visit->q_run).rows == 0) {
         return false;
     }
-    *p = common(plan, first);
-    p->seqlen_q = q.longest;
-    p->seqlen_k = pairs > 0 ? k.longest : 0;
+    return is_joined(plan, visit->owner, visit->q_run) ? visit->k_run == 0
+                                                       : first || count_pairs(plan, visit).kept > 0;
+}
+
+static void make_joint(const fattn_group_plan *plan, const fattn_visit *visit, fattn_problem *p,
+                       fattn_buffers *buffers)
+{
+    bound joint = {0, 0, 0};
+    const bool found = find_joint(plan, visit->owner, &joint);
+    assert(found);
+    (void)found;
+    lay(plan, visit->owner, visit->q_run, visit->k_run, p);
+    place_joint(&joint, p, buffers);
+}
+
+void fattn_group_make_piece(fattn_group_plan *plan, const fattn_visit *visit, fattn_problem *p,
+                            fattn_buffers *buffers)
+{
+    const int64_t owner = visit->owner;
+    const int q_run = visit->q_run, k_run = visit->k_run;
+    assert(fattn_group_has_piece(plan, visit));
+    *p = common(plan, fattn_group_is_first(plan, owner, k_run));
     fattn_buffers_init(buffers);
+    if (q_run == FATTN_BOTH) {
+        make_joint(plan, visit, p, buffers);
+        return;
+    }
+    const pair_counts pairs = count_pairs(plan, visit);
+    const fattn_extent q = fattn_group_queries(plan, q_run);
+    const fattn_extent k = fattn_group_keys(plan, owner, k_run);
+    p->seqlen_q = q.longest;
+    p->seqlen_k = pairs.kept > 0 ? k.longest : 0;
     if (plan->ragged) {
         p->total_q = q.rows;
-        p->total_k = pairs > 0 ? k.rows : 0;
-        place_ragged(plan, owner, q_run, k_run, pairs == 0, p, buffers);
-    } else if (joined) {
+        p->total_k = pairs.kept > 0 ? k.rows : 0;
+        place_ragged(plan, owner, q_run, k_run, pairs.kept == 0, p, buffers);
+    } else if (is_joined(plan, owner, q_run)) {
         lay(plan, owner, q_run, k_run, p);
         place_joined(plan, owner, q_run, p, buffers);
-        return true;
+        return;
     } else {
         lay(plan, owner, q_run, k_run, p);
         const fattn_piece piece = fattn_piece_of(&plan->whole, 0, plan->group, q_run, owner, k_run);
@@ -524,9 +553,8 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit
         p->dbias_stride[3] *= piece.k.stride;
     }
     /* A window cannot express an empty band, and a full band needs no window. */
-    if (pairs == 0 || (pairs == all && !(plan->ragged && plan->whole.ranks == 1))) {
+    if (pairs.kept == 0 || (pairs.kept == pairs.all && !(plan->ragged && plan->whole.ranks == 1))) {
         p->features &= ~FATTN_WINDOW;
         p->window_left = p->window_right = -1;
     }
-    return true;
 }

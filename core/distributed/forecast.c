@@ -484,13 +484,18 @@ static fattn_status foretell(const fattn_whole *given, fattn_scheme scheme,
     return status;
 }
 
-/* Whether FATTN_SCHEME_AUTO may choose a scheme. A reduction needs all queries on every rank, so it
- * is offered only, and alone, if there are too few queries to divide. */
+bool fattn_scheme_reduces(fattn_op op, int64_t queries, int64_t ranks)
+{
+    return op == FATTN_FORWARD && queries < ranks;
+}
+
+/* Whether FATTN_SCHEME_AUTO may choose a scheme. */
 static bool offered(const fattn_whole *whole, fattn_scheme scheme)
 {
+    const fattn_problem *const p = whole->problem;
     return !fattn_scheme_declines(whole, scheme) &&
            (scheme == FATTN_SCHEME_REDUCE) ==
-               (whole->problem->op == FATTN_FORWARD && whole->problem->seqlen_q < whole->ranks);
+               fattn_scheme_reduces(p->op, p->seqlen_q, whole->ranks);
 }
 
 fattn_status fattn_forecast_make(const fattn_whole *whole, fattn_scheme scheme,

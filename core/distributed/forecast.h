@@ -59,6 +59,10 @@ fattn_whole fattn_whole_to_choose_by(const fattn_whole *whole, fattn_problem *pr
 int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, const fattn_speed *speed,
                            int64_t wanted);
 
+/* Whether there are too few queries to divide, so that the tool and fattn_forecast_make() choose
+ * FATTN_SCHEME_REDUCE, which needs all queries on every rank, and in no other case. */
+bool fattn_scheme_reduces(fattn_op op, int64_t queries, int64_t ranks);
+
 /* Writes the forecast of a scheme; for FATTN_SCHEME_AUTO that of the fastest one.
  * FATTN_UNSUPPORTED, with the reason, if the scheme does not support the problem. */
 fattn_status fattn_forecast_make(const fattn_whole *whole, fattn_scheme scheme,

@@ -250,9 +250,8 @@ static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep
     if (status) {
         return status;
     }
-    take_share(c, v->scheme == FATTN_SCHEME_REDUCE ||
-                      (v->scheme == FATTN_SCHEME_AUTO && c->whole.op == FATTN_FORWARD &&
-                       c->whole.seqlen_q < c->shares.ranks));
+    const bool reduces = fattn_scheme_reduces(c->whole.op, c->whole.seqlen_q, c->shares.ranks);
+    take_share(c, v->scheme == FATTN_SCHEME_REDUCE || (v->scheme == FATTN_SCHEME_AUTO && reduces));
     status = workload_create(c->device, &c->local, &c->work);
     status = status ? status : measure_speed(c, &speed);
     status = status ? status : fattn_forecast_make(&c->shares, (fattn_scheme)v->scheme, &speed, &f);

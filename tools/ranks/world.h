@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-#include "fattn/distributed.h"
+#include "core/distributed/forecast.h"
 
 /* Words for options, in the order of fattn_scheme and of fattn_split. "auto" is the first. */
 extern const char *const scheme_words[], *const split_words[];

@@ -78,8 +78,10 @@ static bool take_side(job *j, int side)
 bool job_read_rows(job *j)
 {
     const int64_t ranks = j->divided.world.transport->ranks;
-    if (job_scheme(j) == FATTN_SCHEME_AUTO && j->problem.seqlen_q < ranks && !j->backward) {
-        j->divided.scheme = FATTN_SCHEME_REDUCE; /* as `fattn explain` does */
+    const fattn_op op = j->backward ? FATTN_BACKWARD : FATTN_FORWARD;
+    if (job_scheme(j) == FATTN_SCHEME_AUTO &&
+        fattn_scheme_reduces(op, j->problem.seqlen_q, ranks)) {
+        j->divided.scheme = FATTN_SCHEME_REDUCE;
     }
     if (j->divided.split == 0) {
         j->divided.split =

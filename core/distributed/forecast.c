@@ -28,14 +28,13 @@ static double flops_of_pair(const fattn_problem *p)
     return p->op == FATTN_FORWARD ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
 }
 
-/* Rows of a rank over the batch. */
-static double rows_of(const fattn_whole *whole, int64_t rank,
-                      int64_t (*length)(const fattn_whole *, int64_t))
+/* Rows of a rank over the batch: rank 0 stands for all. */
+static double rows_of(const fattn_whole *whole, int64_t (*length)(const fattn_whole *, int64_t))
 {
     const int64_t kinds = fattn_whole_kinds(whole);
     double rows = 0;
     for (int64_t b = 0; b < kinds; b++) {
-        rows += (double)fattn_split_rows(whole->split, length(whole, b), whole->ranks, rank);
+        rows += (double)fattn_split_rows(whole->split, length(whole, b), whole->ranks, 0);
     }
     return kinds == 1 ? rows * (double)whole->problem->batch : rows;
 }
@@ -213,28 +212,28 @@ static int64_t head_ranks(const fattn_whole *whole, int64_t limit)
 static double bytes_of_q(const fattn_whole *whole)
 {
     const fattn_problem *const p = whole->problem;
-    return rows_of(whole, 0, fattn_whole_q) *
+    return rows_of(whole, fattn_whole_q) *
            (double)(p->heads_q * p->dim * fattn_dtype_size(p->dtype));
 }
 
 static double bytes_of_o(const fattn_whole *whole)
 {
     const fattn_problem *const p = whole->problem;
-    return rows_of(whole, 0, fattn_whole_q) *
+    return rows_of(whole, fattn_whole_q) *
            (double)(p->heads_q * p->dim_v * fattn_dtype_size(p->dtype_o));
 }
 
 /* The same for lse. */
 static double bytes_of_lse(const fattn_whole *whole)
 {
-    return rows_of(whole, 0, fattn_whole_q) * (double)whole->problem->heads_q * 4;
+    return rows_of(whole, fattn_whole_q) * (double)whole->problem->heads_q * 4;
 }
 
 /* Bytes of inputs that a rank would exchange for its rows if it kept none; and of results. */
 static double exchanged_inputs(const fattn_whole *whole)
 {
     const fattn_problem *const p = whole->problem;
-    const double keys = rows_of(whole, 0, fattn_whole_k), lse = bytes_of_lse(whole);
+    const double keys = rows_of(whole, fattn_whole_k), lse = bytes_of_lse(whole);
     const double dlse = p->features & FATTN_DLSE ? lse : 0;
     if (whole->saves && p->op == FATTN_BACKWARD) {
         return bytes_of_o(whole) + dlse; /* dout and dlse */
@@ -251,8 +250,8 @@ static double exchanged_results(const fattn_whole *whole)
     return (outputs & FATTN_OUT_O ? bytes_of_o(whole) : 0) +
            (outputs & FATTN_OUT_LSE ? bytes_of_lse(whole) : 0) +
            (outputs & FATTN_OUT_DQ ? bytes_of_q(whole) : 0) +
-           rows_of(whole, 0, fattn_whole_k) * bytes_of_key(p, outputs & FATTN_OUT_DK ? k_size : 0,
-                                                           outputs & FATTN_OUT_DV ? v_size : 0);
+           rows_of(whole, fattn_whole_k) * bytes_of_key(p, outputs & FATTN_OUT_DK ? k_size : 0,
+                                                        outputs & FATTN_OUT_DV ? v_size : 0);
 }
 
 bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k, int64_t turns)

@@ -19,8 +19,9 @@ enum { BLOCK, GRADIENT, HOME, KINDS, VALUES = FATTN_LANES * KINDS };
 
 /* --- Sums ------------------------------------------------------------------------------------- */
 
-/* to += from, or with from NULL to = 0, for `count` contiguous floats. */
-static fattn_status add(const fattn_group_plan *plan, void *to, const void *from, int64_t count)
+/* to = from + plus for `count` contiguous floats; NULL stands for zeros. */
+static fattn_status move_floats(const fattn_group_plan *plan, void *to, const void *from,
+                                const void *plus, int64_t count)
 {
     /* As many rows of equal length, which a GPU moves in parallel, and a rest. */
     const int64_t length = 1024, rows = count / length, rest = count - rows * length;
@@ -35,20 +36,25 @@ static fattn_status add(const fattn_group_plan *plan, void *to, const void *from
                                   .from_stride = strides,
                                   .dtype_to = FATTN_F32,
                                   .dtype_from = FATTN_F32,
-                                  .plus = from ? to : NULL};
+                                  .plus = plus};
     fattn_rows_args few = many;
     few.rows = 1;
     few.channels = rest;
     few.to = (float *)to + rows * length;
     few.from = from ? (const float *)from + rows * length : NULL;
-    few.plus = from ? few.to : NULL;
+    few.plus = plus ? (const float *)plus + rows * length : NULL;
     const fattn_status status = rows ? fattn_group_move(plan, &many) : FATTN_OK;
     return status || !rest ? status : fattn_group_move(plan, &few);
 }
 
+static fattn_status add(const fattn_group_plan *plan, void *to, const void *from, int64_t count)
+{
+    return move_floats(plan, to, from, to, count);
+}
+
 static fattn_status clear(const fattn_group_plan *plan, void *to, int64_t count)
 {
-    return add(plan, to, NULL, count);
+    return move_floats(plan, to, NULL, NULL, count);
 }
 
 static int64_t sums_of(const fattn_group_plan *plan, int64_t owner)
@@ -144,7 +150,7 @@ static void add_gradients(const fattn_group_plan *plan, fattn_message *messages,
     add_ring(plan, messages, count, peer, tag, direction, (char *[]){sums, sums}, found);
 }
 
-/* to += from, or with from NULL to = 0, for these runs of an owner's gradients. */
+/* to += from for these runs of an owner's gradients. */
 static fattn_status add_sums(const fattn_group_plan *plan, char *to, const char *from,
                              int64_t owner, unsigned runs)
 {
@@ -152,8 +158,21 @@ static fattn_status add_sums(const fattn_group_plan *plan, char *to, const char 
     fattn_status status = FATTN_OK;
     find_runs(plan, owner, runs, true, found);
     for (int n = 0; !status && n < 2; n++) {
-        status = add(plan, to + found[n].at, from ? from + found[n].at : NULL,
+        status = add(plan, to + found[n].at, from + found[n].at,
                      found[n].bytes / (int64_t)sizeof(float));
+    }
+    return status;
+}
+
+/* sums = 0 for these runs of an owner's gradients. */
+static fattn_status clear_sums(const fattn_group_plan *plan, char *sums, int64_t owner,
+                               unsigned runs)
+{
+    stretch found[2];
+    fattn_status status = FATTN_OK;
+    find_runs(plan, owner, runs, true, found);
+    for (int n = 0; !status && n < 2; n++) {
+        status = clear(plan, sums + found[n].at, found[n].bytes / (int64_t)sizeof(float));
     }
     return status;
 }
@@ -218,8 +237,7 @@ static fattn_status compute(fattn_group_plan *plan, const fattn_buffers *given, 
         const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->group, step);
         char *const sums = own ? fattn_group_own_sum(plan) : plan->share[lane];
         if (!own && owner >= 0 && plan->gradients) {
-            status =
-                add_sums(plan, sums, NULL, owner, fattn_ring_sums(&plan->ring, lane, owner, step));
+            status = clear_sums(plan, sums, owner, fattn_ring_sums(&plan->ring, lane, owner, step));
         }
         const fattn_held keys = keys_of(plan, given, lane, step);
         status = status ? status : fattn_group_attend(plan, given, lane, step, &keys, sums);

@@ -48,7 +48,7 @@ fattn_status fattn_plan_check(const fattn_plan *plan, const fattn_buffers *given
     fattn_status status = FATTN_OK;
     *checked = given;
     if (!given || given->struct_size != sizeof *given ||
-        !fattn_pointers_hold(&plan->pointers, given)) {
+        !fattn_pointers_are_valid(&plan->pointers, given)) {
         status = fattn_buffers_normalise(&plan->problem, given, copy);
         *checked = copy;
     }

@@ -286,7 +286,7 @@ static bool spans_meet(uintptr_t a, uintptr_t a_bytes, uintptr_t b, uintptr_t b_
     return a < b + b_bytes && b < a + a_bytes;
 }
 
-bool fattn_pointers_hold(const fattn_pointers *pointers, const fattn_buffers *buffers)
+bool fattn_pointers_are_valid(const fattn_pointers *pointers, const fattn_buffers *buffers)
 {
     uintptr_t base[FATTN_OPERANDS_MAX];
     for (int i = 0; i < pointers->count; i++) {

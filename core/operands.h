@@ -63,7 +63,7 @@ void fattn_pointers_make(const fattn_problem *problem, fattn_pointers *pointers)
 /* Whether the pointers of a run are certainly valid: not NULL, aligned, and no output within the
  * span of another operand. If false they may still be valid: spans may interleave without sharing a
  * byte, and fattn_buffers_normalise() decides. */
-bool fattn_pointers_hold(const fattn_pointers *pointers, const fattn_buffers *buffers);
+bool fattn_pointers_are_valid(const fattn_pointers *pointers, const fattn_buffers *buffers);
 
 /* Whether no operand's span shares a byte with other memory. */
 bool fattn_pointers_avoid(const fattn_pointers *pointers, const fattn_buffers *buffers,

@@ -432,7 +432,7 @@ static void refused_buffers(const world *w, fattn_status status, const char *wor
     fattn_pointers pointers;
     fattn_status got = fattn_buffers_normalise(&w->p, &w->b, &out);
     fattn_pointers_make(&w->p, &pointers);
-    cr_assert(!got || got == FATTN_INVALID_STRUCT || !fattn_pointers_hold(&pointers, &w->b),
+    cr_assert(!got || got == FATTN_INVALID_STRUCT || !fattn_pointers_are_valid(&pointers, &w->b),
               "held good: %s", fattn_last_reason());
     got = got ? got : fattn_buffers_validate(&w->p, &out);
     cr_assert_eq(got, status, "%s, not %s: %s", fattn_status_string(got),
@@ -572,19 +572,19 @@ Test(buffers, addresses_show_that_pointers_are_good)
         fattn_pointers pointers;
         fattn_pointers_make(&w.p, &pointers);
         cr_assert_eq(pointers.outputs, 1);
-        cr_assert(fattn_pointers_hold(&pointers, &w.b));
+        cr_assert(fattn_pointers_are_valid(&pointers, &w.b));
         for (int i = 0; i < 4; i++) {
             const void *bad[] = {NULL, memory + 1, (const void *)(UINTPTR_MAX - 15)};
             for (size_t which = 0; which < sizeof bad / sizeof bad[0]; which++) {
                 fattn_buffers b = w.b;
                 memcpy((char *)&b + pointers.of[i].offset, &bad[which], sizeof bad[which]);
-                cr_assert(!fattn_pointers_hold(&pointers, &b), "operand %d, %zu", i, which);
+                cr_assert(!fattn_pointers_are_valid(&pointers, &b), "operand %d, %zu", i, which);
             }
         }
         w.b.v = w.b.k; /* inputs may share bytes */
-        cr_assert(fattn_pointers_hold(&pointers, &w.b));
+        cr_assert(fattn_pointers_are_valid(&pointers, &w.b));
         w.b.o = (char *)memory + 1024 + 16;
-        cr_assert(!fattn_pointers_hold(&pointers, &w.b));
+        cr_assert(!fattn_pointers_are_valid(&pointers, &w.b));
     }
 }
 

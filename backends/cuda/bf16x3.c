@@ -157,9 +157,7 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
                                   const fattn_tiling *t)
 {
     const int width = fattn_gpu_kernel_of(row)->width;
-    const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
-    const int64_t rows = gpu_times(heads, p->total_q);
-    return gpu_is_countable(p, t) ? gpu_floats(gpu_times(rows, width + 3)) : -1;
+    return gpu_is_countable(p, t) ? gpu_floats(gpu_times(gpu_query_rows(p), width + 3)) : -1;
 }
 
 #define BF16X3_BACKWARD_ROW(channels, ...)                               \

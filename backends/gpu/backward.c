@@ -49,11 +49,10 @@ int64_t fattn_gpu_backward_workspace(const fattn_kernel *row, const fattn_proble
                                      const fattn_tiling *t)
 {
     const int width = fattn_gpu_kernel_of(row)->width;
-    const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
     const int64_t turns = p->features & FATTN_DETERMINISTIC
                               ? gpu_times(gpu_times(p->batch, p->heads_q), t->q_blocks)
                               : 0;
-    const int64_t rows = gpu_times(gpu_times(heads, p->total_q), width + 2);
+    const int64_t rows = gpu_times(gpu_query_rows(p), width + 2);
     const bool countable = gpu_is_countable(p, t) &&
                            (!(p->outputs & FATTN_OUT_DBIAS) || dbias_rows(p) >= 0) && rows >= 0 &&
                            turns >= 0 && rows <= INT64_MAX - turns - 2;

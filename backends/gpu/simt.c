@@ -133,13 +133,12 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
                                   const fattn_tiling *t)
 {
     (void)row;
-    const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
     const int64_t slabs = fattn_ceil_div(fattn_max64(p->dim, p->dim_v), 64);
     const int64_t key_blocks = gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
     const bool countable = gpu_is_countable(p, t) && gpu_times(t->items, slabs) >= 0 &&
                            gpu_times(key_blocks, slabs) >= 0 &&
                            (!(p->outputs & FATTN_OUT_DBIAS) || bias_blocks(p) >= 0);
-    return countable ? gpu_floats(gpu_times(gpu_times(heads, p->total_q), 3)) : -1;
+    return countable ? gpu_floats(gpu_times(gpu_query_rows(p), 3)) : -1;
 }
 
 /* --- Tables ----------------------------------------------------------------------------------- */

@@ -20,6 +20,14 @@ static inline int64_t gpu_floats(int64_t count)
     return count < 0 || count > INT64_MAX / 8 ? -1 : fattn_ceil_div(count * 4, 256) * 256;
 }
 
+/* Rows of queries in all heads, over the batch: backward's workspace has some floats for each of
+ * them. -1 on overflow. */
+static inline int64_t gpu_query_rows(const fattn_problem *p)
+{
+    const int64_t batch = p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch; /* of total_q rows */
+    return gpu_times(gpu_times(batch, p->heads_q), p->total_q);
+}
+
 /* Whether backward's counts do not overflow: the rows of all heads, as if every sequence had the
  * most queries, and the tiles of keys. */
 static inline bool gpu_is_countable(const fattn_problem *p, const fattn_tiling *t)

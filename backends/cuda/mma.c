@@ -14,6 +14,7 @@
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 #include "core/problem.h"
+#include "core/tensors.h"
 
 /* --- Sizes ------------------------------------------------------------------------------------ */
 
@@ -56,9 +57,15 @@ static int64_t decode_workspace(const fattn_kernel *row, const fattn_problem *p,
 
 /* --- Runs with one feature of pairs ----------------------------------------------------------- */
 
-static bool has_chunks(const fattn_strides *s)
+/* Whether the rows of all inputs begin at multiples of 16 bytes. */
+static bool inputs_are_aligned(const fattn_problem *p)
 {
-    return s->batch % 8 == 0 && s->seq % 8 == 0 && s->head % 8 == 0;
+    fattn_tensor tensors[FATTN_TENSORS];
+    fattn_tensors_of(p, tensors);
+    return fattn_tensor_is_aligned(p, &tensors[FATTN_TENSOR_Q], 16) &&
+           fattn_tensor_is_aligned(p, &tensors[FATTN_TENSOR_K], 16) &&
+           fattn_tensor_is_aligned(p, &tensors[FATTN_TENSOR_V], 16) &&
+           (p->op == FATTN_FORWARD || fattn_tensor_is_aligned(p, &tensors[FATTN_TENSOR_DOUT], 16));
 }
 
 /* The features of pairs for which p may have a kernel of its own: its features, if the rows of
@@ -66,10 +73,8 @@ static bool has_chunks(const fattn_strides *s)
 static uint64_t known_features(const fattn_problem *p)
 {
     const uint64_t features = p->features & MMA_OF_PAIRS;
-    const bool aligned = p->pointer_alignment >= 16 && has_chunks(&p->q) && has_chunks(&p->k) &&
-                         has_chunks(&p->v) && (p->op == FATTN_FORWARD || has_chunks(&p->dout));
     const bool bias = p->dtype_bias == p->dtype || !(features & FATTN_BIAS);
-    return aligned && bias ? features : MMA_ANY;
+    return bias && inputs_are_aligned(p) ? features : MMA_ANY;
 }
 
 /* --- Forward ---------------------------------------------------------------------------------- */

@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { THREADS_MAX = 8, THREADS_TAGS = 16 /* all that fattn/distributed.h allows */ };
+enum { THREADS_MAX = 8 };
 
 typedef struct threads {
     pthread_mutex_t mutex;
@@ -25,7 +25,7 @@ typedef struct threads {
     int ranks, failed; /* failed: the rank that failed first, or -1 */
     char reason[256];
     fattn_device *device; /* of the messages' memory; NULL: the default device */
-    const fattn_message *slots[THREADS_MAX][THREADS_MAX][THREADS_TAGS]; /* [from][to][tag] */
+    const fattn_message *slots[THREADS_MAX][THREADS_MAX][FATTN_MESSAGE_TAGS]; /* [from][to][tag] */
     struct threads_rank {
         struct threads *all;
         int rank;

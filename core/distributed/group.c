@@ -184,13 +184,14 @@ static uint64_t hash_of(const fattn_group_plan *plan)
     return h;
 }
 
-/* What a rank sends when ranks compare. At most 64 bytes, because it is freed after errors of the
+/* What a rank sends when ranks compare: a small message, because it is freed after errors of the
  * transport (fattn_transport.wait). Lengths are separate from the hash so that the reason can name
  * them: they are what usually differs. */
 typedef struct answer {
     uint64_t what, status, span_rule;
     int64_t seqlen_q, seqlen_k;
 } answer;
+_Static_assert(sizeof(answer) <= FATTN_MESSAGE_SMALL, "an answer is a small message");
 
 /* An all-gather of host memory through device memory. */
 static fattn_status gather_through(const fattn_group_plan *plan, void *there, void *all,

@@ -310,6 +310,7 @@ fattn_status fattn_group_reduce(fattn_group_plan *plan, const fattn_buffers *giv
 
 /* Tags of messages outside of rounds; smaller ones are those of rounds.c and reduce.c. */
 enum { FATTN_TAG_MEMBERS = 14, FATTN_TAG_GATHER = 15 };
+_Static_assert(FATTN_TAG_GATHER < FATTN_MESSAGE_TAGS, "a transport has this tag");
 
 /* The values of fattn_message.receive. */
 typedef enum fattn_direction { FATTN_SEND, FATTN_RECEIVE } fattn_direction;

@@ -23,8 +23,7 @@
 #include "core/status.h"
 #include "fattn/distributed.h"
 
-/* SMALL: messages of up to this many bytes are over when wait() fails (fattn_transport.wait). */
-enum { TAGS = 16, RANKS_MAX = 64, SMALL = 64 };
+enum { RANKS_MAX = 64 };
 
 typedef enum slot_state {
     SLOT_WAITS, /* for one or both sides */
@@ -63,7 +62,7 @@ struct fattn_peers {
 
 static slot *slot_of(const fattn_peers *all, int from, int to, int tag)
 {
-    return &all->slots[((int64_t)from * all->ranks + to) * TAGS + tag];
+    return &all->slots[((int64_t)from * all->ranks + to) * FATTN_MESSAGE_TAGS + tag];
 }
 
 static slot *slot_for(const peer *p, const fattn_message *m)
@@ -201,7 +200,7 @@ static void settle(fattn_peers *all, int32_t rank)
 static void settle_small(const peer *p, const fattn_message *messages, int count)
 {
     for (int n = 0; n < count; n++) {
-        if (messages[n].bytes <= SMALL) {
+        if (messages[n].bytes <= FATTN_MESSAGE_SMALL) {
             settle(p->all, messages[n].receive ? messages[n].peer : p->table.rank);
         }
     }
@@ -364,7 +363,7 @@ fattn_status fattn_peers_create(int32_t ranks, fattn_peers **peers)
         return fattn_fail(FATTN_INVALID_ARGUMENT, "ranks is %d, not in 1..%d", (int)ranks,
                           RANKS_MAX);
     }
-    const size_t slots = (size_t)ranks * (size_t)ranks * TAGS * sizeof(slot);
+    const size_t slots = (size_t)ranks * (size_t)ranks * FATTN_MESSAGE_TAGS * sizeof(slot);
     fattn_peers *const all = fattn_memory_alloc(sizeof *all);
     slot *const places = fattn_memory_alloc(slots);
     peer **const open = fattn_memory_alloc((size_t)ranks * sizeof *open);

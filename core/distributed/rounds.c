@@ -16,6 +16,7 @@
 /* The tag of a message is its kind plus KINDS * lane; plus VALUES for values or their gradients, if
  * they do not travel in one message with the keys. */
 enum { BLOCK, GRADIENT, HOME, KINDS, VALUES = FATTN_LANES * KINDS };
+_Static_assert(2 * VALUES <= FATTN_TAG_MEMBERS, "tags of rounds are apart from the others");
 
 /* --- Sums ------------------------------------------------------------------------------------- */
 

@@ -84,7 +84,7 @@ typedef struct fattn_span {
 /* A message to another rank, or from it. */
 typedef struct fattn_message {
     int32_t peer;            /* the rank that receives or sends it; never this rank */
-    int32_t tag;             /* 0..15; the same on both sides */
+    int32_t tag;             /* 0..FATTN_MESSAGE_TAGS - 1; the same on both sides */
     int32_t receive;         /* 1: this rank receives the message into data; 0: it sends data */
     int32_t span_count;      /* 0; or, if fattn_transport.spans is set, above 0: spans are sent or
                               * received in place of data, which is NULL. Both sides have equally
@@ -96,6 +96,12 @@ typedef struct fattn_message {
 
 /* The most messages in a call of start() or wait(). */
 #define FATTN_MESSAGES_MAX 16
+
+/* The number of tags: 0..15. */
+#define FATTN_MESSAGE_TAGS 16
+
+/* The most bytes of a small message, whose data is not used after an error of wait(). */
+#define FATTN_MESSAGE_SMALL 64
 
 /*
  * A transport carries messages between ranks: three functions. The library uses it from one thread
@@ -128,10 +134,10 @@ typedef struct fattn_transport {
      *
      * It fails when that time has passed, when a peer has failed or is gone, and when the transport
      * fails; it names the rank in the reason, by fattn_transport_fail(). After an error the
-     * transport cannot be used again. It must then no longer touch the data of messages of up to 64
-     * bytes, because the library frees that memory. Until it is closed it may go on reading and
-     * writing the data of larger messages, which is memory of the plan or of tensors that it sends,
-     * or with spans receives.
+     * transport cannot be used again. It must then no longer touch the data of messages of up to
+     * FATTN_MESSAGE_SMALL bytes, because the library frees that memory. Until it is closed it may
+     * go on reading and writing the data of larger messages, which is memory of the plan or of
+     * tensors that it sends, or with spans receives.
      * But data that was not sent before the error must not be received: the receiver's wait() must
      * fail, because the caller may have put other data there. */
     fattn_status (*wait)(void *user, const fattn_message *messages, int count, double seconds);

@@ -29,13 +29,15 @@
 enum {
     PIECE = 1 << 30,  /* most bytes of a request */
     PIECES = 64,      /* most pieces of a group: 16 messages of 4 GiB */
-    SMALL = 64,       /* MPI copies messages of up to this many bytes in the call that sends */
     TAG_SENT = 100,   /* plus the tag of a message: MPI has finished reading its data */
     TAG_ABORT = 1000, /* a rank has failed; larger than all other tags */
     REASON = 256,
     NAP = 20000, /* nanoseconds between polls for progress */
     MOVED = 5000 /* a poll that takes longer has moved data, and is repeated without a nap */
 };
+
+_Static_assert(FATTN_MESSAGE_TAGS <= TAG_SENT && TAG_SENT + FATTN_MESSAGE_TAGS <= TAG_ABORT,
+               "tags of messages differ from those of the transport");
 
 typedef struct transport {
     fattn_transport table; /* first: the caller's pointer is its address */
@@ -189,7 +191,8 @@ static void end_thread(transport *t)
 
 /* --- Functions of the transport --------------------------------------------------------------- */
 
-static bool is_small(const fattn_message *m) { return m->bytes <= SMALL; }
+/* MPI copies small messages in the call that sends them. */
+static bool is_small(const fattn_message *m) { return m->bytes <= FATTN_MESSAGE_SMALL; }
 
 /* Starts the messages of one direction. */
 static fattn_status post(transport *t, const fattn_message *messages, int count, bool receive)

@@ -82,7 +82,7 @@ static fattn_status post(transport *t, const fattn_message *messages, int count)
     if (error != ncclSuccess) {
         return fail_nccl(t, what, error);
     }
-    for (int tag = 0; tag < 16; tag++) {
+    for (int tag = 0; tag < FATTN_MESSAGE_TAGS; tag++) {
         for (int n = 0; error == ncclSuccess && n < count; n++) {
             const fattn_message *const m = &messages[n];
             const size_t bytes = (size_t)m->bytes;

@@ -47,8 +47,7 @@ static fattn_status check_options(const fattn_device_options *o)
                           (long long)o->threads, FATTN_THREADS_MAX);
     }
     if (!own && o->engine != FATTN_ENGINE_OPENMP) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "engine is %d, not a fattn_engine",
-                          (int)o->engine);
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "engine is %d, no fattn_engine", (int)o->engine);
     }
     if (o->reserved) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "reserved is %u, not 0", (unsigned)o->reserved);
@@ -215,7 +214,7 @@ fattn_status fattn_device_take(const fattn_device *device, size_t bytes, fattn_s
     }
     if ((uintptr_t)*memory % FATTN_MEMORY_ALIGNMENT) {
         const fattn_status status =
-            fattn_fail(FATTN_MISALIGNED, "the caller's allocate gave %p, not a multiple of %d",
+            fattn_fail(FATTN_MISALIGNED, "the device's allocate() gave %p, not a multiple of %d",
                        *memory, FATTN_MEMORY_ALIGNMENT);
         device->release(device->allocator_user, *memory);
         *memory = NULL;
@@ -353,35 +352,32 @@ void fattn_event_destroy(fattn_event *event)
 
 fattn_status fattn_event_record(fattn_event *event, fattn_stream stream)
 {
-    if (!event) {
-        return fattn_fail(FATTN_NULL_POINTER, "event is NULL");
-    }
-    return event->device->backend->event_record(event->device->impl, event->impl, stream);
+    const fattn_status status = require(event, "event");
+    return status ? status
+                  : event->device->backend->event_record(event->device->impl, event->impl, stream);
 }
 
 fattn_status fattn_event_wait(fattn_event *event, fattn_stream stream)
 {
-    if (!event) {
-        return fattn_fail(FATTN_NULL_POINTER, "event is NULL");
-    }
-    return event->device->backend->stream_wait(event->device->impl, stream, event->impl);
+    const fattn_status status = require(event, "event");
+    return status ? status
+                  : event->device->backend->stream_wait(event->device->impl, stream, event->impl);
 }
 
 fattn_status fattn_event_synchronize(fattn_event *event)
 {
-    if (!event) {
-        return fattn_fail(FATTN_NULL_POINTER, "event is NULL");
-    }
-    return event->device->backend->event_synchronize(event->device->impl, event->impl);
+    const fattn_status status = require(event, "event");
+    return status ? status
+                  : event->device->backend->event_synchronize(event->device->impl, event->impl);
 }
 
 fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop, double *milliseconds)
 {
-    if (!start || !stop || !milliseconds) {
-        return fattn_fail(FATTN_NULL_POINTER, "%s is NULL",
-                          !start  ? "start"
-                          : !stop ? "stop"
-                                  : "milliseconds");
+    fattn_status status = require(start, "start");
+    status = status ? status : require(stop, "stop");
+    status = status ? status : require(milliseconds, "milliseconds");
+    if (status) {
+        return status;
     }
     if (start->device != stop->device) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "start and stop are events of two devices");

@@ -83,7 +83,7 @@ fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
                              const fattn_buffers *buffers, fattn_stream stream)
 {
     if (!fattn_fork_is_guarded()) {
-        return fattn_fail(FATTN_OUT_OF_MEMORY, "no memory to register a handler of fork()");
+        return fattn_fail(FATTN_OUT_OF_MEMORY, "a handler of forks could not be registered");
     }
     if (device) {
         return attend(device, problem, buffers, stream);

@@ -10,6 +10,7 @@
 
 #include "backends/reference/tiled_machine.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 #include "core/problem.h"
 
 /* -------------------------------------------------------------------------------------------------
@@ -109,8 +110,8 @@ static machine machine_for(const fattn_problem *p, fattn_io_schedule schedule, f
     const int64_t rows = p->seqlen_q > 0 ? p->seqlen_q : 1,
                   keys = p->seqlen_k > 0 ? p->seqlen_k : 1;
     machine c = {.p = p, .schedule = schedule};
-    c.br = machine_least(t.br, rows);
-    c.bc = schedule == FATTN_IO_STANDARD ? keys : machine_least(t.bc, keys);
+    c.br = fattn_min64(t.br, rows);
+    c.bc = schedule == FATTN_IO_STANDARD ? keys : fattn_min64(t.bc, keys);
     c.group = fattn_problem_group(p);
     return c;
 }

@@ -13,6 +13,7 @@
 
 #include "backends/reference/tiled_machine.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 
 static bool is_empty(double lse) { return lse == -(double)INFINITY; }
 
@@ -170,7 +171,7 @@ static void load_statistics(machine *c, int64_t i, int64_t count)
 static void flash1_sink(machine *c)
 {
     for (int64_t i = 0; i < c->seq.sq; i += c->br) {
-        const int64_t count = machine_least(c->br, c->seq.sq - i);
+        const int64_t count = fattn_min64(c->br, c->seq.sq - i);
         fattn_machine_load(c, &c->o, i, count, c->o_i);
         fattn_machine_load(c, &c->dout, i, count, c->dout_i);
         load_dlse(c, i, count);
@@ -208,14 +209,14 @@ void fattn_tiled_flash1_backward(machine *c, int64_t b, int64_t h)
 
     initialise_gradients(c, b, h);              /*  5 */
     for (int64_t j = 0; j < keys; j += c->bc) { /*  6 */
-        const int64_t n = machine_least(c->bc, keys - j);
+        const int64_t n = fattn_min64(c->bc, keys - j);
         fattn_machine_load(c, &c->k, j, n, c->k_j); /*  7 */
         fattn_machine_load(c, &c->v, j, n, c->v_j); /*  7 */
         clear_key_blocks(c, n);                     /*  8 */
         for (int64_t g = 0; g < c->group; g++) {
             fattn_machine_select(c, b, h + g);
             for (int64_t i = 0; i < rows; i += c->br) { /*  9 */
-                const tile t = {i, machine_least(c->br, rows - i), j, n};
+                const tile t = {i, fattn_min64(c->br, rows - i), j, n};
                 if (fattn_machine_sees(c, &t)) flash1_tile(c, &t); /* 10 .. 22 */
             }                                                      /* 23 */
         }
@@ -234,7 +235,7 @@ void fattn_tiled_flash1_backward(machine *c, int64_t b, int64_t h)
 static void flash2_delta(machine *c)
 {
     for (int64_t i = 0; i < c->seq.sq; i += c->br) {
-        const int64_t count = machine_least(c->br, c->seq.sq - i);
+        const int64_t count = fattn_min64(c->br, c->seq.sq - i);
         fattn_machine_load(c, &c->o, i, count, c->o_i);
         fattn_machine_load(c, &c->dout, i, count, c->dout_i);
         load_dlse(c, i, count);
@@ -246,7 +247,7 @@ static void flash2_delta(machine *c)
 static void flash2_sink(machine *c)
 {
     for (int64_t i = 0; i < c->seq.sq; i += c->br) {
-        const int64_t count = machine_least(c->br, c->seq.sq - i);
+        const int64_t count = fattn_min64(c->br, c->seq.sq - i);
         fattn_machine_load(c, &c->lse, i, count, c->lse_i);
         fattn_machine_load(c, &c->delta, i, count, c->delta_i);
         sink_gradient(c, count);
@@ -284,14 +285,14 @@ void fattn_tiled_flash2_backward(machine *c, int64_t b, int64_t h)
         flash2_delta(c); /*  4 */
     }
     for (int64_t j = 0; j < keys; j += c->bc) { /*  5 */
-        const int64_t n = machine_least(c->bc, keys - j);
+        const int64_t n = fattn_min64(c->bc, keys - j);
         fattn_machine_load(c, &c->k, j, n, c->k_j); /*  6 */
         fattn_machine_load(c, &c->v, j, n, c->v_j); /*  6 */
         clear_key_blocks(c, n);                     /*  7 */
         for (int64_t g = 0; g < c->group; g++) {
             fattn_machine_select(c, b, h + g);
             for (int64_t i = 0; i < rows; i += c->br) { /*  8 */
-                const tile t = {i, machine_least(c->br, rows - i), j, n};
+                const tile t = {i, fattn_min64(c->br, rows - i), j, n};
                 if (fattn_machine_sees(c, &t)) flash2_tile(c, &t); /*  9 .. 16 */
             }                                                      /* 17 */
         }

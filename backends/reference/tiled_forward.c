@@ -9,6 +9,7 @@
 
 #include "backends/reference/tiled_machine.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 
 static double sink_of(const machine *c)
 {
@@ -95,11 +96,11 @@ void fattn_tiled_flash1_forward(machine *c)
     fattn_machine_fill(c, &c->l, 0, rows, sum_of_sink(c)); /*  3 */
     fattn_machine_fill(c, &c->m, 0, rows, max_of_sink(c)); /*  3 */
     for (int64_t j = 0; j < keys; j += c->bc) {            /*  6 */
-        const int64_t n = machine_least(c->bc, keys - j);
+        const int64_t n = fattn_min64(c->bc, keys - j);
         fattn_machine_load(c, &c->k, j, n, c->k_j); /*  7 */
         fattn_machine_load(c, &c->v, j, n, c->v_j); /*  7 */
         for (int64_t i = 0; i < rows; i += c->br) { /*  8 */
-            const tile t = {i, machine_least(c->br, rows - i), j, n};
+            const tile t = {i, fattn_min64(c->br, rows - i), j, n};
             if (!fattn_machine_sees(c, &t)) continue;               /* Algorithm 5 */
             fattn_machine_load(c, &c->q, i, t.rows, c->q_i);        /*  9 */
             fattn_machine_load(c, &c->o_state, i, t.rows, c->o_i);  /*  9 */
@@ -173,11 +174,11 @@ void fattn_tiled_flash2_forward(machine *c)
     const int64_t rows = c->seq.sq, keys = c->seq.sk;
 
     for (int64_t i = 0; i < rows; i += c->br) { /*  3 */
-        const int64_t count = machine_least(c->br, rows - i);
+        const int64_t count = fattn_min64(c->br, rows - i);
         fattn_machine_load(c, &c->q, i, count, c->q_i); /*  4 */
         start_rows(c, count);                           /*  5 */
         for (int64_t j = 0; j < keys; j += c->bc) {     /*  6 */
-            const tile t = {i, count, j, machine_least(c->bc, keys - j)};
+            const tile t = {i, count, j, fattn_min64(c->bc, keys - j)};
             if (!fattn_machine_sees(c, &t)) continue;        /* section 3.1 */
             fattn_machine_load(c, &c->k, j, t.keys, c->k_j); /*  7 */
             fattn_machine_load(c, &c->v, j, t.keys, c->v_j); /*  7 */

@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "core/dtype.h"
+#include "core/integer.h"
 
 /* -------------------------------------------------------------------------------------------------
  * Slow memory
@@ -114,12 +115,12 @@ static int64_t pair_index(const machine *c, const int64_t stride[4], int64_t i, 
 /* Distinct rows (columns) of a tensor within a tile: 1 along a broadcast axis. */
 static int64_t own_rows(const int64_t stride[4], const tile *t)
 {
-    return stride[2] != 0 ? t->rows : machine_least(t->rows, 1);
+    return stride[2] != 0 ? t->rows : fattn_min64(t->rows, 1);
 }
 
 static int64_t own_keys(const int64_t stride[4], const tile *t)
 {
-    return stride[3] != 0 ? t->keys : machine_least(t->keys, 1);
+    return stride[3] != 0 ? t->keys : fattn_min64(t->keys, 1);
 }
 
 /* Loads the entries of a tile and broadcasts them to [rows][keys]. */

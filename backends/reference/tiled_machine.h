@@ -121,8 +121,6 @@ static inline bool machine_has(const machine *c, uint64_t feature)
     return (c->p->features & feature) != 0;
 }
 
-static inline int64_t machine_least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* --- The programs ----------------------------------------------------------------------------- */
 
 /* One query head. */

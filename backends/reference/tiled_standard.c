@@ -14,11 +14,12 @@
 
 #include "backends/reference/tiled_machine.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 
 /* The tile of rows i .. i + br and all keys. */
 static tile rows_from(const machine *c, int64_t i)
 {
-    const tile t = {i, machine_least(c->br, c->seq.sq - i), 0, c->seq.sk};
+    const tile t = {i, fattn_min64(c->br, c->seq.sq - i), 0, c->seq.sk};
     return t;
 }
 

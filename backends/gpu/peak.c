@@ -125,18 +125,19 @@ static fattn_status measure(void *impl, const fattn_peak *peak, const void *data
     return status;
 }
 
-#define PEAK_DTYPES \
-    (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
-
 /* The peak of matrix units is not measured. */
 static const fattn_peak peaks[] = {
     {.name = "fma f32",
-     .dtypes = PEAK_DTYPES,
+     .dtypes = FATTN_GPU_FLOATS,
      .kernels = "simt_",
      .lanes = LANES,
      .flops = 2,
      .measure = measure},
-    {.name = "read", .reads_memory = true, .dtypes = PEAK_DTYPES, .lanes = 4, .measure = measure},
+    {.name = "read",
+     .reads_memory = true,
+     .dtypes = FATTN_GPU_FLOATS,
+     .lanes = 4,
+     .measure = measure},
 };
 
 const fattn_peak *fattn_gpu_peak_at(void *impl, int i)

@@ -212,6 +212,11 @@ static void print_number(bool json, bool first, const char *name, double value)
 /* In elements: all operands are f32. */
 static double lower_bound_of(const head *a) { return fattn_io_lower_bound_bytes(&a->problem) / 4; }
 
+/* The constants c of the leading terms of forward and backward: c N^2 for standard attention, else
+ * c N^2 d^2 / M. */
+static const double law_constants[FATTN_IO_SCHEDULES][2] = {
+    [FATTN_IO_STANDARD] = {4, 7}, [FATTN_IO_FLASH1] = {12, 20}, [FATTN_IO_FLASH2] = {8, 16}};
+
 /* The leading term of the traffic for Bc = M / (4 d), or the lower bound where that is larger.
  * FlashAttention passes over the queries once for each of the 4 d N / M blocks of keys: forward
  * reads Q and reads and writes O; backward reads Q, O and dO, and reads and writes dQ.
@@ -223,10 +228,10 @@ static double law_of(const setting *s, const head *a)
     const int backward = s->op == FATTN_BACKWARD;
     const double n = (double)s->n, nd = n * (double)s->d,
                  share = s->features & FATTN_CAUSAL ? 0.5 : 1;
+    const double c = law_constants[s->schedule][backward];
     const double law = s->schedule == FATTN_IO_STANDARD
-                           ? io_plot_constants[s->schedule][backward] * n * n
-                           : io_plot_constants[s->schedule][backward] * nd * nd / (double)s->m *
-                                 a->density * share;
+                           ? c * n * n
+                           : c * nd * nd / (double)s->m * a->density * share;
     const double bound = lower_bound_of(a);
     return law > bound ? law : bound;
 }

@@ -22,11 +22,9 @@ static const struct {
     {"density", "share of blocks kept by the mask", "unset logscale x; set format x '%g'"},
 };
 
-const double io_plot_constants[FATTN_IO_SCHEDULES][2] = {
-    [FATTN_IO_STANDARD] = {4, 7}, [FATTN_IO_FLASH1] = {12, 20}, [FATTN_IO_FLASH2] = {8, 16}};
-
 /* Curves: the counts of a schedule, the laws and the bound. Both panels share one legend: the label
- * of a law holds the constant of forward and, in brackets, that of backward. */
+ * of a law holds the constant of forward and, in brackets, that of backward (law_constants in
+ * tools/io.c). */
 enum { LAW1 = FATTN_IO_SCHEDULES, LAW2, LOWER_BOUND, CURVES };
 static const struct {
     const char *name, *style;

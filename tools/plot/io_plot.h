@@ -10,10 +10,6 @@
 
 enum { IO_PLOT_AXES = 4 };
 
-/* The constants c of the leading terms of forward and backward: c N^2 for standard attention, else
- * c N^2 d^2 / M. */
-extern const double io_plot_constants[FATTN_IO_SCHEDULES][2];
-
 /* A row: the counted total, and what it is compared with, in elements. */
 typedef struct io_plot_row {
     fattn_io_schedule schedule;

@@ -71,7 +71,7 @@ static void check_shares(void)
                 good = good && rows_are_held_once(split, length, ranks);
             }
         }
-        tap_check(good, "%s: every row has one holder", fattn_split_name(split));
+        tap_check(good, "%s: every row has one holder", fattn_split_names[split]);
     }
 }
 
@@ -157,7 +157,7 @@ static void check_pairs(void)
             }
         }
         tap_check(wrong == 0, "%s: every pair that is seen is computed once, in %d of %d problems",
-                  fattn_split_name(split), problems - wrong, problems);
+                  fattn_split_names[split], problems - wrong, problems);
     }
 }
 
@@ -173,7 +173,7 @@ static void check_ragged(void)
                 .problem = &p, .cu_q = cu_q, .cu_k = cu_k, .split = split, .ranks = ranks};
             good = pairs_are_right(&whole) && good;
         }
-        tap_check(good, "%s: so it is in a ragged batch", fattn_split_name(split));
+        tap_check(good, "%s: so it is in a ragged batch", fattn_split_names[split]);
     }
 }
 
@@ -442,7 +442,7 @@ static void check_halves(void)
         const fattn_forecast f = forecast_of(&whole, FATTN_SCHEME_RING, bandwidth);
         tap_check(f.transferring > 0.29 * f.computing && f.seconds < 1.0001 * f.computing,
                   "backward, %s: all transfers, %.3f of computing, go beside it: %.3f",
-                  fattn_split_name(splits[n]), f.transferring / f.computing,
+                  fattn_split_names[splits[n]], f.transferring / f.computing,
                   f.seconds / f.computing);
     }
 }
@@ -520,7 +520,7 @@ static void check_forecast(void)
     const fattn_forecast best = forecast_of(&whole, FATTN_SCHEME_AUTO, 1e6);
     tap_check(best.seconds <= heads.seconds && best.seconds <= slow.seconds &&
                   best.seconds <= forecast_of(&whole, FATTN_SCHEME_BOTH, 1e6).seconds,
-              "the choice falls on the fastest: %s", fattn_scheme_name(best.scheme));
+              "the choice falls on the fastest: %s", fattn_scheme_names[best.scheme]);
     check_exchange(&whole);
     check_saving(&whole);
     p.heads_k = 1;

@@ -9,11 +9,7 @@
 #include "core/memory.h"
 #include "core/status.h"
 
-const char *fattn_scheme_name(fattn_scheme scheme)
-{
-    static const char *const names[] = {"auto", "ring", "heads", "both", "reduce"};
-    return names[scheme];
-}
+const char *const fattn_scheme_names[] = {"auto", "ring", "heads", "both", "reduce", NULL};
 
 fattn_split fattn_split_choose(const fattn_problem *p)
 {
@@ -463,7 +459,7 @@ static fattn_status foretell(const fattn_whole *given, fattn_scheme scheme,
     const fattn_whole in = whole_in(given, scheme), *const whole = &in;
     const char *const why = fattn_scheme_declines(whole, scheme);
     if (why) {
-        return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_name(scheme), why);
+        return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_names[scheme], why);
     }
     room found;
     *f = (fattn_forecast){.scheme = scheme, .head_ranks = 1, .turns = 1};

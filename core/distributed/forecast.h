@@ -31,8 +31,8 @@ typedef struct fattn_forecast {
     double efficiency;              /* time of one rank / (ranks * seconds) */
 } fattn_forecast;
 
-/* "ring", "heads", "both", "reduce"; "auto". Static. */
-const char *fattn_scheme_name(fattn_scheme scheme);
+/* "auto", "ring", "heads", "both", "reduce", and NULL. */
+extern const char *const fattn_scheme_names[];
 
 /* The split that suits the masks of a normalised problem: zigzag under a causal mask without a
  * window, else contiguous parts, which let a window reach only neighbours. */

@@ -63,7 +63,7 @@ fattn_status fattn_group_check_scheme(const fattn_group_plan *plan)
 {
     const char *const why = fattn_scheme_declines(&plan->shares, plan->scheme);
     if (why) {
-        return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_name(plan->scheme),
+        return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_names[plan->scheme],
                           why);
     }
     const char *const refused = refusal(plan, plan->scheme);

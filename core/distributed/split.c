@@ -10,11 +10,7 @@
 #define UNBOUNDED \
     (INT64_C(1) << 50) /* larger than any difference of rows: offsets are at most 2^40 */
 
-const char *fattn_split_name(fattn_split split)
-{
-    static const char *const names[] = {NULL, "contiguous", "zigzag", "striped"};
-    return names[split];
-}
+const char *const fattn_split_names[] = {"auto", "contiguous", "zigzag", "striped", NULL};
 
 int fattn_split_runs(fattn_split split)
 {

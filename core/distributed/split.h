@@ -19,8 +19,8 @@ enum { FATTN_RUNS = 2 }; /* the most runs of a rank in a sequence */
 
 #define FATTN_RANKS_MAX 65536
 
-/* "contiguous", "zigzag", "striped". Static. */
-const char *fattn_split_name(fattn_split split);
+/* "auto", which stands for none of them, "contiguous", "zigzag", "striped", and NULL. */
+extern const char *const fattn_split_names[];
 
 /* Run `which` of a rank in a sequence of `length` rows. Parts differ by at most one row. */
 fattn_run fattn_split_run(fattn_split split, int64_t length, int64_t ranks, int64_t rank,

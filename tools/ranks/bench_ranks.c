@@ -31,9 +31,9 @@ void bench_ranks_rows(bench_ranks *values, option *rows)
         {"ranks", "divide sequences over the processes that mpirun\nstarted", OPTION_SWITCH,
          .value = &values->wanted},
         {"scheme", "how ranks share the work; default auto: the fastest", OPTION_CHOICE,
-         .value = &values->scheme, .given = &values->any, .words = scheme_words},
+         .value = &values->scheme, .given = &values->any, .words = fattn_scheme_names},
         {"split", "which rows a rank has; default auto: by the masks", OPTION_CHOICE,
-         .value = &values->split, .given = &values->any, .words = split_words},
+         .value = &values->split, .given = &values->any, .words = fattn_split_names},
         {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
          .value = &values->timeout, .given = &values->any},
         {"saves", "forward saves the rows that ranks exchange, for\nbackward", OPTION_SWITCH,
@@ -199,7 +199,7 @@ static void print_row(const divided_case *c, const fattn_forecast *f, const fatt
            fattn_dtype_name(p->dtype), sweep_mask_word(&whole), (long long)p->batch,
            (long long)p->heads_q, (long long)p->heads_k, (long long)p->seqlen_q,
            (long long)p->seqlen_k, (long long)p->dim, (long long)c->shares.ranks,
-           fattn_scheme_name(f->scheme), fattn_split_name(c->shares.split));
+           fattn_scheme_names[f->scheme], fattn_split_names[c->shares.split]);
     printf("%.6g\t%.5g\t%.5g\t%.4g\t%.5g\t%.6g\t%.3f\t%lld\n", 1e3 * seconds,
            1e-9 * flops / seconds, 1e-6 * speed->bandwidth, 1e6 * speed->latency,
            1e-9 * speed->flops, 1e3 * f->seconds, seconds / f->seconds, (long long)bytes);

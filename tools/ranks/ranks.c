@@ -29,9 +29,9 @@ void ranks_rows(ranks_options *values, option *rows)
         {"row S", "extra seconds per row for merging, in each step after the first (default 0)",
          OPTION_REAL, .value = &values->row, .given = any},
         {"scheme", "how ranks share the work (default auto: the fastest)", OPTION_CHOICE,
-         .value = &values->scheme, .given = any, .words = scheme_words},
+         .value = &values->scheme, .given = any, .words = fattn_scheme_names},
         {"split", "which rows a rank has (default auto: by the masks)", OPTION_CHOICE,
-         .value = &values->split, .given = any, .words = split_words},
+         .value = &values->split, .given = any, .words = fattn_split_names},
         {"memory B",
          "most bytes of a rank's plan: heads are then computed in turns, and keys\n"
          "in slices (default: no limit)",
@@ -186,7 +186,7 @@ static void print_needs(const ranks_options *v, const sweep_case *c, const fattn
 static int print_forecast(const fattn_whole *whole, const fattn_forecast *f)
 {
     printf("over %lld ranks: scheme %s, rows %s\n", (long long)whole->ranks,
-           fattn_scheme_name(f->scheme), fattn_split_name(whole->split));
+           fattn_scheme_names[f->scheme], fattn_split_names[whole->split]);
     printf("  shares       ");
     if (f->scheme == FATTN_SCHEME_REDUCE) {
         printf("all queries");

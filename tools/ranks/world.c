@@ -9,9 +9,6 @@
 #include "core/memory.h"
 #include "core/status.h"
 
-const char *const scheme_words[] = {"auto", "ring", "heads", "both", "reduce", NULL};
-const char *const split_words[] = {"auto", "contiguous", "zigzag", "striped", NULL};
-
 fattn_split split_for(const fattn_problem *p)
 {
     const bool window = p->features & FATTN_WINDOW;

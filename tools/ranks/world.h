@@ -8,9 +8,6 @@
 
 #include "core/distributed/forecast.h"
 
-/* Words for options, in the order of fattn_scheme and of fattn_split. "auto" is the first. */
-extern const char *const scheme_words[], *const split_words[];
-
 /* The split for a problem's masks, where none is named. The problem need not be normalised. */
 fattn_split split_for(const fattn_problem *problem);
 

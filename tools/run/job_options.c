@@ -92,9 +92,9 @@ int job_parse(int argc, char **argv, job *j)
          "divide sequences over the processes that mpirun\nstarted; each reads its rows alone",
          OPTION_SWITCH, .value = &d->wanted},
         {"split", "which rows a rank has; default auto: by the masks", OPTION_CHOICE,
-         .value = &d->split, .given = &d->any, .words = split_words},
+         .value = &d->split, .given = &d->any, .words = fattn_split_names},
         {"scheme", "how ranks share the work; default auto: the fastest", OPTION_CHOICE,
-         .value = &d->scheme, .given = &d->any, .words = scheme_words},
+         .value = &d->scheme, .given = &d->any, .words = fattn_scheme_names},
         {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
          .value = &d->timeout, .given = &d->any},
     };

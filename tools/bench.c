@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "core/dtype.h"
+#include "core/host.h"
 #include "core/plan.h"
 #include "core/status.h"
 #include "tools/bench/bench.h"
@@ -33,13 +34,6 @@ static const double cpu_min = 0.9;    /* of the processors that the threads can 
 static const double fed_min = 0.95;   /* 1.00 on an unshared core; 0.83 to 0.93 if shared */
 
 static const char *const peer_words[] = {"none", "materialised", NULL};
-
-double bench_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int compare(const void *a, const void *b)
 {
@@ -215,7 +209,7 @@ static double cpu_now(void)
 static fattn_status repeat(const subject *s, int64_t calls, double *seconds, double *processors)
 {
     double ms = 0;
-    const double wall = bench_now(), cpu = cpu_now();
+    const double wall = fattn_host_seconds(), cpu = cpu_now();
     fattn_status status = fattn_event_record(s->start, NULL);
     for (int64_t i = 0; status == FATTN_OK && i < calls; i++) {
         if (s->plan) {
@@ -231,7 +225,7 @@ static fattn_status repeat(const subject *s, int64_t calls, double *seconds, dou
         status = fattn_event_elapsed(s->start, s->stop, &ms);
     }
     *seconds = ms * 1e-3 / (double)calls;
-    *processors = (cpu_now() - cpu) / (bench_now() - wall);
+    *processors = (cpu_now() - cpu) / (fattn_host_seconds() - wall);
     return status;
 }
 
@@ -404,9 +398,9 @@ static fattn_status time_inspection(bench *b, fattn_device *device, const char *
         status = status ? status : fattn_device_malloc(device, (size_t)bytes, &args.to);
         int reps = 1;
         for (int r = 0; r < reps && !status; r++) {
-            const double start = bench_now();
+            const double start = fattn_host_seconds();
             status = fattn_inspect(device, p, &w->buffers, &args);
-            seconds[r] = bench_now() - start;
+            seconds[r] = fattn_host_seconds() - start;
             reps = r == 0 ? repetitions(b, fmax(seconds[0], 1e-9)) : reps;
         }
         fattn_device_free(device, args.to);

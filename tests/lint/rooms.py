@@ -15,7 +15,7 @@ import tap
 # What of the core the whole tool may use, and what its parts that show, time or judge look at behind the
 # public interface.
 BASICS = ["core/memory.h", "core/status.h", "core/dtype.h", "core/feature.h", "core/integer.h"]
-INSIDE = ["core/backend.h", "core/band.h", "core/io_model.h", "core/kernel.h", "core/peak.h",
+INSIDE = ["core/backend.h", "core/band.h", "core/host.h", "core/io_model.h", "core/kernel.h", "core/peak.h",
           "core/plan.h", "core/problem.h"]
 
 # folder: folders and files that its files may include, its own being understood. The longest folder that a

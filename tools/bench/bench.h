@@ -38,9 +38,6 @@ void bench_report(bench *b, const bench_row *row);
 /* The median of n values; sorts them. */
 double bench_median(double *x, int n);
 
-/* Seconds of a monotonic clock. */
-double bench_now(void);
-
 /* `--dir plan`: the cost of planning and of the one-shot cache, compared with their budgets. */
 fattn_status bench_plan(bench *b, fattn_device *device, const char *device_word,
                         const sweep_case *c);

@@ -2,6 +2,7 @@
 /* `fattn bench --dir plan`: the fixed costs of the library; see bench.h. */
 #include <math.h>
 
+#include "core/host.h"
 #include "core/plan.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/workload.h"
@@ -16,10 +17,10 @@ static fattn_status time_planning(fattn_device *device, const sweep_case *c, int
     double times[BENCH_REPS_MAX];
     for (int i = 0; i < reps; i++) {
         fattn_plan *plan;
-        const double start = bench_now();
+        const double start = fattn_host_seconds();
         const fattn_status status =
             fattn_plan_create_with(device, &c->problem, c->kernel, NULL, &plan);
-        times[i] = 1e3 * (bench_now() - start);
+        times[i] = 1e3 * (fattn_host_seconds() - start);
         if (status != FATTN_OK) {
             return status;
         }
@@ -37,15 +38,15 @@ static fattn_status compare_calls(fattn_device *device, const fattn_problem *p,
     double added[BENCH_REPS_MAX];
     fattn_status status = fattn_attention(device, p, buffers, NULL);
     for (int i = 0; status == FATTN_OK && i < reps; i++) {
-        const double start = bench_now();
+        const double start = fattn_host_seconds();
         for (int n = 0; status == FATTN_OK && n < CALLS; n++) {
             status = fattn_execute(plan, buffers, workspace, NULL);
         }
-        const double middle = bench_now();
+        const double middle = fattn_host_seconds();
         for (int n = 0; status == FATTN_OK && n < CALLS; n++) {
             status = fattn_attention(device, p, buffers, NULL);
         }
-        added[i] = 1e3 * ((bench_now() - middle) - (middle - start)) / CALLS;
+        added[i] = 1e3 * ((fattn_host_seconds() - middle) - (middle - start)) / CALLS;
     }
     *added_ms = bench_median(added, reps);
     return status;

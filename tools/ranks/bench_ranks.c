@@ -8,6 +8,7 @@
 #include "core/distributed/group.h"
 #include "core/dtype.h"
 #include "core/feature.h"
+#include "core/host.h"
 #include "core/integer.h"
 #include "core/memory.h"
 #include "core/problem.h"
@@ -68,9 +69,9 @@ static fattn_status time_act(divided_case *c, act run, void *what, int reps, dou
     for (int n = -1; !status && n < reps; n++) { /* the first one warms up */
         all[rank] = 0;
         status = world_gather(c->world, all, sizeof *all); /* a barrier */
-        const double begin = bench_now();
+        const double begin = fattn_host_seconds();
         status = status ? status : run(c, what);
-        all[rank] = bench_now() - begin;
+        all[rank] = fattn_host_seconds() - begin;
         status = status ? status : world_gather(c->world, all, sizeof *all);
         for (int32_t r = 0; !status && n >= 0 && r < ranks; r++) {
             seconds[n] = r == 0 || all[r] > seconds[n] ? all[r] : seconds[n];

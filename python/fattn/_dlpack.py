@@ -76,9 +76,9 @@ def describe(a: Any) -> Description:
                               "lanes, which attention does not take")
     backend = _BACKENDS[t.device_type]
     device = backend if backend == "cpu" else f"{backend}:{t.device_id}"
-    # Arrays of libraries that never change them, such as JAX, are no outputs.
-    return Description(shape, strides, dtype, device, (t.data or 0) + t.byte_offset,
-                       hasattr(a, "__setitem__") and not type(a).__module__.startswith("jax"))
+    # Arrays of libraries that never change them, such as JAX, are no outputs; our own memory is.
+    writable = isinstance(a, Memory) or hasattr(a, "__setitem__") and not type(a).__module__.startswith("jax")
+    return Description(shape, strides, dtype, device, (t.data or 0) + t.byte_offset, writable)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -421,6 +421,19 @@ def test_plain_functions_take_arrays():
     assert fattn.attention(q, k, v, layout="bshd").shape == o.shape
 
 
+def test_merge():
+    """Of arrays of another library, whose results are in memory of fattn's own."""
+    q, k, v = arrays()
+    halves = [fattn.attention(q, k[:, part], v[:, part], return_lse=True) for part in (slice(0, 4), slice(4, 9))]
+    merged = fattn.merge(*halves[0], *halves[1])
+    for a, wanted in zip(merged, fattn.attention(q, k, v, return_lse=True)):
+        assert isinstance(a, jax.Array)
+        close(a, wanted)
+    for given in (dict(out=jnp.zeros_like(merged[0])), dict(lse=jnp.zeros_like(merged[1]))):
+        with pytest.raises(fattn.InvalidArgument, match="is read-only"):
+            fattn.merge(*halves[0], *halves[1], **given)
+
+
 def test_chunks_and_keys_padded_on_the_left():
     q, k, v = arrays()
     for options in (dict(chunk=4), dict(seqstart_k=np.array([2, 0], np.int32), causal=True)):

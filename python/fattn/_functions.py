@@ -417,7 +417,7 @@ def _views(kind: Any, arrays: dict[str, Any]) -> dict[str, View]:
     for name, array in arrays.items():
         if kind_of(array, name) is not kind:
             raise InvalidArgument(f"{name} is a {kind_of(array).name} array, not {kind.name}")
-        views[name] = kind.view(array, name)
+        views[name] = kind.view_for_planning(array, name)
         if views[name].dtype != "float32":
             raise InvalidArgument(f"{name} has dtype {views[name].dtype}, not float32")
     first = next(iter(views.values()))

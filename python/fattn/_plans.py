@@ -258,10 +258,7 @@ def prepare(kind: Kind, options: tuple[Any, ...], arrays: dict[str, Any], key: A
     for name, array in arrays.items():
         if kind_of(array, name) is not kind:
             raise InvalidArgument(f"{name} is a {kind_of(array).name} array, q a {kind.name} array")
-        view = kind.view(array, name)
-        if 0 in view.shape:  # libraries disagree about the strides of empty arrays
-            view = view._replace(strides=contiguous_strides(view.shape))
-        views[name] = view
+        views[name] = kind.view_for_planning(array, name)
     described = Options(*options)
     try:
         prepared = Prepared(described, kind, views)

@@ -348,6 +348,12 @@ def test_empty(rng):
     o, lse = fattn.attention(q, k[:, :0], v[:, :0], return_lse=True)
     assert (o == 0).all() and np.isneginf(lse).all()
     assert fattn.attention(q[:0], k[:0], v[:0]).shape == (0, 37, 4, 16)
+    for layout, places in (("bshd", (0, 2, 1)), ("bhsd", (0, 1, 2))):
+        for shape in ((0, 3, 2, 4), (2, 0, 3, 4), (2, 3, 0, 4)):
+            part = np.zeros(shape, np.float32)
+            part = part, np.zeros([shape[i] for i in places], np.float32)
+            merged = fattn.merge(*part, *part, layout=layout)
+            assert [a.shape for a in merged] == [a.shape for a in part]
     assert fattn.attention(q[:, :0], k, v).shape == (2, 0, 4, 16)
 
 

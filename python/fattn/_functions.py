@@ -197,7 +197,8 @@ def attention_varlen(
             sequence b has the first seqused_k[b] keys. So a step of an engine has its prompts and single
             tokens in one call, over one cache.
         max_seqlen_q, max_seqlen_k: the greatest lengths. On a CPU they are read from cu_seqlens when None; on
-            a GPU they are needed.
+            a GPU they are needed. With block_table max_seqlen_k is the capacity when None. Over (B, Sk, Hk, D) it
+            is an error.
         bias, mask: broadcast to (B, Hq, max_seqlen_q, max_seqlen_k), indexed by positions in a sequence.
         block_table: int32 (B, max_pages), the pages of each sequence's keys.
 
@@ -275,7 +276,7 @@ def attention_with_kvcache(
         cache_seqlens: int32 (B), number of filled keys of each sequence, including the new ones. With
             causal, the last query attends to the last of them.
         block_table: int32 (B, max_pages), the pages of each sequence.
-        max_seqlen_k: with block_table, the greatest value of cache_seqlens; the capacity if None.
+        max_seqlen_k: the greatest value of cache_seqlens, only with block_table; the capacity if None.
 
     Returns (B, Sq, Hq, Dv), with return_lse also lse, float32 (B, Hq, Sq). Other arguments, and errors: attention().
     """
@@ -283,8 +284,6 @@ def attention_with_kvcache(
         bias, mask, alibi_slopes, sink, None, cache_seqlens, None, 0.0, 0, 0, block_table=block_table,
         seqstart_k=seqstart_k, batch_invariant=batch_invariant, checked=checked,
         descales=descales_of(k_descale, v_descale, q))
-    if block_table is None:
-        max_seqlen_k = None
     max_seqlen_k, chunk = integers(max_seqlen_k=max_seqlen_k, chunk=chunk)
     with naming_cache_seqlens:
         o, row_sums = forward(
@@ -317,6 +316,7 @@ def attention_backward(
         want: which gradients to compute, of "dq", "dk", "dv", "dbias", "dsink".
         dq, dk, dv, dbias, dsink: arrays to write gradients to. One that is given is computed, whether want
             names it or not.
+        max_seqlen_q, max_seqlen_k: as in attention_varlen(), only with cu_seqlens.
         accumulate: add to the given gradients, which must all be float32. Each one that want names must be given.
         deterministic: the same bits from run to run on GPUs as well; CPUs always give them.
 

@@ -249,6 +249,10 @@ class Description:
             if batch > 1 and table.shape[1] > 0:
                 p.block_table_stride = table.strides[0]
             self.set("seqlen_k", p.max_pages * k.seq if o.max_seqlen_k is None else o.max_seqlen_k, "max_seqlen_k")
+        if not packed_q and o.max_seqlen_q is not None:
+            raise InvalidArgument("max_seqlen_q is given without cu_seqlens_q")
+        if not packed_k and not paged and o.max_seqlen_k is not None:
+            raise InvalidArgument("max_seqlen_k is given without cu_seqlens_k or block_table")
         for name, box in (("q", q), ("k", k), ("v", v)):
             self.set_strides(name, box.strides)
         self.batch, self.packed_q = batch, packed_q

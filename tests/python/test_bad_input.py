@@ -228,6 +228,27 @@ def test_varlen():
             fattn.attention_varlen(q, q, q, **given)
 
 
+def test_maximum_that_is_not_read():
+    """A longest length is an error where arrays are not packed and have no pages."""
+    q, k, v = arrays()
+    o, lse = fattn.attention(q, k, v, return_lse=True)
+    cu = np.array([0, 3, 7], np.int32)
+    for call, name, without in (
+            (lambda n: fattn.attention_with_kvcache(q, k, v, max_seqlen_k=n), "k", "cu_seqlens_k or block_table"),
+            (lambda n: fattn.attention_varlen(q[0], k, v, cu_seqlens_q=cu, max_seqlen_k=n), "k",
+             "cu_seqlens_k or block_table"),
+            (lambda n: fattn.attention_backward(o, q, k, v, o, lse, max_seqlen_q=n), "q", "cu_seqlens_q"),
+            (lambda n: fattn.attention_backward(o, q, k, v, o, lse, max_seqlen_k=n), "k", "cu_seqlens_k"),
+            (lambda n: fattn.Plan(q, k, v, max_seqlen_q=n), "q", "cu_seqlens_q"),
+            (lambda n: fattn.explain(q, k, v, max_seqlen_k=n), "k", "cu_seqlens_k or")):
+        for n in (3, 9, -1):
+            with pytest.raises(fattn.InvalidArgument, match=f"max_seqlen_{name} is given without {without}"):
+                call(n)
+        with pytest.raises(fattn.InvalidArgument, match=f"max_seqlen_{name} is "):
+            call(2.5)
+        call(None)
+
+
 def ones(*shape, dtype=np.float32):
     return np.ones(shape, dtype)
 

@@ -903,6 +903,16 @@ def test_rows_of_no_sequence(name, monkeypatch):
     fattn.cache_clear()
 
 
+def test_maximum_that_is_not_read():
+    """Is an error, as in fattn's own functions."""
+    q, k, v = tensors(grad=False)
+    cu = torch.tensor([0, 3, 7], dtype=torch.int32)
+    for call in (lambda: fattn.torch.attention_with_kvcache(q, k, v, max_seqlen_k=9),
+                 lambda: fattn.torch.attention_varlen(q[0], k, v, cu_seqlens_q=cu, max_seqlen_q=7, max_seqlen_k=9)):
+        with pytest.raises(fattn.InvalidArgument, match="max_seqlen_k is given without cu_seqlens_k or block_table"):
+            call()
+
+
 def test_plain_functions_take_tensors():
     q, k, v = tensors(grad=False)
     o, lse = fattn.attention(q, k, v, causal=True, return_lse=True)

@@ -420,7 +420,7 @@ def attention_with_kvcache(
     streams, autocast and errors: attention()."""
     q, k_cache, v_cache, bias = autocast(q, k_cache, v_cache, bias)
     scale, softcap, chunk = number(scale, "scale"), number(softcap, "softcap"), integer(chunk, "chunk")
-    max_seqlen_k = integer(max_seqlen_k, "max_seqlen_k") if block_table is not None else None
+    max_seqlen_k = integer(max_seqlen_k, "max_seqlen_k")
     left, right = window_of(window, index) or (-1, -1)
     # Dynamo of PyTorch 2.11 refuses context managers that it does not know.
     with nullcontext() if torch.compiler.is_compiling() else naming_cache_seqlens:

@@ -201,10 +201,10 @@ class Description:
         k = self.k = box_of("k", views["k"], o.layout, packed_k)
         v = self.v = box_of("v", views["v"], o.layout, packed_k)
         for name in ("k", "v"):
-            _check_dtype(name, views[name], *CACHED)
-            if (views[name].dtype == "float64") != (self.dtype == "float64"):
-                raise InvalidArgument(f"{name} has dtype {views[name].dtype}, q {self.dtype}: float64 does not mix with "
-                                      "other types")
+            dtype = views[name].dtype
+            if dtype in CACHED and (dtype == "float64") != (self.dtype == "float64"):
+                raise InvalidArgument(f"{name} has dtype {dtype}, q {self.dtype}: float64 does not mix with other types")
+            _check_dtype(name, views[name], *[n for n in CACHED if (n == "float64") == (self.dtype == "float64")])
         _same("k", "channels", k.dim, "q", q.dim)
         _same("v", "batch size" if not paged else "pages", v.batch, "k", k.batch)
         _same("v", "length", v.seq, "k", k.seq)

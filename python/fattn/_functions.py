@@ -264,9 +264,8 @@ def attention_with_kvcache(
         scale: float | None = None, softcap: float | None = None, bias: Any = None, mask: Any = None,
         alibi_slopes: Any = None, sink: Any = None, seqstart_k: Any = None, chunk: int | None = None,
         k_descale: Any = None, v_descale: Any = None, anchor: Anchor = "bottom_right", layout: Layout = "bshd",
-        batch_invariant: bool = False,
-        checked: bool = False, out: Any = None, lse: Any = None, out_dtype: DType | None = None,
-        return_lse: bool = False, device: str | None = None) -> Any:
+        batch_invariant: bool = False, checked: bool = False, out: Any = None, lse: Any = None,
+        out_dtype: DType | None = None, return_lse: bool = False, device: str | None = None) -> Any:
     """attention() of new queries to keys and values in a partly filled or paged cache, which is only read.
 
     Args:
@@ -323,7 +322,8 @@ def attention_backward(
     Returns:
         Gradients(dq, dk, dv, dbias, dsink), None for those that were not wanted. dq, dk and dv have the shapes
         and dtypes of q, k and v, also where an axis of these has stride 0; dbias and dsink have those of bias and
-        sink, in float32. An axis of size 1 along which bias is broadcast is summed over.
+        sink, in float32. An axis of size 1 along which bias is broadcast is summed over. Rows of dq, dk and dv past
+        the last sequence, and rows of dq past seqused_q, are undefined; rows of dk and dv past seqused_k are 0.
 
     There are no gradients of alibi_slopes, and none with block_table. Other arguments, and errors: attention(),
     attention_varlen().

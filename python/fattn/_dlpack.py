@@ -10,7 +10,7 @@ from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uin
 from typing import Any, Callable, NamedTuple
 
 from fattn import _c
-from fattn._errors import InvalidArgument, Unsupported
+from fattn._errors import InvalidArgument, NullPointer, Unsupported
 
 
 class _Tensor(ctypes.Structure):
@@ -55,15 +55,27 @@ class Description(NamedTuple):
     writable: bool
 
 
-def describe(a: Any) -> Description:
-    """Describes a's capsule. The capsule is released at once: `a` itself keeps its memory alive."""
+def _capsule_of(a: Any) -> Any:
     device_type, _ = a.__dlpack_device__()
     if device_type not in _BACKENDS:
         raise Unsupported(f"a {type(a).__name__} is on DLPack device {device_type}, neither a CPU nor a "
                           "GPU that fattn knows")
     # On a GPU: as the default stream finds it, 1 in CUDA's numbering and 0 in ROCm's.
     stream = {_CUDA: 1, _ROCM: 0}.get(device_type)
-    capsule = a.__dlpack__() if stream is None else a.__dlpack__(stream=stream)
+    return a.__dlpack__() if stream is None else a.__dlpack__(stream=stream)
+
+
+def describe(a: Any) -> Description:
+    """Describes a's capsule. The capsule is released at once: `a` itself keeps its memory alive."""
+    try:
+        capsule = _capsule_of(a)
+    except Exception as error:
+        if hasattr(a, "is_deleted") and a.is_deleted():  # of JAX
+            raise NullPointer(f"a {type(a).__name__} has no memory: it was deleted, or donated to a program") from None
+        if isinstance(error, BufferError):
+            instead = "; fattn.jax takes sharded arrays" if type(a).__module__.startswith("jax") else ""
+            raise Unsupported(f"a {type(a).__name__} cannot be read in place: {error}{instead}") from None
+        raise
     t = ctypes.cast(_pointer_of(capsule, b"dltensor"), POINTER(_Tensor)).contents
     shape = tuple(t.shape[i] for i in range(t.ndim))
     if t.strides:

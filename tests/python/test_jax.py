@@ -434,6 +434,33 @@ def test_merge():
             fattn.merge(*halves[0], *halves[1], **given)
 
 
+def test_plain_functions_need_memory_in_one_place():
+    """Of an array that was deleted, or is divided among two devices of a process of its own, too."""
+    q, k, v = arrays()
+    o, lse = fattn.attention(q, k, v, return_lse=True)
+    for place in range(3):
+        given = [q, k, v]
+        given[place] = given[place] + 0
+        given[place].delete()
+        with pytest.raises(fattn.NullPointer, match="has no memory: it was deleted, or donated"):
+            fattn.attention(*given)
+    o.delete()
+    with pytest.raises(fattn.NullPointer, match="it was deleted"):
+        fattn.merge(o, lse, o, lse)
+    code = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+import fattn, jax, pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((2,), ("b",))
+for spec in (P("b"), P()):
+    q = jax.device_put(jax.numpy.ones((2, 7, 4, 8)), NamedSharding(mesh, spec))
+    with pytest.raises(fattn.Unsupported, match="cannot be read in place.*fattn.jax takes sharded arrays"):
+        fattn.attention(q, q, q)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_chunks_and_keys_padded_on_the_left():
     q, k, v = arrays()
     for options in (dict(chunk=4), dict(seqstart_k=np.array([2, 0], np.int32), causal=True)):

@@ -131,7 +131,17 @@ def _run(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
         outputs = on(options.device)(*args)
     else:
         outputs = jax.lax.platform_dependent(*args, cpu=on("cpu"), cuda=on("cuda"), rocm=on("hip"))
-    return {m.name: _varying(a, _axes_of(arrays["q"])) for m, a in zip(made, outputs)}
+    named = {m.name: _varying(a, _axes_of(arrays["q"])) for m, a in zip(made, outputs)}
+    return _clear_rows(options, arrays, named) if "seqused_q" in arrays else named
+
+
+def _clear_rows(options: Options, arrays: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    """The results of a run, which does not write rows past seqused_q. They become like rows without keys."""
+    used, bshd = arrays["seqused_q"], options.layout == "bshd"
+    exists = jnp.arange(arrays["q"].shape[1 if bshd else 2])[None, None] < used[:, None, None]  # (batch, 1, rows)
+    with_channels = exists[:, 0, :, None, None] if bshd else exists[..., None]
+    kept = {"o": (with_channels, 0), "dq": (with_channels, 0), "lse": (exists, -jnp.inf)}
+    return {name: jnp.where(kept[name][0], a, kept[name][1]) if name in kept else a for name, a in made.items()}
 
 
 def _check(options: Options, description: Description) -> None:
@@ -428,10 +438,11 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         key: a key of jax.random, for dropout.
         device: "reference" for double precision; None: the device on which the program runs.
 
-    Other arguments: fattn.attention(). Those that are not arrays are part of the program: under jit they are constants
-    or among its static_argnames. Under vmap the mapped axis joins the batch, in one run; with dropout, with a mapped
-    sink, and for gradients of sink or of a bias without a batch axis, there is a run for each value. There are no
-    second derivatives, no forward mode and no gradients of alibi_slopes.
+    Rows past seqused_q are 0 in the result and in gradients, and their lse is -inf; gradients of the result and of lse
+    are not read there. Other arguments: fattn.attention(). Those that are not arrays are part of the program: under jit
+    they are constants or among its static_argnames. Under vmap the mapped axis joins the batch, in one run; with
+    dropout, with a mapped sink, and for gradients of sink or of a bias without a batch axis, there is a run for each
+    value. There are no second derivatives, no forward mode and no gradients of alibi_slopes.
 
     Returns:
         (B, Sq, Hq, Dv), or (B, Hq, Sq, Dv) in layout "bhsd", of q's dtype unless out_dtype says otherwise; with

@@ -387,6 +387,56 @@ def test_dropout_takes_one_key():
         fj.attention(q, k, v, dropout_p=0.5, key=keys[0])
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_rows_that_do_not_exist(layout, monkeypatch):
+    """Are 0 in results and gradients, whatever was in their memory; garbage in gradients of the result is not read."""
+    call = jax.ffi.ffi_call
+
+    def on_nan(target, results, **options):
+        """ffi_call() that writes into arrays of NaN."""
+        def run(*args, fields, **attributes):
+            n = len(args)
+            garbage = [jnp.full(r.shape, jnp.nan, r.dtype) for r in results]
+            return call(target, results, input_output_aliases={n + i: i for i in range(len(results))}, **options)(
+                *args, *garbage, fields=np.concatenate([fields[:n], fields[n:], fields[n:]]), **attributes)
+        return run
+
+    q, k, v = arrays(b=3)
+    used, more = jnp.array([4, 0, 7], jnp.int32), {"sink": jnp.arange(4.0), "seqused_k": jnp.array([9, 3, 5], jnp.int32)}
+    exists = np.arange(7) < np.asarray(used)[:, None]
+    bias = jax.random.normal(jax.random.key(7), (3, 4, 7, 9))
+    weights = jax.random.normal(jax.random.key(8), (3, 7, 4, 6))
+
+    def attend(q, k, v, bias, each=None):
+        if layout == "bhsd":
+            q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
+        o, lse = fj.attention(q, k, v, bias=bias, seqused_q=used if each is None else each, layout=layout,
+                              return_lse=True, **more)
+        return o if layout == "bshd" else o.swapaxes(1, 2), lse
+
+    def gradients(garbage):
+        cotangent = jnp.where(exists[..., None, None], weights, garbage)
+        return jax.jit(lambda *a: jax.vjp(attend, *a)[1]((cotangent, cotangent[..., 0].swapaxes(1, 2))))(q, k, v, bias)
+
+    whole = fj.attention(q, k, v, bias=bias, return_lse=True, **more)
+    fj._runner.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.ffi, "ffi_call", on_nan)
+        mapped = jax.vmap(attend, (None, None, None, None, 0))(q, k, v, bias, jnp.stack([used * 0, used]))
+        results = [jax.jit(attend)(q, k, v, bias), attend(q, k, v, bias), [a[1] for a in mapped]]
+        made, of_garbage = gradients(0.0), gradients(jnp.nan)
+    fj._runner.cache_clear()
+    for o, lse in results:
+        close(o[exists], whole[0][exists])
+        close(lse.swapaxes(1, 2)[exists], whole[1].swapaxes(1, 2)[exists])
+        assert (o[~exists] == 0).all() and (lse.swapaxes(1, 2)[~exists] == -np.inf).all()
+    for a, b in zip(made, of_garbage):
+        np.testing.assert_array_equal(a, b)
+        assert np.isfinite(a).all()
+    assert (made[0][~exists] == 0).all() and (made[0][exists] != 0).any()
+    assert (made[3].swapaxes(1, 2)[~exists] == 0).all()
+
+
 def test_slopes_have_no_gradient():
     """Which is an error where it is wanted, and nowhere else."""
     q, k, v = arrays()

@@ -474,6 +474,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         seed = words[:2].astype(jnp.uint32)
     if alibi_slopes is not None:
         alibi_slopes = _constant(alibi_slopes)
+    seqused_q, seqused_k, seqstart_k = (_in_int32(a) if isinstance(a, np.ndarray) else a
+                                        for a in (seqused_q, seqused_k, seqstart_k))
     return _attention(options, *_alike(q, k, v, bias, mask, alibi_slopes, sink, seqused_q, seqused_k, seqstart_k,
                                        seed, *_factors(k_descale, v_descale, q, k, layout)))
 
@@ -550,9 +552,18 @@ def _lengths(a: Any, name: str, batch: int) -> Any:
     """a as int32 (batch), or None."""
     if a is None:
         return None
-    a = jnp.asarray(a)
+    a = a if isinstance(a, np.ndarray) else jnp.asarray(a)
     if not jnp.issubdtype(a.dtype, jnp.integer):
         raise InvalidArgument(f"{name} has dtype {a.dtype}, not one of integers")
     if a.shape != (batch,):
         raise InvalidShape(f"{name} has shape {a.shape}, not {(batch,)}")
-    return a.astype(jnp.int32)
+    return jnp.asarray(_in_int32(a), jnp.int32)
+
+
+def _in_int32(a: Any) -> Any:
+    """a, with numbers that int32 does not have replaced by its least or greatest, and of the same dtype: JAX takes them
+    modulo 2^32, as it does with NumPy's 64-bit integers wherever it has none of its own."""
+    if not jnp.issubdtype(a.dtype, jnp.integer) or jnp.iinfo(a.dtype).max < 1 << 31:
+        return a
+    least = -1 << 31 if jnp.issubdtype(a.dtype, jnp.signedinteger) else 0
+    return (np if isinstance(a, np.ndarray) else jnp).clip(a, least, (1 << 31) - 1)

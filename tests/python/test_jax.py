@@ -26,6 +26,7 @@ import oracle  # noqa: E402
 from jax import export  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+RUN_ERRORS = (jax.errors.JaxRuntimeError, ValueError)  # JAX raises the latter where it runs a program once more
 
 
 def arrays(seed=0, b=2, sq=7, sk=9, hq=4, hk=2, d=8, dv=6, dtype=jnp.float32):
@@ -179,6 +180,29 @@ def test_dot_product_attention(options):
         jax.tree.map(lambda a, b: close(a, b, 1e-4), of(fj.dot_product_attention),
                      of(jax.nn.dot_product_attention))
         close(fj.dot_product_attention(q[0], k[0], v[0]), jax.nn.dot_product_attention(q[0], k[0], v[0]))
+
+
+@pytest.mark.parametrize("library, dtype, x64", [(jnp, "int64", True), (jnp, "uint64", True), (np, "int64", True),
+                                                 (np, "int64", False), (jnp, "uint32", False)])
+def test_lengths_past_int32(library, dtype, x64):
+    """Are too great, as others are, and not taken modulo 2^32."""
+    q, k, v = arrays(dv=8)
+    with jax.enable_x64(x64):
+        small, great = (library.array([n, 2], dtype) for n in (7, 2**32 - 1 if dtype == "uint32" else 2**32 + 3))
+        np.testing.assert_array_equal(fj.dot_product_attention(q, k, v, query_seq_lengths=great),
+                                      fj.dot_product_attention(q, k, v, query_seq_lengths=small))
+        calls = [(lambda: fj.dot_product_attention(q, k, v, key_value_seq_lengths=great), 2**31 - 1)]
+        if dtype == "int64":
+            low = library.array([3 - 2**40, 2], dtype)
+            calls += [(lambda: fj.dot_product_attention(q, k, v, key_value_seq_lengths=low), -2**31)]
+        if library == np and not x64:  # where JAX takes 64-bit integers for 32-bit ones
+            fj.attention(q, k, v, seqused_q=small, seqused_k=small)
+            calls += [(lambda: fj.attention(q, k, v, seqused_k=great), 2**31 - 1),
+                      (lambda: fj.attention(q, k, v, seqused_q=great), 2**31 - 1),
+                      (lambda: fj.attention(q, k, v, seqstart_k=great), 2**31 - 1)]
+        for call, number in calls:
+            with pytest.raises(RUN_ERRORS, match=rf"seq.*\[0\] is {number}"):
+                jax.block_until_ready(call())
 
 
 def test_signature():

@@ -469,9 +469,11 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
         if key is None or not hasattr(key, "dtype"):
             raise InvalidArgument(f"key is {key!r}: dropout needs a key of jax.random")
         words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+        if words.dtype != jnp.uint32:
+            raise InvalidArgument(f"key has dtype {key.dtype}: dropout needs a key of jax.random, or its uint32 words")
         if words.ndim != 1 or words.size < 2:
             raise InvalidArgument(f"key has shape {key.shape}, words of shape {words.shape}: one key is needed")
-        seed = words[:2].astype(jnp.uint32)
+        seed = words[:2]
     if alibi_slopes is not None:
         alibi_slopes = _constant(alibi_slopes)
     seqused_q, seqused_k, seqstart_k = (_in_int32(a) if isinstance(a, np.ndarray) else a

@@ -409,6 +409,12 @@ def test_dropout_takes_one_key():
         with pytest.raises(fattn.InvalidArgument, match="one key is needed"):
             fj.attention(q, k, v, dropout_p=0.5, key=keys)
         fj.attention(q, k, v, dropout_p=0.5, key=keys[0])
+    words = np.asarray(jax.random.key_data(jax.random.key(3)))
+    np.testing.assert_array_equal(fj.attention(q, k, v, dropout_p=0.5, key=words),
+                                  fj.attention(q, k, v, dropout_p=0.5, key=jax.random.key(3)))
+    for dtype in (jnp.float32, jnp.int32, np.int64, jnp.bool_):
+        with pytest.raises(fattn.InvalidArgument, match="key has dtype .*: dropout needs a key of jax.random"):
+            fj.attention(q, k, v, dropout_p=0.5, key=words.astype(dtype))
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])

@@ -543,7 +543,7 @@ def dot_product_attention(
                        anchor="top_left", return_lse=True)
     lse = lse.transpose(0, 2, 1)
     if rows is not None:
-        exists = jnp.arange(query.shape[1]) < rows[:, None]
+        exists = jnp.arange(query.shape[1])[None] < rows[:, None]
         o, lse = jnp.where(exists[..., None, None], o, 0), jnp.where(exists[..., None], lse, -jnp.inf)
     if alone:
         o, lse = o[0], lse[0]

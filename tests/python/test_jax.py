@@ -182,6 +182,22 @@ def test_dot_product_attention(options):
         close(fj.dot_product_attention(q[0], k[0], v[0]), jax.nn.dot_product_attention(q[0], k[0], v[0]))
 
 
+def test_without_promotion_of_ranks():
+    """Nothing in fattn relies on it, which a program may forbid."""
+    q, k, v = arrays(dv=8)
+    lengths, cache_k, factor = jnp.array([5, 2], jnp.int32), k.astype(jnp.float8_e4m3fn), jnp.ones(2)
+    masks = jnp.ones((2, 1, 7, 9), bool), jnp.zeros((4, 7, 9)), jnp.zeros(4)
+    with jax.numpy_rank_promotion("raise"):
+        for attend in (lambda q, k, v: fj.dot_product_attention(q, k, v, query_seq_lengths=lengths, is_causal=True,
+                                                                key_value_seq_lengths=lengths, return_residual=True)[0],
+                       lambda q, k, v: fj.attention(q, k, v, seqused_q=lengths, seqused_k=lengths),
+                       lambda q, k, v: fj.attention(q, k, v, mask=masks[0], bias=masks[1], sink=masks[2]),
+                       lambda q, k, v: fj.attention(q, k, v, dropout_p=0.5, key=jax.random.key(0))):
+            jax.grad(lambda *a: attend(*a).sum(), argnums=(0, 1, 2))(q, k, v)
+            jax.vmap(attend)(q[None], k[None], v[None])
+        fj.attention(q, cache_k, cache_k, k_descale=factor, v_descale=2.0)
+
+
 @pytest.mark.parametrize("library, dtype, x64", [(jnp, "int64", True), (jnp, "uint64", True), (np, "int64", True),
                                                  (np, "int64", False), (jnp, "uint32", False)])
 def test_lengths_past_int32(library, dtype, x64):

@@ -18,8 +18,10 @@ from typing import Any, Sequence
 import jax
 import jax.experimental.custom_partitioning
 import jax.export
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fattn import _c
@@ -130,9 +132,27 @@ def _run(options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
     if options.device is not None:
         outputs = on(options.device)(*args)
     else:
-        outputs = jax.lax.platform_dependent(*args, cpu=on("cpu"), cuda=on("cuda"), rocm=on("hip"))
+        outputs = jax.lax.platform_dependent(
+            *args, cpu=on("cpu"), cuda=on("cuda"), rocm=on("hip"),
+            default=lambda q, *others: on("cpu")(_check_platforms.bind(q), *others))
     named = {m.name: _varying(a, _axes_of(arrays["q"])) for m, a in zip(made, outputs)}
     return _clear_rows(options, arrays, named) if "seqused_q" in arrays else named
+
+
+# q; lowering it raises Unsupported if a program is for other platforms as well. (Older versions of JAX lower the default
+# of platform_dependent for all platforms.)
+_check_platforms = jax.extend.core.Primitive("fattn_check_platforms")
+_check_platforms.def_abstract_eval(lambda q: q)
+
+
+def _lower_check(context: Any, q: Any) -> list[Any]:
+    others = sorted(set(context.module_context.platforms) - {"cpu", "cuda", "rocm"})
+    if others:
+        raise Unsupported(f"a program with fattn runs on CPUs and on GPUs of NVIDIA and AMD, not on {', '.join(others)}")
+    return [q]
+
+
+mlir.register_lowering(_check_platforms, _lower_check)
 
 
 def _clear_rows(options: Options, arrays: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:

@@ -657,6 +657,24 @@ np.testing.assert_array_equal(exported.call(arrays["q"], arrays["k"], arrays["v"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
+def test_platforms():
+    """Those that fattn has are in a program, alone and together; others are an error that names them."""
+    q = arrays()[0]
+    function = jax.jit(lambda q: fj.attention(q, q, q))
+    for platforms in (["cpu"], ["cuda"], ["rocm"], ["cpu", "cuda"]):
+        exported = export.export(function, platforms=platforms, disabled_checks=fj.disabled_checks)(q)
+        assert exported.platforms == tuple(platforms)
+        assert [name for name in ("cpu", "cuda", "hip") if f'backend = "{name}"' in exported.mlir_module()] == [
+            {"rocm": "hip"}.get(name, name) for name in platforms]
+    for platforms in (["tpu"], ["cpu", "tpu"]):
+        with pytest.raises(fattn.Unsupported, match="runs on CPUs and on GPUs of NVIDIA and AMD, not on tpu"):
+            export.export(function, platforms=platforms, disabled_checks=fj.disabled_checks)(q)
+    gradient = jax.grad(lambda q: fj.attention(q, q, q).sum())
+    for transformed in (function, gradient, lambda q: jax.vmap(function)(q[None])):
+        with pytest.raises(fattn.Unsupported, match="not on tpu"):
+            jax.jit(transformed).trace(q).lower(lowering_platforms=("tpu",))
+
+
 def test_refusals():
     q = arrays()[0]
     for transform in (jax.jit, jax.vmap, lambda f: jax.grad(lambda q: f(q).sum())):

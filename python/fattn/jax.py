@@ -526,16 +526,17 @@ def dot_product_attention(
         key_value_seq_lengths: Array | None = None,
         local_window_size: int | tuple[int, int] | None = None, implementation: str | None = None,
         return_residual: bool = False) -> Any:
-    """jax.nn.dot_product_attention, with the same arguments; differentiable like attention().
+    """jax.nn.dot_product_attention, with the same arguments; differentiable like attention(). docs/PYTHON.md lists
+    where they differ.
 
     Args:
         query: (B, T, N, H), or (T, N, H) without a batch.
         key, value: (B, S, K, H) or (S, K, H); N is a multiple of K.
         bias: added to scores; broadcast to (B, N, T, S).
-        mask: boolean, True keeps a pair; broadcast to (B, N, T, S).
+        mask: boolean or 8-bit integers, True or non-zero keeps a pair; broadcast to (B, N, T, S).
         scale: factor of the scores, a number; 1 / sqrt(H) if None.
         is_causal, local_window_size: anchored at the top left. The window is (left, right), in keys, or one number
-            for both.
+            for both; -1: all.
         query_seq_lengths, key_value_seq_lengths: integers (B), how many rows and keys exist. Rows that do not exist
             are 0, and so are rows that attend to no key.
         implementation: only None.

@@ -182,6 +182,30 @@ def test_dot_product_attention(options):
         close(fj.dot_product_attention(q[0], k[0], v[0]), jax.nn.dot_product_attention(q[0], k[0], v[0]))
 
 
+def test_differences_from_jax_nn():
+    """That docs/PYTHON.md has: what jax.nn refuses or reads in another way."""
+    q, k, v = arrays(dv=8)
+    all_keys = fj.attention(q, k, v)
+    np.testing.assert_array_equal(fj.dot_product_attention(q, k, v, local_window_size=-1), all_keys)
+    np.testing.assert_array_equal(fj.dot_product_attention(q, k, v, local_window_size=(-1, 2)),
+                                  fj.attention(q, k, v, window=(None, 2), anchor="top_left"))
+    with pytest.raises(fattn.InvalidArgument, match="window_left is -2"):
+        fj.dot_product_attention(q, k, v, local_window_size=-2)
+    mask = jax.random.uniform(jax.random.key(4), (2, 1, 7, 9)) < 0.7
+    for dtype in (jnp.int8, jnp.uint8):
+        np.testing.assert_array_equal(fj.dot_product_attention(q, k, v, mask=mask.astype(dtype)),
+                                      fj.attention(q, k, v, mask=mask))
+    for length in (-1, 10):
+        with pytest.raises(RUN_ERRORS, match=rf"seqused_k\[0\] is {length}"):
+            jax.block_until_ready(fj.dot_product_attention(q, k, v, key_value_seq_lengths=jnp.array([length, 9])))
+
+    def lse(q):
+        x = jnp.einsum("bihc,bjhc->bhij", q, jnp.repeat(k, 2, 2)) / 8 ** 0.5
+        return jax.scipy.special.logsumexp(x, -1).sum()
+
+    close(jax.grad(lambda q: fj.dot_product_attention(q, k, v, return_residual=True)[1].sum())(q), jax.grad(lse)(q), 1e-6)
+
+
 def test_without_promotion_of_ranks():
     """Nothing in fattn relies on it, which a program may forbid."""
     q, k, v = arrays(dv=8)

@@ -470,8 +470,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
 
     Raises:
         fattn.Error: while a program is traced, for all errors that shapes, dtypes and options show.
-        jax.errors.JaxRuntimeError: for errors that only a run can see, such as wrong lengths, with the library's
-            message.
+        jax.errors.JaxRuntimeError or ValueError: for errors that only a run can see, such as wrong lengths, with the
+            library's message. (JAX raises the latter where a repeated call fails at once.)
     """
     for name, a in (("q", q), ("k", k), ("v", v)):
         if a is None:

@@ -181,11 +181,14 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     maps[2] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, v), p->dim_v, &p->v, keys);
     maps[3] =
         fattn_wgmma_rows_map(p, offsetof(fattn_buffers, dout), p->dim_v, &p->dout, (int)t->br);
-    if (kernel->width != 64 || !stores_boxes(p)) {
+    if (backward_blocks(kernel) > 1) {
         return 4;
     }
-    maps[4] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, dk), p->dim, &p->dk, 64);
-    maps[5] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, dv), p->dim_v, &p->dv, 64);
+    maps[4] = maps[1], maps[5] = maps[2]; /* in their places, if the kernel does not use them */
+    if (stores_boxes(p)) {
+        maps[4] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, dk), p->dim, &p->dk, 64);
+        maps[5] = fattn_wgmma_keys_map(p, offsetof(fattn_buffers, dv), p->dim_v, &p->dv, 64);
+    }
     return 6;
 }
 

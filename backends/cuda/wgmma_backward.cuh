@@ -14,9 +14,11 @@
  *     the copier      one thread; issues the copies of queries and dO, with lse and delta, and of a
  *                     bias or mask that is the only feature, as soon as a stage is free
  *     two adders      a warp each; they add to dQ in the workspace what a warpgroup has written to
- *                     shared memory. If two blocks share an item (wgmma_backward_pair.cuh), the
- *                     threads that multiply add their sums themselves; these warps then send dS
- *                     and, in a deterministic run, wait for the block's turn
+ *                     shared memory, and at the end of an item store dK and dV, which the warpgroup
+ *                     has written to the same place (wgmma_hands_over). If two blocks share an
+ *                     item (wgmma_backward_pair.cuh), the threads that multiply add their sums
+ *                     themselves; these warps then send dS and, in a deterministic run, wait for
+ *                     the block's turn
  *     warpgroups      the consumers, with 64 keys each, which are the rows of their products:
  *
  *         S^T = K Q^T             dP^T = V dO^T
@@ -41,7 +43,7 @@
  * (wgmma_backward_chain.cuh).
  *
  * This header has the loops of a warpgroup and of a block; a tile's products are in
- * wgmma_backward_tile.cuh and _pair_tile.cuh, dK and dV are stored by wgmma_backward_store.cuh.
+ * wgmma_backward_tile.cuh and _pair_tile.cuh, dK and dV leave by wgmma_backward_store.cuh.
  * Items and the workspace are in wgmma_backward_items.cuh, and the kernels that run before and
  * after in wgmma_backward_before.cuh and _rows.cuh.
  */
@@ -157,7 +159,11 @@ GPU_DEVICE void wgmma_backward_consume(const fattn_gpu_args &g, const wgmma_back
         if (w.tiles > 0) {
             wgmma_backward_tiles<S>(g, b, w, used++, walk, dk, dv);
         }
-        wgmma_store_item<S>(g, b, w, group, dk, dv);
+        if (wgmma_hands_over<S>(g, w, group)) {
+            wgmma_hand_over<S>(g, b, w, group, dk, dv);
+        } else {
+            wgmma_store_item<S>(g, b, w, group, dk, dv);
+        }
         __syncwarp();
         wgmma_release(&control.item_empty[slot]);
     }
@@ -260,8 +266,11 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
         if (S::SKIPS) {
             b.control->scan = wgmma_scan_results_of<S>(g);
         }
-        for (int n = 0; n < (b.staged ? 5 : 4); n++) {
+        for (int n = 0; n < 4; n++) {
             wgmma_prefetch(maps + n);
+        }
+        if (b.staged) {
+            wgmma_prefetch(maps + 6);
         }
     }
     wgmma_sync_blocks<S>();

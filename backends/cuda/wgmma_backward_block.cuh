@@ -106,17 +106,18 @@ GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_bloc
     return control.exists[slot] ? &control.item[slot] : NULL;
 }
 
-/* Whether a warpgroup hands dK and dV of an item to its adder, which stores them as boxes. Other
- * items are stored by the threads that have the sums: in deterministic runs, in which other blocks
- * wait for the adder; and if there is less than a box, of 64 keys, at the end of a packed sequence,
- * since the next rows are another's. */
+/* Whether a warpgroup hands dK and dV of an item to its adder, which stores them by TMA while the
+ * warpgroup goes on. Other items are stored by the threads that have the sums: in deterministic
+ * runs, in which other blocks wait for the adder; and if there is less than a box, of 64 keys, at
+ * the end of a packed sequence, since the next rows are another's. If items are chained, the
+ * warpgroup hands over before dQ of the item's last tile, otherwise after it. */
 template <class S>
 GPU_DEVICE bool wgmma_hands_over(const fattn_gpu_args &g, const wgmma_backward_item &w, int group)
 {
     const unsigned both = FATTN_GPU_QUADS_DK | FATTN_GPU_QUADS_DV;
     const bool packed = g.problem.features & FATTN_CU_SEQLENS_K;
-    return S::CHAINS && g.dtype_gradient != FATTN_F32 && (g.chunks & both) == both && w.tiles > 0 &&
-           !wgmma_is_ordered(g.problem) && (!packed || w.owned >= 64 * (group + 1));
+    return !S::IS_PAIR && g.dtype_gradient != FATTN_F32 && (g.chunks & both) == both &&
+           w.tiles > 0 && !wgmma_is_ordered(g.problem) && (!packed || w.owned >= 64 * (group + 1));
 }
 
 /* The warps of the producer warpgroup. */

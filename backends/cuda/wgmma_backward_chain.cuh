@@ -7,10 +7,6 @@
  * long before they are needed, and no product stands alone at either end of an item. That takes
  * several tiles of keys in shared memory.
  *
- * A warpgroup does not store dK and dV itself, which would take as long as half a tile. It rounds
- * them, puts them to the place in shared memory through which its dQ goes, and its adder stores
- * them by TMA.
- *
  * A chain ends if there are no more items, before and after an item without tiles, and after each
  * item of a deterministic run, in which other blocks wait for dQ of the last tile.
  */
@@ -206,42 +202,6 @@ GPU_DEVICE void wgmma_chained_tile(const fattn_gpu_args &g, const wgmma_backward
     wgmma_wait<0>(); /* the compiler does not track products across loop iterations */
     wgmma_step_ds<S>(walk);
     walk.tile = next;
-}
-
-/* Puts a warpgroup's sums of 64 keys to shared memory, rounded, as a tile [key][channel]. */
-template <class S>
-GPU_DEVICE void wgmma_put_rounded(uint32_t to, float factor, int keys,
-                                  const float sums[S::WIDTH / 8][4])
-{
-    const int lane = mma_lane(), warp = wgmma_thread() / 32, own = wgmma_row(wgmma_thread(), 0);
-    const uint32_t row = (uint32_t)(16 * warp + lane % 16), channel = (uint32_t)(lane / 16 * 8);
-    const bool exists[2] = {own < keys, own + 8 < keys}; /* else 0, whatever the sum */
-    const uint32_t at = to + wgmma_offset(64, row, channel);
-    GPU_UNROLL
-    for (int n = 0; n < S::WIDTH / 8; n += 2) {
-        uint32_t four[4];
-        GPU_UNROLL
-        for (int k = 0; k < 4; k++) {
-            const float *const pair = sums[n + k / 2] + k % 2 * 2;
-            four[k] = exists[k % 2] ? S::type::pack(pair[0] * factor, pair[1] * factor) : 0;
-        }
-        wgmma_put_matrices(at ^ n * 16, four);
-    }
-}
-
-/* Hands dK and dV of an item to the adder, before dQ of the item's last tile, and in the same place
- * in shared memory. */
-template <class S>
-GPU_DEVICE void wgmma_hand_over(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                const wgmma_backward_item &w, int group,
-                                const float dk[S::WIDTH / 8][4], const float dv[S::WIDTH / 8][4])
-{
-    const uint32_t to = b.dq + group * S::DQ_ROOM;
-    wgmma_named_sync(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER);
-    wgmma_put_rounded<S>(to, 1, w.keys - 64 * group, dv);
-    wgmma_put_rounded<S>(to + S::DQ_ROOM / 2, g.rule.scale, w.keys - 64 * group, dk);
-    wgmma_publish();
-    wgmma_named_arrive(WGMMA_DQ_MADE + group, WGMMA_WITH_ADDER);
 }
 
 /* Computes dQ of the last tile of a chain. */

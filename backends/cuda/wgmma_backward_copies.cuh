@@ -271,7 +271,7 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
         if constexpr (S::IS_STAGED) {
             if (b.staged && mixed) {
                 wgmma_await(&control.term_empty[at.term.stage], at.term.phase ^ 1);
-                wgmma_copy_term<S>(g, b.terms + at.term.stage * S::TERM_BYTES, maps + 4,
+                wgmma_copy_term<S>(g, b.terms + at.term.stage * S::TERM_BYTES, maps + 6,
                                    &control.term_full[at.term.stage], w, head, tile);
                 wgmma_ring_advance(at.term);
             }
@@ -367,8 +367,20 @@ GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder add
     }
 }
 
-/* Stores dK and dV of an item that warpgroup n has handed over, as it does before dQ of the item's
- * last tile. */
+/* Stores dK or dV of an item that warpgroup n has handed over. from: 64 rows in shared memory. */
+template <class S>
+GPU_DEVICE void wgmma_store_boxes(const wgmma_map *map, const fattn_strides &stride, uint32_t from,
+                                  const wgmma_backward_item &w, int n)
+{
+    GPU_UNROLL
+    for (int c = 0; c < S::PANELS; c++) {
+        wgmma_store_box(map, from + c * 64 * 128, 64 * c, w.k_row + 64 * n,
+                        stride.head ? w.head : 0, stride.batch ? w.k_batch : 0);
+    }
+}
+
+/* Stores dK and dV of an item, if warpgroup n hands them over: both at once, or one after the
+ * other. */
 template <class S>
 GPU_DEVICE void wgmma_store_handed(const fattn_gpu_args &g, const wgmma_map *maps,
                                    const wgmma_backward_block<S> &b, const wgmma_backward_item &w,
@@ -378,21 +390,22 @@ GPU_DEVICE void wgmma_store_handed(const fattn_gpu_args &g, const wgmma_map *map
     if (!wgmma_hands_over<S>(g, w, n)) {
         return;
     }
-    wgmma_named_sync(WGMMA_DQ_MADE + n, WGMMA_WITH_ADDER);
-    if (mma_lane() == 0) {
+    GPU_UNROLL
+    for (int step = 0; step < S::HAND_STEPS; step++) {
         const uint32_t from = b.dq + n * S::DQ_ROOM;
-        if (p.outputs & FATTN_OUT_DV) {
-            wgmma_store_box(maps + 5, from, 0, w.k_row + 64 * n, p.dv.head ? w.head : 0,
-                            p.dv.batch ? w.k_batch : 0);
+        wgmma_named_sync(WGMMA_DQ_MADE + n, WGMMA_WITH_ADDER);
+        if (mma_lane() == 0) {
+            if (step == 0 && p.outputs & FATTN_OUT_DV) {
+                wgmma_store_boxes<S>(maps + 5, p.dv, from, w, n);
+            }
+            if (step == S::HAND_STEPS - 1 && p.outputs & FATTN_OUT_DK) {
+                wgmma_store_boxes<S>(maps + 4, p.dk, from + S::DK_HANDED, w, n);
+            }
+            wgmma_await_read();
         }
-        if (p.outputs & FATTN_OUT_DK) {
-            wgmma_store_box(maps + 4, from + S::DQ_ROOM / 2, 0, w.k_row + 64 * n,
-                            p.dk.head ? w.head : 0, p.dk.batch ? w.k_batch : 0);
-        }
-        wgmma_await_read();
+        __syncwarp();
+        wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
     }
-    __syncwarp();
-    wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
 }
 
 /* Waits until `own` blocks have added to the tile of dQ. Called by a warp. */
@@ -470,6 +483,9 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_map *maps,
             visits++;
             tile = wgmma_next_tile(*w, tile);
             first += tile == w->start ? workspace.tiles : 0;
+        }
+        if (!ordered && !S::CHAINS) {
+            wgmma_store_handed<S>(g, maps, b, *w, number);
         }
         __syncwarp();
         wgmma_release(&b.control->item_empty[wgmma_item_slot<S>(n)]);

@@ -12,7 +12,8 @@
 #include "backends/cuda/wgmma_backward_rows.cuh"
 
 typedef struct wgmma_backward_full_maps {
-    wgmma_map map[5]; /* q, k, v, dO, and a bias or mask if that is the only feature of pairs */
+    /* q, k, v, dO, dK, dV, and a bias or mask if that is the only feature of pairs */
+    wgmma_map map[7];
 } wgmma_backward_full_maps;
 
 #define WGMMA_BACKWARD_FULL_ENTRY(cluster, name, type, features, dbias, width, queries, keys,     \

@@ -64,9 +64,12 @@ struct wgmma_backward_shape {
         CHAINS = DEFERS && IS_LEAN && WGMMA_BACKWARD_CHAINS(W),
         KEY_STAGES = CHAINS ? WGMMA_BACKWARD_KEY_STAGES(N) : 1,
         VALUE_STAGES = CHAINS ? WGMMA_BACKWARD_VALUE_STAGES(N) : 1,
-        /* A warpgroup's room for its part of dQ or, if items are chained, for its dK and dV. */
+        /* A warpgroup's room for its part of dQ, and for dK and dV. */
         DQ_ROOM = CHAINS ? WGMMA_BACKWARD_HANDED(W) : PART_BYTES,
         DQ_BYTES = IS_PAIR ? 0 : WARPGROUPS * DQ_ROOM,
+        /* It has room for 64 rows of both, or of one after the other. */
+        HAND_STEPS = 2 * 2 * 64 * W <= DQ_ROOM ? 1 : 2,
+        DK_HANDED = HAND_STEPS == 1 ? 2 * 64 * W : 0, /* offset of dK */
         ITEM_RING = CHAINS ? 4 : 2, /* items of the block that have been taken and not finished */
         TERM_RING = TERM_STAGES,
         TERM_RING_STAGES = TERM_STAGES > 1 ? TERM_STAGES : 1,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How backward on Hopper (wgmma_backward.cuh) stores dK and dV of an item. */
+/* How dK and dV of an item leave a warpgroup in backward on Hopper (wgmma_backward.cuh): it stores
+ * them, or hands them over. */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_STORE_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_STORE_CUH
 
@@ -126,6 +127,17 @@ GPU_DEVICE void wgmma_store_keys(const fattn_gpu_args &g, const wgmma_backward_i
     }
 }
 
+/* What dV is multiplied by at the end: weights times Z might overflow. */
+template <class S>
+GPU_DEVICE float wgmma_dv_factor(const fattn_gpu_args &g, const wgmma_backward_block<S> &b)
+{
+    if constexpr (S::IS_LEAN) {
+        return 1;
+    } else {
+        return mma_has<S>(g, FATTN_DROPOUT) ? b.control->dropout.multiplier : 1;
+    }
+}
+
 /* Stores dK and dV of an item. */
 template <class S>
 GPU_DEVICE void wgmma_store_item(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
@@ -135,16 +147,60 @@ GPU_DEVICE void wgmma_store_item(const fattn_gpu_args &g, const wgmma_backward_b
 {
     const fattn_problem &p = g.problem;
     if (p.outputs & FATTN_OUT_DV) {
-        float z_kept = 1; /* applied at the end: weights times Z might overflow */
-        if constexpr (!S::IS_LEAN) {
-            z_kept = mma_has<S>(g, FATTN_DROPOUT) ? b.control->dropout.multiplier : 1;
-        }
         wgmma_store_keys<S>(g, w, group, g.buffers.dv, w.dv, p.dv.seq, (int)p.dim_v,
-                            g.chunks & FATTN_GPU_QUADS_DV, z_kept, dv);
+                            g.chunks & FATTN_GPU_QUADS_DV, wgmma_dv_factor<S>(g, b), dv);
     }
     if (p.outputs & FATTN_OUT_DK) {
         wgmma_store_keys<S>(g, w, group, g.buffers.dk, w.dk, p.dk.seq, (int)p.dim,
                             g.chunks & FATTN_GPU_QUADS_DK, g.rule.scale, dk);
+    }
+}
+
+/* --- Handed over ------------------------------------------------------------------------------ */
+
+/* Puts a warpgroup's sums of 64 keys, of which `keys` exist, to shared memory: rounded, as a tile
+ * [key][channel]. */
+template <class S>
+GPU_DEVICE void wgmma_put_rounded(uint32_t to, float factor, int keys,
+                                  const float sums[S::OWN_CHANNELS / 8][4])
+{
+    const int lane = mma_lane(), warp = wgmma_thread() / 32, own = wgmma_row(wgmma_thread(), 0);
+    const uint32_t row = (uint32_t)(16 * warp + lane % 16), channel = (uint32_t)(lane / 16 * 8);
+    const bool exists[2] = {own < keys, own + 8 < keys}; /* else 0, whatever the sum */
+    const uint32_t at = to + wgmma_offset(64, row, channel);
+    GPU_UNROLL
+    for (int n = 0; n < S::OWN_CHANNELS / 8; n += 2) {
+        uint32_t four[4];
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++) {
+            const float *const pair = sums[n + k / 2] + k % 2 * 2;
+            four[k] = exists[k % 2] ? S::type::pack(pair[0] * factor, pair[1] * factor) : 0;
+        }
+        wgmma_put_matrices((at ^ n % 8 * 16) + n / 8 * 64 * 128, four);
+    }
+}
+
+/* Hands dK and dV of an item to the warpgroup's adder, in the place of its dQ in shared memory:
+ * both at once, or one after the other. */
+template <class S>
+GPU_DEVICE void wgmma_hand_over(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                const wgmma_backward_item &w, int group,
+                                const float dk[S::OWN_CHANNELS / 8][4],
+                                const float dv[S::OWN_CHANNELS / 8][4])
+{
+    const uint32_t to = b.dq + group * S::DQ_ROOM;
+    const int keys = w.keys - 64 * group;
+    GPU_UNROLL
+    for (int step = 0; step < S::HAND_STEPS; step++) {
+        wgmma_named_sync(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER);
+        if (step == 0) {
+            wgmma_put_rounded<S>(to, wgmma_dv_factor<S>(g, b), keys, dv);
+        }
+        if (step == S::HAND_STEPS - 1) {
+            wgmma_put_rounded<S>(to + S::DK_HANDED, g.rule.scale, keys, dk);
+        }
+        wgmma_publish();
+        wgmma_named_arrive(WGMMA_DQ_MADE + group, WGMMA_WITH_ADDER);
     }
 }
 

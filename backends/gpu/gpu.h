@@ -52,7 +52,7 @@ typedef void fattn_gpu_phase(const fattn_gpu_kernel *kernel, const fattn_problem
 
 /* Describes the tensor maps of a row whose kernels copy by TMA, and returns how many there are. The
  * kernels get them as their second parameter. Pure. */
-#define FATTN_GPU_MAPS 6
+#define FATTN_GPU_MAPS 7
 typedef int fattn_gpu_maps(const fattn_gpu_kernel *kernel, const fattn_problem *problem,
                            const fattn_tiling *tiling, fattn_gpu_map maps[FATTN_GPU_MAPS]);
 

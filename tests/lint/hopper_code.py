@@ -46,7 +46,7 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 # warps have 24. Entries in FETCHES also spill some addresses and bounds of masks, and reload a few of them among products.
 SPILLS = {"e4m3_64": 132, "e4m3_128": 64, "e4m3_256": 64, "e4m3_split_64": 100, "e4m3_split_128": 104,
           "e4m3_split_256": 136, "64": 128, "96": 128, "onto_64": 128, "onto_96": 128, "short_64": 144, "short_128": 56,
-          "backward_short_64": 104, "backward_64": 104, "backward_128": 92, "backward_256": 64,
+          "backward_short_64": 104, "backward_64": 104, "backward_128": 112, "backward_256": 88,
           "backward_ordered_256": 112,
           # Addresses of rows of o, which are stored at the end of an item.
           "576": 312, "pair_576": 312}
@@ -65,11 +65,12 @@ FULL_SPILLS = {"full_64": 200, "full_128": 700, "full_256": 228,
                "dropout_64": 176, "dropout_256": 148, "blocks_256": 44}
 FULL_SPILLS.update({f"backward_{run}_{width}": 104 for width in (64, 128, 256)
                     for run in ("dbias", "alibi", "softcap", "dropout")})
+FULL_SPILLS["backward_alibi_128"] = 112
 # Where tiles may be left out, the warp that takes items finds out which.
 FULL_SPILLS.update({f"backward_{run}_{width}": 200 for width in (64, 128, 256)
                     for run in ("full", "bias", "mask", "blocks")})
-FULL_SPILLS.update({"backward_full_128": 1220, "backward_softcap_128": 196, "backward_dropout_128": 172,
-                    "backward_dbias_128": 148, "backward_bias_128": 260, "backward_mask_128": 224,
+FULL_SPILLS.update({"backward_full_128": 1372, "backward_softcap_128": 196, "backward_dropout_128": 172,
+                    "backward_dbias_128": 152, "backward_bias_128": 276, "backward_mask_128": 336,
                     "backward_softcap_256": 112, "backward_alibi_256": 112, "backward_dbias_256": 112,
                     "backward_bias_256": 248, "backward_mask_256": 240, "backward_blocks_256": 252,
                     "backward_full_256": 272})

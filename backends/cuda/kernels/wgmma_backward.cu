@@ -9,7 +9,7 @@
 #include "backends/cuda/wgmma_backward_rows.cuh"
 
 typedef struct wgmma_backward_maps {
-    wgmma_map map[6]; /* q, k, v, dO; dK and dV, if they are stored as boxes */
+    wgmma_map map[6]; /* q, k, v, dO, dK, dV */
 } wgmma_backward_maps;
 
 #define WGMMA_BACKWARD_ENTRY(cluster, name, type, ...)                                       \

@@ -174,9 +174,19 @@ static void read_own(void)
     assert(!fattn_backend_at(OWN_MAX));
 }
 
+/* The number before the first comma of OMP_NUM_THREADS: that of the outermost parallel region. */
+static int64_t read_openmp_threads(void)
+{
+    const char *const text = getenv("OMP_NUM_THREADS");
+    const char *end = NULL;
+    int64_t number = 0;
+    return text && parse_number(text + strspn(text, " "), 1, INT32_MAX, &end, &number) ? number : 0;
+}
+
 static void read_environment(void)
 {
     memset(&env, 0, sizeof env);
+    env.openmp_threads = read_openmp_threads();
     error[0] = '\0';
     warned = 0;
     read_own();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The FATTN_* environment variables: env.c has a table of them, and reads them once, at the first
- * use of the library. */
+ * use of the library; and OMP_NUM_THREADS, which it reads with them. */
 #ifndef FATTN_CORE_ENV_H
 #define FATTN_CORE_ENV_H
 
@@ -16,6 +16,9 @@ typedef struct fattn_env {
     int64_t sram;        /* FATTN_SRAM in bytes, 0 when unset */
     int64_t splits;      /* FATTN_SPLITS, 0 when unset */
     int verbose;         /* FATTN_VERBOSE, 0..3 */
+    /* The first number in OMP_NUM_THREADS, 0 when unset. It is OpenMP's variable: a wrong value is
+     * no error here. */
+    int64_t openmp_threads;
 } fattn_env;
 
 /* Gives the parsed environment. If a variable has a wrong value, this fails every time, with

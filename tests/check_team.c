@@ -4,9 +4,10 @@
  * caller's own loop, OpenMP, the limits of affinity and control groups, and problems too small to
  * share.
  */
-#define _DEFAULT_SOURCE /* mkdtemp */
+#define _GNU_SOURCE /* mkdtemp, sched_setaffinity */
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
@@ -348,9 +349,70 @@ static void check_bound(void)
     tap_check(system(command) == 0, "and the default number is that of its places");
 }
 
+/* The program's role when its affinity shrinks to one processor after OpenMP has counted them.
+ * own: what it passes to omp_set_num_threads(), or 0 */
+static int run_narrowed(int units, int own)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(usable_cpu(), &set);
+    if (sched_setaffinity(0, sizeof set, &set)) {
+        return 125;
+    }
+    if (own > 0) {
+        omp_set_num_threads(own);
+    }
+    return units_of_default() != units;
+}
+
+/* Runs this program in that role. variable: what OMP_NUM_THREADS is, or "" */
+static int narrowed(const char *variable, int units, int own)
+{
+    char command[1024], self[512], assignment[64] = "";
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (length <= 0) {
+        return 126;
+    }
+    self[length] = '\0';
+    if (variable[0]) {
+        snprintf(assignment, sizeof assignment, "OMP_NUM_THREADS='%s'", variable);
+    }
+    snprintf(command, sizeof command,
+             "unset FATTN_NUM_THREADS OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES; "
+             "FATTN_BACKEND=cpu %s '%s' narrowed %d %d",
+             assignment, self, units, own);
+    const int status = system(command);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void check_narrowed(void)
+{
+    fattn_cpu_set set = {{0}};
+    fattn_cpu_set_allowed(&set);
+    const int all = (int)fattn_cpu_set_count(&set);
+    char number[32];
+    if (all < 2 || usable_cpu() >= CPU_SETSIZE) {
+        tap_skip("a smaller affinity after OpenMP counted processors", "there is one processor");
+        return;
+    }
+    const int status = narrowed("", 1, 0);
+    if (status >= 125) {
+        tap_skip("a smaller affinity after OpenMP counted processors", "it cannot be set here");
+        return;
+    }
+    tap_check(status == 0, "a processor of %d left: one thread, whatever OpenMP had counted", all);
+    snprintf(number, sizeof number, "%d", all);
+    tap_check(narrowed(number, all, 0) == 0, "OMP_NUM_THREADS that equals the count is kept");
+    snprintf(number, sizeof number, " %d,1", all + 1);
+    tap_check(narrowed(number, all + 1, 0) == 0, "OMP_NUM_THREADS above the count is kept");
+    tap_check(narrowed("several", 1, 0) == 0, "OMP_NUM_THREADS that is no number is not");
+    tap_check(narrowed("", all + 1, all + 1) == 0, "omp_set_num_threads() is kept");
+}
+
 static void check_openmp(void)
 {
     check_bound();
+    check_narrowed();
     fattn_device_options options = make_options();
     options.threads = THREADS;
     options.engine = FATTN_ENGINE_OPENMP;
@@ -880,6 +942,11 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "bound") == 0) {
         return run_bound();
     }
+#ifdef _OPENMP
+    if (argc > 3 && strcmp(argv[1], "narrowed") == 0) {
+        return run_narrowed(atoi(argv[2]), atoi(argv[3]));
+    }
+#endif
     fattn_device_options options = make_options();
     extra = process_extra();
     options.threads = 1;

@@ -37,12 +37,24 @@ static void add_allowed(fattn_cpu_set *set)
     }
 }
 
-/* OpenMP's number of threads. If that is merely its count of processors, at most what the process
- * is granted, since OpenMP does not know of control groups. */
-static int64_t default_threads(void)
+/* OpenMP's count of processors when this library was loaded. libgomp takes its number of threads
+ * from the count when it is loaded itself, usually at the same time; omp_get_num_procs() follows
+ * the affinity of the calling thread. */
+static int counted_at_load;
+
+__attribute__((constructor)) static void count_processors(void)
+{
+    counted_at_load = omp_get_num_procs();
+}
+
+/* OpenMP's number of threads. If that is merely its count of processors, and not what
+ * OMP_NUM_THREADS says, at most what the process is granted: OpenMP does not know of control
+ * groups, nor of an affinity that has changed since it was loaded. */
+static int64_t default_threads(const fattn_env *env)
 {
     const int64_t said = omp_get_max_threads(), granted = fattn_cpu_team_granted();
-    return said == omp_get_num_procs() && granted < said ? granted : said;
+    const bool counted = said == omp_get_num_procs() || said == counted_at_load;
+    return counted && said != env->openmp_threads && granted < said ? granted : said;
 }
 
 /* Whether a parallel region would have only one thread, because the caller is inside of one and
@@ -55,7 +67,11 @@ static bool is_nested(const fattn_cpu_team *team)
 #else
 static void add_allowed(fattn_cpu_set *set) { fattn_cpu_set_allowed(set); }
 
-static int64_t default_threads(void) { return fattn_cpu_team_granted(); }
+static int64_t default_threads(const fattn_env *env)
+{
+    (void)env;
+    return fattn_cpu_team_granted();
+}
 
 static bool is_nested(const fattn_cpu_team *team)
 {
@@ -221,7 +237,7 @@ fattn_status fattn_cpu_team_open(fattn_cpu_team *team, const fattn_device_option
     int64_t threads = env->threads       ? env->threads
                       : options->threads ? options->threads
                       : options->cpus    ? fattn_cpu_set_count(&cpus)
-                                         : default_threads();
+                                         : default_threads(env);
     *team = (fattn_cpu_team){
         .threads = (int)(threads < FATTN_THREADS_MAX ? threads : FATTN_THREADS_MAX),
         .from_openmp = !env->threads && !options->threads && !options->cpus,

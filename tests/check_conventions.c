@@ -788,6 +788,40 @@ static void check_left_padding(void)
     tap_check(execute() && lse[0] > -inf, "a page before seqstart_k has no entry in the table");
 }
 
+/* A window that keeps the first tokens of a sequence, as README.md has it: results over disjoint
+ * keys, of which the second keeps the diagonal of the whole sequence. */
+static void check_first_tokens(int64_t sq)
+{
+    enum { SK = 9, FIRST = 2, LEFT = 3 };
+    static double want[ROOM], window_o[ROOM], window_lse[ROOM];
+    const int32_t first = FIRST;
+    bool good = true;
+    begin(FATTN_FORWARD, sq, SK, FATTN_MASK);
+    p.mask_stride[2] = SK, p.mask_stride[3] = 1;
+    for (int64_t i = 0; i < sq; i++)
+        for (int64_t j = 0, at = i + SK - sq; j < SK; j++)
+            mask[i * SK + j] = j <= at && (j < FIRST || at - j <= LEFT);
+    good = execute() && good;
+    memcpy(want, o, sizeof o);
+
+    begin(FATTN_FORWARD, sq, SK, FATTN_CAUSAL | FATTN_WINDOW | FATTN_SEQSTART_K);
+    p.window_left = LEFT;
+    buf.seqstart_k = &first;
+    good = execute() && good;
+    memcpy(window_o, o, sizeof o);
+    memcpy(window_lse, lse, sizeof lse);
+
+    begin(FATTN_FORWARD, sq, SK, FATTN_CAUSAL | FATTN_POSITIONS | FATTN_SEQUSED_K);
+    buf.whole_k = SK;
+    buf.seqused_k = &first;
+    good = execute() && good;
+    for (int64_t i = 0; i < sq; i++) {
+        const double weight = exp(window_lse[i]), other = exp(lse[i]);
+        good = good && near((weight * window_o[i] + other * o[i]) / (weight + other), want[i]);
+    }
+    tap_check(good, "%d rows: a window and the first tokens, merged", (int)sq);
+}
+
 /* Poison past seqused does not spread; dk and dv there are 0, or unchanged when accumulating. */
 static void check_seqused(void)
 {
@@ -1291,6 +1325,7 @@ int main(void)
     check_empty_problems();
     check_packed();
     check_left_padding();
+    for (int sq = 1; sq <= 9; sq += 4) check_first_tokens(sq);
     check_seqused();
     check_accumulate();
     for (int64_t page_size = 1; page_size <= 8; page_size++) check_pages(page_size);

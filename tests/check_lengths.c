@@ -3,8 +3,9 @@
  * A plan is made for the greatest lengths, and the cost of a run follows the actual ones. Every row
  * that splits keys runs with lengths from 0 to the planned maximum. The workspace is full of NaN
  * before each run, and the changed part is measured: one part per share of the sequence's own keys,
- * none if a single part suffices, and on a CPU little scratch for decoding with few keys. Results
- * must match the reference. Runs on the backend of FATTN_BACKEND, else on the CPU.
+ * none if a single part suffices, and on a CPU little scratch for decoding with few keys, and no o
+ * of parts whose keys a mask hides. Results must match the reference. Runs on the backend of
+ * FATTN_BACKEND, else on the CPU.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -36,8 +37,9 @@ static const void *put(fattn_device *device, const void *from, size_t bytes, voi
 }
 
 /* Runs a plan twice on copies of q, k and v, and returns o and the workspace afterwards. The second
- * run finds in the workspace what the first one left there. */
-static fattn_status run(const fattn_plan *plan, const int32_t *used, void *o, unsigned char *work)
+ * run finds in the workspace what the first one left there. mask: [B][SK], or NULL */
+static fattn_status run_masked(const fattn_plan *plan, const int32_t *used, const uint8_t *mask,
+                               void *o, unsigned char *work)
 {
     fattn_device *const device = plan->device;
     const fattn_problem *const p = &plan->problem;
@@ -53,6 +55,7 @@ static fattn_status run(const fattn_plan *plan, const int32_t *used, void *o, un
     b.k = put(device, room[1], keys, list, &count);
     b.v = put(device, room[2], keys, list, &count);
     b.seqused_k = put(device, used, B * sizeof *used, list, &count);
+    b.mask = mask ? put(device, mask, B * SK, list, &count) : NULL;
     b.o = (void *)put(device, o, rows, list, &count);
     memset(work, 0xff, bytes);
     void *const workspace = (void *)put(device, work, bytes, list, &count);
@@ -66,6 +69,11 @@ static fattn_status run(const fattn_plan *plan, const int32_t *used, void *o, un
         (void)fattn_device_free(device, list[--count]);
     }
     return status;
+}
+
+static fattn_status run(const fattn_plan *plan, const int32_t *used, void *o, unsigned char *work)
+{
+    return run_masked(plan, used, NULL, o, work);
 }
 
 static bool is_cpu(const fattn_plan *plan)
@@ -217,6 +225,64 @@ static void check_few_keys(fattn_device *device, const fattn_kernel *row)
     fattn_plan_destroy(plan);
 }
 
+/* How many parts have some byte of o in the workspace. */
+static int64_t parts_with_o(const fattn_plan *plan, const unsigned char *work)
+{
+    const int64_t size = part_bytes(plan), state = 3 * plan->tiling.br * 4; /* m, l, lost */
+    int64_t parts = 0;
+    for (int64_t part = 0; part < parts_room(plan, lengths[0]); part++) {
+        int64_t byte = state;
+        while (byte < size && work[part * size + byte] == 0xff) {
+            byte++;
+        }
+        parts += byte < size;
+    }
+    return parts;
+}
+
+/* A mask keeps some keys of one sequence, all in one part, and none of the other. Other parts
+ * leave no o, and the results have the bits of a plan with a single part. */
+static void check_hidden_parts(fattn_device *device, const fattn_kernel *row)
+{
+    static uint8_t mask[B * SK];
+    static float whole[B * HQ * D];
+    float *const o = (float *)(void *)room[3], *const k = (float *)(void *)room[1];
+    const fattn_wish cut = {.splits = SPLITS}, uncut = {.splits = 1};
+    fattn_problem p = problem_of(row, FATTN_F32);
+    fattn_plan *parts = NULL, *one = NULL;
+    p.features |= FATTN_MASK;
+    p.mask_stride[0] = SK, p.mask_stride[3] = 1;
+    if (fattn_plan_create_with(device, &p, row->name, &cut, &parts) ||
+        fattn_plan_create_with(device, &p, row->name, &uncut, &one)) {
+        tap_check(false, "%s: %s", row->name, fattn_last_reason());
+        fattn_plan_destroy(parts);
+        return;
+    }
+    draw_inputs(&p);
+    memset(mask + 600, 1, 70);
+    unsigned char *const work = malloc((size_t)parts->tiling.workspace + 1);
+    unsigned char *const other = malloc((size_t)one->tiling.workspace + 1);
+    bool ran = work && other, same = true;
+    int64_t with_o = 0;
+    for (int poisoned = 0; ran && poisoned < 2; poisoned++) {
+        k[(610 * HK + 1) * D] = poisoned ? NAN : 0; /* of the second head: its scores become NaN */
+        ran = run_masked(parts, lengths[0], mask, o, work) == FATTN_OK &&
+              run_masked(one, lengths[0], mask, whole, other) == FATTN_OK;
+        with_o = parts_with_o(parts, work);
+        for (int n = 0; n < B * HQ * D; n++) {
+            same = same && (isnan(o[n]) ? isnan(whole[n]) && poisoned
+                                        : memcmp(&o[n], &whole[n], sizeof *o) == 0);
+        }
+    }
+    tap_check(ran && with_o == HK, "%s: %lld parts with o, where a mask leaves keys in %d",
+              row->name, (long long)with_o, (int)HK);
+    tap_check(ran && same, "%s: parts without keys change no bit", row->name);
+    free(work);
+    free(other);
+    fattn_plan_destroy(parts);
+    fattn_plan_destroy(one);
+}
+
 int main(void)
 {
     const char *const named = device_named();
@@ -240,6 +306,7 @@ int main(void)
         }
         if (!named && strstr(row->name, "_decode")) {
             check_few_keys(device, row);
+            check_hidden_parts(device, row);
         }
     }
     fattn_device_close(device);

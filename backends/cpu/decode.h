@@ -625,6 +625,46 @@ static void soften_dense(forward *f, span s)
     (void)soften_tile(f, whole, s.kind == FATTN_TILE_PARTIAL || whole > steps, STORED_FLOATS);
 }
 
+static void decode_begin(forward *f, int64_t split)
+{
+    panel *const pn = &f->panel;
+    pn->step = pn->phases;
+    f->fresh = true;
+    state_begin(f, split, false);
+    fill(f->l + pn->pitch, pn->width - pn->pitch, 0); /* a sink counts once */
+}
+
+/* Prepares queries and o for the first tile. Many parts of a sparse mask have none. */
+static void decode_load(forward *f)
+{
+    panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    load_queries(pn, pn->run->buffers->q, p->dtype, &p->q, p->dim, pn->q, pn->d_pad);
+    order_queries(pn, pn->qt);
+    fill(f->o, pn->br * pn->dv_pad, 0);
+    f->fresh = false;
+}
+
+/* Adds the parts of l, and puts channels in order. A head without tiles has no o yet, and needs one
+ * only if it has a sink: nobody reads o of a row whose l is 0. */
+static void decode_end(forward *f)
+{
+    const panel *const pn = &f->panel;
+    if (f->fresh) {
+        fill(f->o, pn->p->features & FATTN_SINK ? pn->br * pn->dv_pad : 0, 0);
+        return;
+    }
+    for (int64_t step = pn->width / 2; step >= pn->pitch; step /= 2) {
+        for (int64_t r = 0; r < step; r++) {
+            f->l[r] += f->l[r + step];
+            f->lost[r] += f->lost[r + step];
+        }
+    }
+    for (int64_t r = 0; r < pn->rows; r++) {
+        order_channels(pn->p, pn->pitch, f->o + r * pn->dv_pad);
+    }
+}
+
 /* The current tile of keys for head n. */
 static void decode_head(decode *d, int64_t n)
 {
@@ -634,6 +674,9 @@ static void decode_head(decode *d, int64_t n)
     const span s = d->now.spans[n];
     const bool values = p->outputs & FATTN_OUT_O;
 
+    if (f->fresh) {
+        decode_load(f);
+    }
     head_rows(d, n, p->dtype_kv, &p->k, d->now.k, s.padded);
     const char *const *const ahead = d->ahead + n * kinds_of(p) * pn->bc;
     const decode_rows k = {.at = d->rows, .ahead = ahead, .count = s.padded, .dim = p->dim};
@@ -680,33 +723,6 @@ static int64_t decode_scratch(const fattn_problem *p, const fattn_tiling *tiling
     arena from = {0};
     decode_layout(&d, heads_most(p), p, tiling, &from);
     return from.used;
-}
-
-static void decode_begin(forward *f, int64_t split)
-{
-    panel *const pn = &f->panel;
-    const fattn_problem *const p = pn->p;
-    pn->step = pn->phases;
-    load_queries(pn, pn->run->buffers->q, p->dtype, &p->q, p->dim, pn->q, pn->d_pad);
-    order_queries(pn, pn->qt);
-    fill(f->o, pn->br * pn->dv_pad, 0);
-    state_begin(f, split, false);
-    fill(f->l + pn->pitch, pn->width - pn->pitch, 0); /* a sink counts once */
-}
-
-/* Adds the parts of l, and puts channels in order. */
-static void decode_end(forward *f)
-{
-    const panel *const pn = &f->panel;
-    for (int64_t step = pn->width / 2; step >= pn->pitch; step /= 2) {
-        for (int64_t r = 0; r < step; r++) {
-            f->l[r] += f->l[r + step];
-            f->lost[r] += f->lost[r + step];
-        }
-    }
-    for (int64_t r = 0; r < pn->rows; r++) {
-        order_channels(pn->p, pn->pitch, f->o + r * pn->dv_pad);
-    }
 }
 
 /* How many heads an item has: fewer than the most if there would not be enough items for the

@@ -78,7 +78,8 @@ static float *part_of(const forward *f, float *part, int64_t n)
 }
 
 /* The panel's rows are those from row `at` of the strip on. The first ones also fill the lanes past
- * the last row, with which the merge computes. */
+ * the last row, with which the merge computes. Rows that attend to no key of the part, whose l is
+ * 0, leave no o. */
 static void forward_keep_part(const forward *f, float *part, int64_t at)
 {
     const panel *const pn = &f->panel;
@@ -86,8 +87,12 @@ static void forward_keep_part(const forward *f, float *part, int64_t at)
     memcpy(part + at, f->m, lanes);
     memcpy(part + pn->br + at, f->l, lanes);
     memcpy(part + 2 * pn->br + at, f->lost, lanes);
-    memcpy(part + 3 * pn->br + at * pn->dv_pad, f->o,
-           (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
+    for (int64_t r = 0; r < pn->rows; r++) {
+        if (f->l[r] != 0) {
+            memcpy(part + 3 * pn->br + (at + r) * pn->dv_pad, f->o + r * pn->dv_pad,
+                   (size_t)pn->dv_pad * sizeof(float));
+        }
+    }
 }
 
 /* Rescales o, by columns, from the sum of rounded weights to l, the sum of exact ones. */
@@ -111,7 +116,27 @@ static void forward_leave_part(const forward *f, const fattn_cpu_run *run, int64
 
 /* --- Merging ---------------------------------------------------------------------------------- */
 
-/* Merges a part into {m, l, lost, o} of the panel. other: the same of the part */
+/* {m, l, lost, o} of the panel = those of a part. */
+static void take_part(forward *f, const float *part)
+{
+    const panel *const pn = &f->panel;
+    const size_t lanes = (size_t)pn->br * sizeof(float);
+    memcpy(f->m, part, lanes);
+    memcpy(f->l, part + pn->br, lanes);
+    memcpy(f->lost, part + 2 * pn->br, lanes);
+    f->taken = f->l;
+    for (int64_t r = 0; r < pn->rows; r++) {
+        float *const o = f->o + r * pn->dv_pad;
+        if (f->l[r] == 0) {
+            fill(o, pn->dv_pad, 0);
+        } else {
+            memcpy(o, part + 3 * pn->br + r * pn->dv_pad, (size_t)pn->dv_pad * sizeof(float));
+        }
+    }
+}
+
+/* Merges a part into {m, l, lost, o} of the panel. other: the same of the part. A row that attends
+ * to no key of the part stays as it is: its alpha would be 1. */
 static void merge_part(forward *f, const float *other)
 {
     const panel *const pn = &f->panel;
@@ -130,6 +155,9 @@ static void merge_part(forward *f, const float *other)
         fv_store(beta + r, b);
     }
     for (int64_t r = 0; r < pn->rows; r++) {
+        if (l[r] == 0) {
+            continue;
+        }
         const fv a = fv_set1(alpha[r]), b = fv_set1(beta[r]);
         for (int64_t c = 0; c < pn->dv_pad; c += FV_LANES) {
             float *const at = f->o + r * pn->dv_pad + c;
@@ -151,13 +179,8 @@ static void merge_parts(const fattn_cpu_run *run, fattn_work work, int64_t slot,
     panel_prepare(&strips->panel);
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];
-        const panel *const pn = &f->panel;
         const float *const parts = part_of(f, (float *)run->shared + slot * size, n);
-        memcpy(f->m, parts, (size_t)pn->br * sizeof(float));
-        memcpy(f->l, parts + pn->br, (size_t)pn->br * sizeof(float));
-        memcpy(f->lost, parts + 2 * pn->br, (size_t)pn->br * sizeof(float));
-        memcpy(f->o, parts + 3 * pn->br, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
-        f->taken = f->l;
+        take_part(f, parts);
         for (int64_t split = 1; split < splits; split++) {
             merge_part(f, parts + split * size);
         }

@@ -467,11 +467,19 @@ typedef struct decode_item {
 typedef struct decode {
     forward head[DECODE_HEADS];
     int64_t heads;
+    bool alike; /* heads_attend_alike() */
     decode_tile now, next;
     const char **rows; /* [bc] rows of the head that is being computed */
     /* [heads][2][bc] what each head prefetches during its products with keys and with values */
     const char **ahead;
 } decode;
+
+/* Whether all heads attend to the same keys: none has a bias, a mask or a block mask of its own. */
+static bool heads_attend_alike(const fattn_problem *p)
+{
+    const bool own_blocks = p->features & FATTN_BLOCK_MASK && p->block_mask_stride[1] != 0;
+    return !own_blocks && (!has_hiders(p) || heads_share_hiders(p));
+}
 
 /* Whether the heads of one key lie side by side in memory. */
 static bool interleaved(const fattn_strides *strides) { return strides->head < strides->seq; }
@@ -523,7 +531,9 @@ static bool find_tile(const decode *d, int64_t block, int64_t end, decode_tile *
     tile->live = 0;
     for (; block < end && !tile->live; block++) {
         for (int64_t n = 0; n < d->heads; n++) {
-            tile->spans[n] = visible_span(&d->head[n].panel, block, STAYS_WHOLE);
+            tile->spans[n] = n > 0 && d->alike
+                                 ? tile->spans[0]
+                                 : visible_span(&d->head[n].panel, block, STAYS_WHOLE);
             if (tile->spans[n].kind != FATTN_TILE_EMPTY) {
                 tile->live = tile->spans[n].live;
             }
@@ -864,7 +874,7 @@ static fattn_range open_rows(decode *d, const fattn_cpu_run *run, decode_item it
         panel_fill(pn);
         decode_begin(&d->head[n], piece->split);
     }
-    for (int64_t n = 0; n < d->heads; n++) {
+    for (int64_t n = 0; n < (d->alike ? 1 : d->heads); n++) {
         int64_t begin = piece->first, end = piece->past;
         skip_hidden_blocks(&d->head[n].panel, NULL, 0, &begin, &end);
         blocks.first = fattn_min64(blocks.first, begin);
@@ -912,7 +922,7 @@ static void decode_tiles_of(const fattn_cpu_run *run, decode_item it, void *scra
     const decode_piece *const piece = it.piece;
     const int64_t row = it.block * run->tiling->br, blocks = run->tiling->q_blocks;
     arena from = {.base = scratch};
-    decode d = {.heads = it.heads};
+    decode d = {.heads = it.heads, .alike = heads_attend_alike(run->problem)};
 
     decode_layout(&d, d.heads, run->problem, run->tiling, &from);
     panel all = d.head->panel;

@@ -69,6 +69,7 @@ typedef struct panel {
     int64_t pitch, phases; /* br and 1 unless tiles are dense */
     int64_t step;          /* keys of a tile are rounded up to a multiple of it */
     int64_t i0, i1;        /* the rows belong to queries i0 .. i1 - 1 */
+    fattn_range mask_rows; /* with a block mask: its rows of blocks that have these queries */
     bool ragged;           /* some row within `width` is dead, so its scores are masked */
     bool masked;           /* there is a mask or a block mask */
 
@@ -290,6 +291,11 @@ static void panel_take(panel *pn, int64_t rows, bool dense)
     pn->phases = pn->br / pn->pitch;
     pn->i0 = pn->first / pn->group;
     pn->i1 = (pn->first + pn->rows - 1) / pn->group + 1;
+    if (pn->run->problem->features & FATTN_BLOCK_MASK) {
+        const int64_t block_m = pn->run->problem->block_m;
+        pn->mask_rows =
+            (fattn_range){.first = pn->i0 / block_m, .past = (pn->i1 - 1) / block_m + 1};
+    }
 }
 
 /* Places a panel on rows `first`, first + 1, ... of sequence b and key/value head hk. Needs pn->br.
@@ -410,6 +416,30 @@ typedef struct span {
     bool only_masked; /* without the mask, the tile would be full */
 } span;
 
+/* What the block mask of head h leaves of blocks first .. past - 1 of keys. */
+static fattn_tile_kind masked_kind(const panel *pn, int64_t h, fattn_range blocks)
+{
+    const int64_t *const stride = pn->p->block_mask_stride;
+    const uint8_t *const mask = pn->run->buffers->block_mask + pn->b * stride[0] + h * stride[1];
+    bool kept = false, dropped = false;
+    for (int64_t bi = pn->mask_rows.first; bi < pn->mask_rows.past; bi++) {
+        for (int64_t bj = blocks.first; bj < blocks.past; bj++) {
+            const bool keeps = mask[bi * stride[2] + bj * stride[3]];
+            kept = kept || keeps;
+            dropped = dropped || !keeps;
+        }
+    }
+    return !kept ? FATTN_TILE_EMPTY : dropped ? FATTN_TILE_PARTIAL : FATTN_TILE_FULL;
+}
+
+/* The blocks of a block mask that have keys first .. past - 1. Keys are below 2^31; divisions of
+ * 64 bits are slow on some processors. */
+static fattn_range mask_blocks(const fattn_problem *p, int64_t first, int64_t past)
+{
+    const uint32_t keys = (uint32_t)fattn_min64(p->block_n, UINT32_MAX);
+    return (fattn_range){.first = (uint32_t)first / keys, .past = (uint32_t)(past - 1) / keys + 1};
+}
+
 /* The span of key block `block`. It ends no later than the last key in the band of any row. */
 static span span_of(const panel *pn, int64_t block)
 {
@@ -425,18 +455,12 @@ static span span_of(const panel *pn, int64_t block)
     bool masked = p->features & FATTN_MASK;
     s.kind = fattn_band_tile(&pn->band, pn->i0, pn->i1, j0, j0 + s.padded);
     if (s.kind != FATTN_TILE_EMPTY && p->features & FATTN_BLOCK_MASK) {
-        const int64_t *const stride = p->block_mask_stride;
+        const fattn_range blocks = mask_blocks(p, j0 + pn->start_k, past + pn->start_k);
+        const int64_t first = pn->hk * pn->group;
+        const int64_t heads = p->block_mask_stride[1] ? pn->group : 1;
         bool kept = false;
-        for (int64_t h = pn->hk * pn->group; h < (pn->hk + 1) * pn->group && !(kept && masked);
-             h++) {
-            const fattn_block_mask mask = {.mask = pn->run->buffers->block_mask +
-                                                   pn->b * stride[0] + h * stride[1],
-                                           .stride_i = stride[2],
-                                           .stride_j = stride[3],
-                                           .rows = p->block_m,
-                                           .keys = p->block_n};
-            const fattn_tile_kind kind =
-                fattn_block_mask_tile(&mask, pn->i0, pn->i1, j0 + pn->start_k, past + pn->start_k);
+        for (int64_t h = first; h < first + heads && !(kept && masked); h++) {
+            const fattn_tile_kind kind = masked_kind(pn, h, blocks);
             kept = kept || kind != FATTN_TILE_EMPTY;
             masked = masked || kind != FATTN_TILE_FULL;
         }

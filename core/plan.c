@@ -62,10 +62,12 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
     if (why || splits <= 1 || problem->op != FATTN_FORWARD) {
         return why;
     }
-    if (!row->split || problem->features & FATTN_BATCH_INVARIANT) {
-        return "cannot cut the keys into the requested splits";
+    if (row->split && !(problem->features & FATTN_BATCH_INVARIANT)) {
+        return NULL;
     }
-    return NULL;
+    snprintf(text, size, "cannot cut the keys into %lld parts, as FATTN_SPLITS demands%s",
+             (long long)splits, row->split ? ": with FATTN_BATCH_INVARIANT they stay in one" : "");
+    return text;
 }
 
 /* The row that a plan for the problem would choose, or NULL. */

@@ -191,6 +191,12 @@ Test(info, the_environment_decides_tiles_and_splits)
     const fattn_plan_info split = info_of(device, &p, &plan);
     cr_assert_eq(split.splits, 3);
     fattn_plan_destroy(plan);
+    p.features |= FATTN_BATCH_INVARIANT;
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_UNSUPPORTED);
+    const char *const reason = fattn_last_reason();
+    cr_assert(strstr(reason, "into 3 parts, as FATTN_SPLITS demands") &&
+                  strstr(reason, "FATTN_BATCH_INVARIANT"),
+              "%s", reason);
     set_environment("FATTN_SPLITS", "1");
     cr_assert_eq(info_of(device, &p, &plan).splits, 1);
     fattn_plan_destroy(plan);

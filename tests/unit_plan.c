@@ -123,7 +123,7 @@ Test(plan, refusals)
     REASON_HAS("nonsense");
     const fattn_wish splits = {.splits = 4};
     ANSWERS(fattn_plan_create_with(device, &p, NULL, &splits, &plan), FATTN_UNSUPPORTED);
-    REASON_HAS("splits");
+    REASON_HAS("FATTN_SPLITS");
     set_environment("FATTN_KERNEL", "nonsense");
     ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_INVALID_ARGUMENT);
     set_environment("FATTN_KERNEL", "naive");

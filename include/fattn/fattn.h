@@ -504,7 +504,9 @@ typedef enum fattn_engine {
     FATTN_ENGINE_OPENMP = 2   /* OpenMP's, for programs that want one pool of threads: those of the
                                * runtime that the library was built with, or, if it was built
                                * without, of the one that the process has loaded. That runtime may
-                               * end the process if it cannot get threads or memory */
+                               * end the process if it cannot get threads or memory. Its waiting
+                               * threads spin (OMP_WAIT_POLICY), and if other work needs their
+                               * processors, a call may take milliseconds longer */
 } fattn_engine;
 
 /*
@@ -872,9 +874,10 @@ FATTN_API void fattn_inspect_args_init(fattn_inspect_args *args);
 /*
  * Writes the scores or probabilities of a forward, which attention itself never stores: for
  * inspecting heads, and for tests. problem and buffers are those of the forward; its outputs are
- * not written, and their pointers may be NULL. Entries of rows and keys past the end of a sequence
- * are left as they are. On every device that computes in host memory, one thread of the reference
- * computes the numbers in double precision; GPUs return FATTN_UNSUPPORTED.
+ * not written, and their pointers may be NULL. Entries of rows and keys past the end of a sequence,
+ * and of keys before seqstart_k, are left as they are. On every device that computes in host
+ * memory, one thread of the reference computes the numbers in double precision; GPUs return
+ * FATTN_UNSUPPORTED.
  */
 FATTN_API fattn_status fattn_inspect(fattn_device *device, const fattn_problem *problem,
                                      const fattn_buffers *buffers, const fattn_inspect_args *args);

@@ -35,6 +35,38 @@ Test(plan, rows_that_pay)
     fattn_device_close(device);
 }
 
+/* With 16 lanes, 9 to 16 rows are decoded where forward would copy the keys: not a short causal
+ * prompt, but one whose rows all attend to the same keys, and one with many keys before it. */
+Test(plan, short_prompts_are_not_decoded)
+{
+    fattn_device *const device = unit_device("cpu");
+    const struct {
+        int64_t rows, keys;
+        uint64_t features;
+        bool pays;
+    } cases[] = {
+        {16, 16, FATTN_CAUSAL, false}, {12, 12, FATTN_CAUSAL, false}, {16, 16, 0, true},
+        {16, 128, FATTN_CAUSAL, true}, {12, 64, FATTN_CAUSAL, true},  {8, 8, FATTN_CAUSAL, true}};
+    const fattn_kernel *row = NULL;
+    const char *missing = NULL;
+    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
+        const bool wide = strcmp(row->name, "avx512_decode") == 0;
+        for (size_t n = 0; n < sizeof cases / sizeof cases[0] && wide; n++) {
+            const fattn_limits limits = {.units = 1, .parallelism = 2};
+            fattn_problem given, p;
+            fattn_problem_init(&given);
+            given.dtype = FATTN_F16;
+            given.features = cases[n].features;
+            given.heads_q = given.heads_k = 32;
+            given.seqlen_q = cases[n].rows, given.seqlen_k = cases[n].keys;
+            given.dim = given.dim_v = 64;
+            ANSWERS(fattn_problem_normalise(&given, &p), FATTN_OK);
+            cr_assert(row->pays(row, &p, &limits) == cases[n].pays, "case %d", (int)n);
+        }
+    }
+    fattn_device_close(device);
+}
+
 /* For 9 to 16 rows of bf16, products of pairs pay with many keys unless decoding, whose parts are
  * smaller, would occupy many more cores. */
 Test(plan, rows_of_pairs_that_pay)

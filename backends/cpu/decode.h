@@ -949,19 +949,35 @@ static void decode_tiles_of(const fattn_cpu_run *run, decode_item it, void *scra
  * rows take 0.7 to 0.8 of its time in f32 and f16. */
 #define DECODE_ROWS_MOST (FV_LANES == DECODE_ROWS ? DECODE_ROWS + 8 : DECODE_ROWS)
 
+/* At most so many rows leave a part of forward's vector of 16 empty that counts. */
+#define SPARSE_ROWS 12
+
+/* The most keys for which the forward kernel is faster even if it copies the keys, or has few rows.
+ * A short prompt has as few keys as rows. If all rows attend to the same keys, the short way
+ * (brief.h) may take them. Measured (docs/notes/cpu.md). */
+static int64_t keys_of_forward(const fattn_problem *p, int64_t rows)
+{
+    if (p->seqlen_q == 1 || !fattn_is_banded(p)) {
+        return keys_in_place(p) ? rows : 0;
+    }
+    return keys_in_place(p)      ? 48
+           : rows <= SPARSE_ROWS ? rows + rows / 2
+           : rows <= DECODE_ROWS ? 2 * rows
+                                 : DECODE_ROWS;
+}
+
 /* Whether decoding is faster than the forward kernel. Its sums over lanes cost more than arranging
  * queries (forward.h) if there are many rows, and so few keys that memory does not set the pace.
- * With 16 lanes, decoding is still faster in two cases: if forward would copy the keys for rows of
- * a single vector, and if there are at most 12 rows, which leave lanes of that vector empty. The
- * second does not hold for a prompt, which has as few keys as rows. */
+ * With 16 lanes and not too few keys, decoding is still faster in two cases: if forward would copy
+ * the keys for rows of a single vector, and if rows leave lanes of that vector empty. */
 static bool decode_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     (void)row, (void)limits;
     const int64_t rows = fattn_problem_rows(p);
-    const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
-    const bool sparse = FV_LANES == 16 && rows <= 12 && p->seqlen_k > rows;
+    const bool copied_or_sparse = !keys_in_place(p) || rows <= SPARSE_ROWS;
     return decode_queries_fit(p) &&
-           (rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied || sparse);
+           (rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 ||
+            (FV_LANES == 16 && copied_or_sparse && p->seqlen_k > keys_of_forward(p, rows)));
 }
 
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, {0, 0}};

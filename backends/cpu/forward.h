@@ -209,6 +209,26 @@ INLINE void end_strip(forward *f, const fattn_cpu_run *run, int64_t item, int64_
     }
 }
 
+/* How far the head is whose rows are prefetched while those of this head are copied: the head of
+ * the item that this worker probably gets next, or 0. Only for rows that lie pages apart, which the
+ * processor's own prefetchers do not foresee, and whose heads are neighbours. */
+APART int32_t heads_ahead(const fattn_cpu_run *run, fattn_work work)
+{
+    const fattn_problem *const p = run->problem;
+    const int64_t item = fattn_cpu_upcoming(run->items);
+    if (p->dtype_kv != FATTN_BF16 || p->k.seq % 2048 != 0 || p->k.head >= p->k.seq) {
+        return 0;
+    }
+    if (run->tiling->workers == 1) {
+        return work.head + 1 < p->heads_k ? 1 : 0;
+    }
+    if (item >= run->tiling->items) {
+        return 0;
+    }
+    const fattn_work next = fattn_schedule_item(run->tiling, p->heads_k, item);
+    return next.batch == work.batch ? (int32_t)(next.head - work.head) : 0;
+}
+
 /* An item: a block of queries against a part of its keys. */
 INLINE void forward_item(const fattn_cpu_run *run, int64_t item, forward *strips, int64_t room,
                          const forward_kind *kind)
@@ -219,6 +239,10 @@ INLINE void forward_item(const fattn_cpu_run *run, int64_t item, forward *strips
         return;
     }
     const fattn_parts parts = parts_of(run->tiling, &strips->panel, &strips[count - 1].panel);
+    const int32_t further = kind->pairs && kind->prefetches ? heads_ahead(run, work) : 0;
+    for (int64_t n = 0; further && n < count; n++) {
+        strips[n].panel.heads_ahead = further;
+    }
     const fattn_range blocks = begin_strips(strips, count, room, run, work, &parts, kind);
     prefetch_plan ahead;
     const bool prefetches = kind->prefetches && blocks.past - blocks.first > 1 &&

@@ -76,12 +76,44 @@ typedef struct wide_row {
     uint16_t channels[FATTN_PROBLEM_DIM_MAX + 2 * FV_LANES];
 } wide_row;
 
+/* Prefetches a row of n bf16 into the second-level cache. */
+static inline void prefetch_pairs(const uint16_t *row, int64_t n)
+{
+    const int64_t past = bytes_in_lines(row, n * (int64_t)sizeof *row);
+    for (int64_t byte = 0; byte < past; byte += CACHE_LINE) {
+        __builtin_prefetch((const char *)row + byte, 0, 2);
+    }
+}
+
+/* Prefetches the row of another head that belongs to a row of k or v (pn->heads_ahead). */
+static inline void prefetch_other_head(const panel *pn, const void *row,
+                                       const fattn_strides *strides, int64_t dim)
+{
+    if (pn->heads_ahead) {
+        prefetch_pairs((const uint16_t *)row + pn->heads_ahead * strides->head, dim);
+    }
+}
+
+/* The same for FV_LANES rows of q from row r on, if each head of q has keys of its own. */
+static void prefetch_other_queries(const panel *pn, int64_t r)
+{
+    const fattn_problem *const p = pn->p;
+    if (pn->heads_ahead && pn->group == 1) {
+        const uint16_t *const q = (const uint16_t *)pn->run->buffers->q + query_index(pn, &p->q, r);
+        const int64_t count = fattn_min64(FV_LANES, pn->rows - r);
+        for (int64_t n = 0; n < count; n++) {
+            prefetch_pairs(q + n * p->q.seq + pn->heads_ahead * p->q.head, p->dim);
+        }
+    }
+}
+
 /* The row of key j of the tile in k or v as bf16: in its tensor, or in *room. */
 static const void *row_of_key(const panel *pn, span s, const void *tensor, fattn_dtype dtype,
                               const fattn_strides *strides, int64_t dim, int64_t j, wide_row *room)
 {
     const void *const row = element(tensor, dtype, key_index(pn, strides, s.first + j));
     if (dtype == FATTN_BF16) {
+        prefetch_other_head(pn, row, strides, dim);
         return row;
     }
     row_copy_keys(dtype, room->channels, row, dim);
@@ -118,6 +150,7 @@ static void pairs_load_queries(const panel *pn)
         int64_t stride;
         const void *const from = pairs_of_queries(pn, r, dim % (2 * FV_LANES) == 0, &stride);
         transpose(from, stride, FV_LANES, pairs_of(dim), pn->qt + r, pn->br);
+        prefetch_other_queries(pn, r);
     }
 }
 
@@ -153,6 +186,7 @@ static void pairs_load_keys(const panel *pn, span s, int64_t copied, const void 
         if (j < s.live) {
             const void *const from = element(tensor, dtype, key_index(pn, strides, s.first + j));
             if (!direct && j >= copied) {
+                prefetch_other_head(pn, from, strides, dim);
                 row_copy_keys(dtype, (uint16_t *)(void *)to, from, dim);
             }
             row = direct ? from : to;

@@ -72,6 +72,7 @@ typedef struct panel {
     fattn_range mask_rows; /* with a block mask: its rows of blocks that have these queries */
     bool ragged;           /* some row within `width` is dead, so its scores are masked */
     bool masked;           /* there is a mask or a block mask */
+    int32_t heads_ahead;   /* how far the head is whose rows are prefetched; 0: none is */
 
     fattn_sequence seq;
     int64_t start_k; /* fattn_start_k() */
@@ -165,6 +166,7 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->masked = is_masked(p);
     pn->later = NO_PREFETCH;
     pn->next_tile = NULL;
+    pn->heads_ahead = 0;
 
     pn->at = carve(from, br, sizeof(float));
     pn->lo = carve(from, br, sizeof(float));

@@ -665,3 +665,12 @@ def test_one_group_late():
     with group.running_ahead():
         assert wait(never, 0.01) == fattn.RankTimeout.status  # over other backends
     group.catch_up(20)  # nothing to wait for, since the group has failed
+
+
+def test_wait_after_giving_up():
+    """A rank that could not compute gives up between a group's start and its wait, which then fails at once."""
+    group = object.__new__(ProcessGroup)
+    vars(group).update(is_gloo=False, broken=False, error=None, works=[(Work(1 << 60), "rank 1")], before=[],
+                       runs_ahead=False, can_run_ahead=True, reasons={})
+    group._abort(0, b"no memory")
+    assert group._wait(0, None, 0, 20.0) == fattn.RankLost.status

@@ -82,8 +82,7 @@ class ProcessGroup:
 
     def _start(self, user: int, messages: Any, count: int) -> int:
         try:
-            if self.broken:
-                raise RankLost("this process group has failed before")
+            self._must_be_whole()
             # Receives first: gloo passes data one way at a time where both sides send before they receive.
             posted = [(m, f"rank {m.peer}", self._bytes(m.data, m.bytes))
                       for m in sorted(messages[:count], key=lambda m: -m.receive)]
@@ -102,6 +101,7 @@ class ProcessGroup:
 
     def _wait(self, user: int, messages: Any, count: int, seconds: float) -> int:
         try:
+            self._must_be_whole()  # after _abort() it is not
             self.catch_up(seconds)
             self.before, self.works = self.works, []
             if self.runs_ahead and self.can_run_ahead:
@@ -112,6 +112,10 @@ class ProcessGroup:
             return 0
         except BaseException as error:
             return self._failed(error)
+
+    def _must_be_whole(self) -> None:
+        if self.broken:
+            raise RankLost("this process group has failed before")
 
     def _abort(self, user: int, reason: bytes | None) -> None:
         try:

@@ -155,7 +155,6 @@ GPU_DEVICE void wgmma_backward_consume(const fattn_gpu_args &g, const wgmma_back
         wgmma_settle<N / 8>(dk);
         wgmma_settle<N / 8>(dv);
         wgmma_walk_begin<S>(p, w, slot, walk);
-        walk.dq_pending = false;
         if (w.tiles > 0) {
             wgmma_backward_tiles<S>(g, b, w, used++, walk, dk, dv);
         }

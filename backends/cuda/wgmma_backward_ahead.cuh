@@ -331,6 +331,7 @@ GPU_DEVICE void wgmma_walk_begin(const fattn_problem &p, const wgmma_backward_it
     walk.item = item;
     walk.tile = w.start;
     walk.head = 0;
+    walk.dq_pending = false;
     walk.full = w.full;
     walk.full_past = w.full_past;
     walk.tail = shared && w.queries % S::QUERIES ? w.queries / S::QUERIES : -1;
@@ -346,7 +347,6 @@ GPU_DEVICE void wgmma_walk_set(const fattn_gpu_args &g, const wgmma_backward_blo
     walk.dout = {0, 0};
     walk.term = {0, 0};
     walk.visits = 0;
-    walk.dq_pending = false;
     walk.ds = 0;
     walk.ds_phase = 0;
     /* The lane's row in the matrices of 8 keys by 8 queries that stmatrix stores, keys first. */

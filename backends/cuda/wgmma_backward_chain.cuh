@@ -31,29 +31,39 @@ GPU_DEVICE uint32_t wgmma_keys_at(const wgmma_backward_block<S> &b, const wgmma_
     return b.k + chain.keys.stage * S::KEY_BYTES;
 }
 
-/* Waits for the keys of an item, and zeroes rows that belong to another sequence. */
+template <class S>
+GPU_DEVICE uint32_t wgmma_values_at(const wgmma_backward_block<S> &b, const wgmma_chain<S> &chain)
+{
+    return b.v + chain.values.stage * S::KEY_BYTES;
+}
+
+/* Waits for the keys or values of an item, and zeroes rows that belong to another sequence. */
+template <class S>
+GPU_DEVICE void wgmma_await_rows(const fattn_gpu_args &g, uint64_t *full, int phase, uint32_t tile,
+                                 const wgmma_backward_item &w, int group)
+{
+    wgmma_await(full, phase);
+    if (g.problem.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K) && w.keys < S::KEYS) {
+        wgmma_clear<S::KEYS, S::PANELS>(tile, w.keys, WGMMA_CLEARED + group);
+    }
+}
+
 template <class S>
 GPU_DEVICE void wgmma_await_keys(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                  const wgmma_backward_item &w, int group,
                                  const wgmma_chain<S> &chain)
 {
-    wgmma_await(&b.control->k_full[chain.keys.stage], chain.keys.phase);
-    if (g.problem.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K) && w.keys < S::KEYS) {
-        wgmma_clear<S::KEYS, S::PANELS>(wgmma_keys_at<S>(b, chain), w.keys, WGMMA_CLEARED + group);
-    }
+    wgmma_await_rows<S>(g, &b.control->k_full[chain.keys.stage], chain.keys.phase,
+                        wgmma_keys_at<S>(b, chain), w, group);
 }
 
-/* The same for its values. */
 template <class S>
 GPU_DEVICE void wgmma_await_values(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                    const wgmma_backward_item &w, int group,
                                    const wgmma_chain<S> &chain)
 {
-    wgmma_await(&b.control->v_full[chain.values.stage], chain.values.phase);
-    if (g.problem.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K) && w.keys < S::KEYS) {
-        wgmma_clear<S::KEYS, S::PANELS>(b.v + chain.values.stage * S::KEY_BYTES, w.keys,
-                                        WGMMA_CLEARED + group);
-    }
+    wgmma_await_rows<S>(g, &b.control->v_full[chain.values.stage], chain.values.phase,
+                        wgmma_values_at<S>(b, chain), w, group);
 }
 
 /* Lets the other warpgroup issue its products: they take turns. */
@@ -109,36 +119,31 @@ GPU_DEVICE void wgmma_chained_tile(const fattn_gpu_args &g, const wgmma_backward
                                    float dv[S::WIDTH / 8][4])
 {
     typedef typename S::type T;
-    enum { STEPS = S::QUERIES / 16, FLOATS = 4 * S::QUERIES, COLUMNS = S::QUERIES / 8 };
+    enum { STEPS = S::QUERIES / 16, COLUMNS = S::QUERIES / 8 };
     wgmma_backward_control<S> &control = *b.control;
-    const uint32_t lse_from = b.lse + walk.q_used.stage * FLOATS;
-    const uint32_t delta_from = b.delta + walk.dout.stage * FLOATS;
-    const uint64_t q = wgmma_descriptor(b.q + walk.q_used.stage * S::QUERY_BYTES, S::QUERIES * 128);
-    const uint64_t dout =
-        wgmma_descriptor(b.dout + walk.dout.stage * S::QUERY_BYTES, S::QUERIES * 128);
+    const wgmma_tile_parts part = wgmma_tile_parts_of<S>(b, walk);
     const bool last = chain.left == 1, begun = chain.before >= 0;
     const int stage = chain.keys.stage, before = begun ? chain.before : 0;
     float dp[S::QUERIES / 8][4], dq[S::PART / 8][4];
     float lse[S::QUERIES / 8][2], delta[S::QUERIES / 8][2];
     uint32_t p[STEPS][4], ds[STEPS][4];
-    wgmma_read_columns<S, 0, S::LSE_EARLY>(lse_from, lse);
-    wgmma_own_dots<S>(walk.group, b.v + chain.values.stage * S::KEY_BYTES,
-                      b.dout + walk.dout.stage * S::QUERY_BYTES, dp);
+    wgmma_read_columns<S, 0, S::LSE_EARLY>(part.lse, lse);
+    wgmma_begin_dp<S>(b, walk, wgmma_values_at<S>(b, chain), dp);
     wgmma_wait<1>();
     wgmma_settle<S::QUERIES / 8>(x);
     wgmma_apply_band<S>(b, walk, x);
-    wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(lse_from, lse);
+    wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(part.lse, lse);
     wgmma_exponentiate<S>(unit, lse, x);
     wgmma_pack<T, S::QUERIES>(x, p);
-    wgmma_mix<T, STEPS, S::WIDTH>(p, dout, dv);
-    wgmma_read_columns<S, 0, S::DELTA_EARLY>(delta_from, delta);
+    wgmma_mix<T, STEPS, S::WIDTH>(p, part.dout, dv);
+    wgmma_read_columns<S, 0, S::DELTA_EARLY>(part.delta, delta);
     wgmma_wait<1>();
     wgmma_settle<S::QUERIES / 8>(dp);
     if (last) {
         wgmma_release(&control.v_empty[chain.values.stage]);
         wgmma_ring_advance(chain.values);
     }
-    wgmma_read_columns<S, S::DELTA_EARLY, COLUMNS>(delta_from, delta);
+    wgmma_read_columns<S, S::DELTA_EARLY, COLUMNS>(part.delta, delta);
     wgmma_differentiate<S>(delta, x, dp);
     wgmma_pack<T, S::QUERIES>(dp, ds);
     wgmma_await(&control.ds_empty[walk.ds != 0], walk.ds_phase ^ 1);
@@ -155,7 +160,7 @@ GPU_DEVICE void wgmma_chained_tile(const fattn_gpu_args &g, const wgmma_backward
     }
     /* Of the tile before; unused in the first tile of a chain. */
     wgmma_begin_dq<S>(b, walk, b.k + before * S::KEY_BYTES, walk.ds ^ S::DS_BYTES, dq);
-    wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
+    wgmma_mix<T, STEPS, S::WIDTH>(ds, part.q, dk);
     const int next = wgmma_chain_next<S>(g, b, walk, chain);
     const bool more = chain.left > 0;
     walk.q = walk.q_used;

@@ -74,7 +74,7 @@ GPU_DEVICE void wgmma_pair_ds(const fattn_gpu_args &g, const wgmma_backward_bloc
     float lse[COLUMNS][2], delta[COLUMNS][2];
     uint32_t pairs[S::OWN_QUERIES / 16][4];
     wgmma_read_columns<S, 0, COLUMNS>(b.lse + walk.q_used.stage * FLOATS, lse);
-    wgmma_begin_dp<S>(b, walk, dp);
+    wgmma_begin_dp<S>(b, walk, b.v, dp);
     wgmma_wait<1>();
     wgmma_settle<S::OWN_QUERIES / 8>(x);
     wgmma_add_pending<S>(b, walk, sums);

@@ -61,7 +61,7 @@ struct wgmma_backward_shape {
             !IS_PAIR &&
             (FEATURES == 0 || FEATURES == FATTN_BLOCK_MASK ? W == 64 : FEATURES == FATTN_SOFTCAP),
         /* Items follow one another without a break (wgmma_backward_chain.cuh). */
-        CHAINS = DEFERS && IS_LEAN && WGMMA_BACKWARD_CHAINS(W),
+        CHAINS = IS_LEAN && WGMMA_BACKWARD_CHAINS(W),
         KEY_STAGES = CHAINS ? WGMMA_BACKWARD_KEY_STAGES(N) : 1,
         VALUE_STAGES = CHAINS ? WGMMA_BACKWARD_VALUE_STAGES(N) : 1,
         /* A warpgroup's room for its part of dQ, and for dK and dV. */

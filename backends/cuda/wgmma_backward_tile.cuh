@@ -10,6 +10,26 @@
 
 /* --- A tile of queries ------------------------------------------------------------------------ */
 
+/* Where a tile is in shared memory: addresses of lse and delta, and descriptors of its queries and
+ * its dO as the second operands of dK and dV. */
+typedef struct wgmma_tile_parts {
+    uint32_t lse, delta;
+    uint64_t q, dout;
+} wgmma_tile_parts;
+
+template <class S>
+GPU_DEVICE wgmma_tile_parts wgmma_tile_parts_of(const wgmma_backward_block<S> &b,
+                                                const wgmma_backward_walk<S> &walk)
+{
+    enum { FLOATS = 4 * S::QUERIES, PANEL = S::QUERIES * 128 };
+    wgmma_tile_parts part;
+    part.lse = b.lse + walk.q_used.stage * FLOATS;
+    part.delta = b.delta + walk.dout.stage * FLOATS;
+    part.q = wgmma_descriptor(b.q + walk.q_used.stage * S::QUERY_BYTES, PANEL);
+    part.dout = wgmma_descriptor(b.dout + walk.dout.stage * S::QUERY_BYTES, PANEL);
+    return part;
+}
+
 /* How many rows the sequence has in its last tile. */
 template <class S>
 GPU_DEVICE int wgmma_tail_rows(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk)
@@ -103,12 +123,12 @@ GPU_DEVICE void wgmma_begin_scores(const wgmma_backward_block<S> &b, wgmma_backw
     wgmma_ring_advance(walk.q);
 }
 
-/* Begins dP^T of the tile whose dO has landed. */
+/* Begins dP^T of the tile whose dO has landed. v: the address of the values. */
 template <class S>
 GPU_DEVICE void wgmma_begin_dp(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
-                               float dp[S::OWN_QUERIES / 8][4])
+                               uint32_t v, float dp[S::OWN_QUERIES / 8][4])
 {
-    wgmma_own_dots<S>(walk.group, b.v, b.dout + walk.dout.stage * S::QUERY_BYTES, dp);
+    wgmma_own_dots<S>(walk.group, v, b.dout + walk.dout.stage * S::QUERY_BYTES, dp);
 }
 
 /* Turns scores in x into P. */
@@ -299,36 +319,32 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
                                     float dv[S::WIDTH / 8][4])
 {
     typedef typename S::type T;
-    enum { STEPS = S::QUERIES / 16, FLOATS = 4 * S::QUERIES, COLUMNS = S::QUERIES / 8 };
+    enum { STEPS = S::QUERIES / 16, COLUMNS = S::QUERIES / 8 };
     wgmma_backward_control<S> &control = *b.control;
-    const uint32_t lse_from = b.lse + walk.q_used.stage * FLOATS;
-    const uint32_t delta_from = b.delta + walk.dout.stage * FLOATS;
-    const uint64_t q = wgmma_descriptor(b.q + walk.q_used.stage * S::QUERY_BYTES, S::QUERIES * 128);
-    const uint64_t dout =
-        wgmma_descriptor(b.dout + walk.dout.stage * S::QUERY_BYTES, S::QUERIES * 128);
+    const wgmma_tile_parts part = wgmma_tile_parts_of<S>(b, walk);
     /* The deferred dQ of the last tile is computed beside dK if there are registers for it. */
     constexpr bool LAST_BESIDE = S::DEFERS && !MORE && S::WIDTH == 64;
     float dp[S::QUERIES / 8][4], dq[S::PART / 8][4], last[S::PART / 8][4];
     float lse[S::QUERIES / 8][2], delta[S::QUERIES / 8][2];
     uint32_t p[STEPS][4], ds[STEPS][4];
-    wgmma_read_columns<S, 0, S::LSE_EARLY>(lse_from, lse);
-    wgmma_begin_dp<S>(b, walk, dp);
+    wgmma_read_columns<S, 0, S::LSE_EARLY>(part.lse, lse);
+    wgmma_begin_dp<S>(b, walk, b.v, dp);
     wgmma_wait<1>();
     wgmma_settle<S::QUERIES / 8>(x);
     if constexpr (S::IS_LEAN) {
         wgmma_apply_band<S>(b, walk, x);
-        wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(lse_from, lse);
+        wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(part.lse, lse);
         wgmma_exponentiate<S>(unit, lse, x);
         wgmma_pack<T, S::QUERIES>(x, p);
     } else {
-        wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(lse_from, lse);
+        wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(part.lse, lse);
         wgmma_weigh_fully<S>(g, b, walk, lse, x, p);
     }
-    wgmma_mix<T, STEPS, S::WIDTH>(p, dout, dv);
-    wgmma_read_columns<S, 0, S::DELTA_EARLY>(delta_from, delta);
+    wgmma_mix<T, STEPS, S::WIDTH>(p, part.dout, dv);
+    wgmma_read_columns<S, 0, S::DELTA_EARLY>(part.delta, delta);
     wgmma_wait<1>();
     wgmma_settle<S::QUERIES / 8>(dp);
-    wgmma_read_columns<S, S::DELTA_EARLY, COLUMNS>(delta_from, delta);
+    wgmma_read_columns<S, S::DELTA_EARLY, COLUMNS>(part.delta, delta);
     wgmma_differentiate_any<S>(g, b, walk, delta, x, dp);
     wgmma_pack<T, S::QUERIES>(dp, ds);
     if constexpr (S::DEFERS) {
@@ -350,7 +366,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
         wgmma_named_sync(WGMMA_DS_MADE, WGMMA_BOTH);
         wgmma_begin_dq<S>(b, walk, b.k, walk.ds, dq);
     }
-    wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
+    wgmma_mix<T, STEPS, S::WIDTH>(ds, part.q, dk);
     if constexpr (MORE) {
         next = wgmma_await_visit<S>(b, walk, next);
         wgmma_drop_early<S>(g, walk, next.head, next.tile);

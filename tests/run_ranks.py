@@ -152,8 +152,9 @@ def check_memory(runs, rng):
     keys = 98304
     runs.save(q=rng.standard_normal((1, 1, 4, 32), np.float32), k=np.ones((1, keys, 4, 32), np.float32),
               v=np.ones((1, keys, 4, 32), np.float32))
-    measure = [sys.executable, "-c", "import resource, subprocess, sys; s = subprocess.run(sys.argv[1:]).returncode; "
-               "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(s)"]
+    # (One write: print() makes several on a terminal, which mpiexec's is, and those of ranks mix.)
+    measure = [sys.executable, "-c", "import os, resource, subprocess, sys; s = subprocess.run(sys.argv[1:]).returncode; "
+               "os.write(1, b'peak %d\\n' % resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(s)"]
     status, said, made = runs.run(4, ("q", "k", "v"), ("o",), "--scheme", "reduce", prefix=measure)
     peaks = [int(n) / 1024 for n in re.findall(r"peak (\d+)", said)]
     ok(status == 0 and len(peaks) == 4 and max(peaks) < 96 and np.allclose(made["o"], 1),

@@ -124,6 +124,23 @@ static void count_strangers(void *user, const char *line)
     }
 }
 
+/* OpenMP's own variable: never an error, and a count of processors where it is no number. */
+Test(env, number_of_openmp_is_that_of_the_outermost_region)
+{
+    static const struct {
+        const char *text;
+        int64_t number;
+    } said[] = {{"8", 8}, {" 8", 8}, {"8,2", 8},     {"8, 2", 8},
+                {"", 0},  {"0", 0},  {"several", 0}, {"99999999999", 0}};
+    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+        set_environment("OMP_NUM_THREADS", said[i].text);
+        const fattn_env *env = NULL;
+        ANSWERS(fattn_env_get(&env), FATTN_OK);
+        cr_expect_eq(env->openmp_threads, said[i].number, "%s", said[i].text);
+    }
+    set_environment("OMP_NUM_THREADS", NULL);
+}
+
 Test(env, misspelt_names_are_told_once)
 {
     int told[3] = {0};

@@ -270,8 +270,8 @@ typedef struct fattn_problem {
     int64_t seqlen_k; /* Sk; with cu_seqlens_k or FATTN_PAGED the most keys that one may have.
                        * Default 0: then o is 0 */
     int64_t dim;      /* D, 1..576, no default. Above 256 most GPUs only have SIMT kernels */
-    int64_t dim_v;    /* Dv, likewise. Latent attention (MLA) is D 576, Dv 512, Hk 1, where v is k:
-                       * FATTN_STRIDED, with k's strides for v, too */
+    int64_t dim_v;    /* Dv, likewise. Latent attention (MLA) is D 576, Dv 512, Hk 1, and v is the
+                       * first 512 channels of k: FATTN_STRIDED, k's pointer and strides for v */
     int64_t total_q;  /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
     int64_t total_k;  /* FATTN_CU_SEQLENS_K: rows of the packed k and v, at least cu_seqlens_k[B] */
 
@@ -283,9 +283,9 @@ typedef struct fattn_problem {
     fattn_strides q, k, v, o;       /* FATTN_STRIDED */
     fattn_strides dout, dq, dk, dv; /* FATTN_STRIDED, backward */
 
-    double scale;         /* FATTN_SCALE: factor of q.k; any finite value. With 0 all keys that are
-                           * kept weigh the same. Without FATTN_SCALE leave it 0, the default; the
-                           * factor is then 1 / sqrt(D) */
+    double scale;         /* FATTN_SCALE: factor of q.k; any finite value, 0 and negative ones
+                           * included. Without FATTN_SCALE leave it 0, the default; the factor is
+                           * then 1 / sqrt(D) */
     double softcap;       /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
     double dropout_p;     /* FATTN_DROPOUT: probability of dropping a weight, 0..1, rounded to a
                            * multiple of 1/65536: to 0 or 1 only if it is exactly that */
@@ -312,10 +312,10 @@ typedef struct fattn_problem {
                                 * many bytes; a power of two, 4096 at most, default 16 */
 
     /* Mixed types, for example an 8-bit or 16-bit cache with f32 queries. f64 does not mix, and
-     * FATTN_E4M3 is a type of k and v alone, forward only. If k and v are dtype or e4m3, products
-     * and sums are those of dtype; otherwise they are f32, whatever the types. Each gradient has
-     * the type of its input. Only backend "reference" has a backward; all others are forward
-     * only. */
+     * only k and v can be FATTN_E4M3, in forward. If both k and v have type dtype or e4m3, the
+     * arithmetic is that of a problem whose tensors all have type dtype; otherwise it is f32. Only
+     * backend "reference" has a backward of mixed types; each gradient has the type of its
+     * input. */
     fattn_dtype dtype_kv; /* of k and dk; FATTN_DTYPE_DEFAULT means dtype */
     fattn_dtype dtype_v;  /* of v and dv; FATTN_DTYPE_DEFAULT means dtype_kv */
 
@@ -521,9 +521,11 @@ typedef enum fattn_engine {
  * The library calls the function on the thread that called the library: at most once in a call of
  * fattn_execute() or fattn_attention(), not at all if there is little work. `count` is at most the
  * device's number of threads. Threads that call the library concurrently have loops concurrently.
- * The function must not throw. So in an engine whose threads all arrive at each operator, one of
- * them calls the library, and keeps what its loop needs in a thread-local variable; the others wait
- * for bodies to run until that call has returned.
+ * The function must not throw.
+ *
+ * An engine whose threads all arrive at each operator uses it like this: one of the threads calls
+ * the library, and keeps what its loop needs in a thread-local variable; the others run bodies as
+ * they come, until that call has returned.
  */
 typedef void (*fattn_parallel_for)(void *user, int64_t count,
                                    void (*body)(void *context, int64_t i), void *context);
@@ -552,9 +554,9 @@ typedef void (*fattn_device_release)(void *user, void *memory);
  * unless `threads` or `cpus` is given. The calling thread always works too, and waits for others
  * only while they work on its problem; so if the system refuses to create a thread, the device
  * works with fewer. Idle threads poll for 30 microseconds before they sleep. The threads block all
- * signals. In a child of fork() a device keeps working, with new threads; no exec is needed. Inside
- * a parallel region of the caller's OpenMP that allows no further threads, the calling thread works
- * alone, if the number of threads came from OpenMP.
+ * signals. In a child of fork() a device keeps working, with new threads; no exec is needed. If the
+ * number of threads came from OpenMP, a call from inside a parallel region that allows no nested
+ * threads runs on the calling thread alone.
  *
  * Memory. `allocate` and `release` replace the backend's own functions for everything that the
  * library allocates on the device: workspaces, copies of host memory, fattn_device_malloc(). The
@@ -781,11 +783,11 @@ FATTN_API void fattn_cache_clear(void);
  * How much fattn_attention() keeps, in the whole process. Set it up with
  * fattn_cache_options_init().
  *
- * With each plan stay its workspaces, of workspace_bytes each (fattn_plan_info): one on a CPU, up
+ * A cached plan keeps its workspaces, of workspace_bytes each (fattn_plan_info): one on a CPU, up
  * to four on a GPU, and more if more calls ran at once. They may be large: backward on Hopper keeps
- * dq in f32 there, 4 bytes for each element of q. By default only the number of plans bounds their
- * sum, so a program whose problems change from call to call should set `bytes`. If there is no
- * memory for a new workspace, the device's idle workspaces are freed first.
+ * dq in f32 there, 4 bytes for each element of q. By default only the number of plans limits the
+ * memory of all workspaces, so a program whose problems change from call to call should set
+ * `bytes`. If there is no memory for a new workspace, the device's idle workspaces are freed first.
  */
 typedef struct fattn_cache_options {
     size_t struct_size; /* sizeof(fattn_cache_options); set by fattn_cache_options_init */
@@ -802,7 +804,7 @@ FATTN_API void fattn_cache_options_init(fattn_cache_options *options);
  * FATTN_INVALID_ARGUMENT for a number out of range. */
 FATTN_API fattn_status fattn_cache_set_options(const fattn_cache_options *options);
 
-/* What fattn_attention() keeps now, and its counts since the process began. */
+/* What the cache of fattn_attention() holds now, and its counts since the process began. */
 typedef struct fattn_cache_info {
     size_t struct_size;  /* sizeof(fattn_cache_info); set by fattn_cache_info_init */
     int64_t entries;     /* plans in the cache */
@@ -875,8 +877,8 @@ FATTN_API void fattn_inspect_args_init(fattn_inspect_args *args);
  * Writes the scores or probabilities of a forward, which attention itself never stores: for
  * inspecting heads, and for tests. problem and buffers are those of the forward; its outputs are
  * not written, and their pointers may be NULL. Entries of rows and keys past the end of a sequence,
- * and of keys before seqstart_k, are left as they are. On every device that computes in host
- * memory, one thread of the reference computes the numbers in double precision; GPUs return
+ * and of keys before seqstart_k, are left as they are. On devices that compute in host memory,
+ * backend "reference" computes the numbers, in double precision on one thread. GPUs return
  * FATTN_UNSUPPORTED.
  */
 FATTN_API fattn_status fattn_inspect(fattn_device *device, const fattn_problem *problem,

@@ -73,7 +73,8 @@ typedef enum fattn_scheme {
  * --- Transports
  * ---------------------------------------------------------------------------------------------- */
 
-/* Rows of bytes, in memory as fattn_message.data. Spans of one side do not overlap. */
+/* Rows of bytes, in the same kind of memory as fattn_message.data. The spans of one side of a
+ * message do not overlap. */
 typedef struct fattn_span {
     void *data;        /* the first row */
     int64_t rows;      /* above 0 */
@@ -86,9 +87,9 @@ typedef struct fattn_message {
     int32_t peer;            /* the rank that receives or sends it; never this rank */
     int32_t tag;             /* 0..FATTN_MESSAGE_TAGS - 1; the same on both sides */
     int32_t receive;         /* 1: this rank receives the message into data; 0: it sends data */
-    int32_t span_count;      /* 0; or, if fattn_transport.spans is set, above 0: spans are sent or
-                              * received in place of data, which is NULL. Both sides have equally
-                              * many, and the n-th of both are of the same size */
+    int32_t span_count;      /* 0; or, only if fattn_transport.spans is set, above 0: spans are sent
+                              * or received in place of data, which is NULL. Both sides have the
+                              * same number, and the n-th spans of both have the same size */
     void *data;              /* host or device memory: fattn_transport.device_memory */
     int64_t bytes;           /* above 0; the same on both sides; of all spans together */
     const fattn_span *spans; /* valid as long as the message; NULL if span_count is 0 */
@@ -130,16 +131,17 @@ typedef struct fattn_transport {
     fattn_status (*start)(void *user, const fattn_message *messages, int count);
 
     /* Waits until all messages of the group are done, at most `seconds`. With device_memory it may
-     * return as soon as the stream will run them before any work that is queued from then on.
+     * return earlier: as soon as the stream is certain to complete the messages before work that is
+     * queued after the return.
      *
      * It fails when that time has passed, when a peer has failed or is gone, and when the transport
      * fails; it names the rank in the reason, by fattn_transport_fail(). After an error the
      * transport cannot be used again. It must then no longer touch the data of messages of up to
      * FATTN_MESSAGE_SMALL bytes, because the library frees that memory. Until it is closed it may
-     * go on reading and writing the data of larger messages, which is memory of the plan or of
-     * tensors that it sends, or with spans receives.
-     * But data that was not sent before the error must not be received: the receiver's wait() must
-     * fail, because the caller may have put other data there. */
+     * go on reading and writing the data of larger messages: memory of the plan, tensors that are
+     * sent, and with spans also tensors that are received. But the receiver's wait() must fail if
+     * the data was not sent before the error, because the sender's caller may have changed it
+     * since. */
     fattn_status (*wait)(void *user, const fattn_message *messages, int count, double seconds);
 
     /* Tells all ranks that this one has failed: the wait() that they are in, or their next one,
@@ -194,8 +196,9 @@ FATTN_API void fattn_peers_destroy(fattn_peers *peers);
 /*
  * Opens the transport of a rank. Close it with fattn_peers_close(). `device` is the rank's device,
  * NULL the default one; the transport keeps it open. All ranks' devices are of one backend; several
- * ranks may share a device. `stream` is the one on which the rank's plans compute. Do not use NULL,
- * the default stream, on CUDA if copies are to run beside kernels: there they wait for kernels.
+ * ranks may share a device. `stream` is the one on which the rank's plans compute. On CUDA give a
+ * stream of your own: on the default stream, NULL, copies wait for kernels instead of running
+ * beside them.
  *
  * Any thread may open a transport; each is used by one thread at a time. A rank that is late delays
  * others only in their wait(). After an error of a group all transports fail, and say which rank
@@ -211,39 +214,39 @@ FATTN_API void fattn_peers_close(fattn_transport *transport);
  * --- Groups
  * ---------------------------------------------------------------------------------------------- */
 
-/* A group of 1..65536 ranks (64 with fattn_peers_create()) that compute together, and how. All
- * ranks must give the same split, scheme, turns, speeds and saves; either all of them or none limit
- * memory. */
+/* A group of 1..65536 ranks (64 at most with fattn_peers_create()) that compute together, and how.
+ * All ranks must give the same split, scheme, turns, speeds and saves; either all of them or none
+ * limit memory. */
 typedef struct fattn_group {
     size_t struct_size;               /* sizeof(fattn_group); set by fattn_group_init */
     const fattn_transport *transport; /* must stay open while plans are made and executed */
     fattn_device *device;             /* of the memory that the transport carries; NULL: default */
     fattn_split split;                /* default FATTN_SPLIT_CONTIGUOUS */
     fattn_scheme scheme;              /* default FATTN_SCHEME_RING */
-    double timeout; /* seconds that a step may wait for other ranks, above 0; default 60. An idle
-                     * rank waits as long as the busiest one computes a step */
-    int64_t memory; /* most bytes that a plan may hold on this rank; 0, the default: no limit. See
+    double timeout; /* seconds that a step may wait for other ranks, above 0; default 60. It must be
+                     * longer than any rank computes in a step, since a rank without work waits that
+                     * long */
+    int64_t memory; /* most bytes that a plan may own on this rank; 0, the default: no limit. See
                      * fattn_group_plan_create(). With a limit turns of heads do not overlap */
-    int64_t turns;  /* FATTN_SCHEME_HEADS and _BOTH: how many parts a rank's heads are computed in,
-                     * one after another. While one part is computed, the inputs of the next part
-                     * and the results of the previous one travel. The plan takes this number, or
-                     * the next smaller one that is possible; more if `memory` requires it. Possible
-                     * are the divisors of K, a rank's number of key/value heads, and in
+    int64_t turns;  /* FATTN_SCHEME_HEADS and _BOTH: how many parts ("turns") a rank's heads are
+                     * computed in, one after another. While one turn is computed, the inputs of the
+                     * next and the results of the previous one travel. The plan takes this number,
+                     * or the next smaller possible one; more if `memory` requires it. Possible are
+                     * the divisors of K, a rank's number of key/value heads, and in
                      * FATTN_SCHEME_HEADS also K times each divisor of heads_q / heads_k. 0, the
                      * default: chosen by sizes and speeds, 8 at most, and in backward, or if
                      * `saves` is set, no more than K */
 
-    /* What FATTN_SCHEME_AUTO and the default of `turns` are chosen by. 0, the default, stands for
-     * the figures of GPUs that are connected by NVLink, 6e14, 3.5e11 and 1e-5, if the transport
-     * carries device memory, and else for those of CPUs in a network of 100 Gbit/s, 2e12, 1.2e10
-     * and 2e-5. */
+    /* The speeds by which FATTN_SCHEME_AUTO and the default of `turns` are chosen. 0, the default,
+     * stands for 6e14, 3.5e11 and 1e-5 (GPUs with NVLink) if the transport carries device memory,
+     * otherwise for 2e12, 1.2e10 and 2e-5 (CPUs in a network of 100 Gbit/s). */
     double rate;      /* operations per second that a rank computes */
     double bandwidth; /* bytes per second that a rank can send and, at the same time, receive */
     double latency;   /* seconds for a message besides its bytes */
 
-    /* 1: forward saves what ranks exchange in it, and backward does not exchange it again: see
-     * fattn_group_execute_saved(). It must be set for the plans of both, whose scheme and turns are
-     * then chosen alike, and cannot be combined with `memory`. 0, the default: nothing is saved. */
+    /* 1: forward saves the rows that ranks exchange, so that backward need not exchange them again:
+     * see fattn_group_execute_saved(). Set it for the plans of both, which then get the same scheme
+     * and turns. It cannot be combined with `memory`. 0, the default: nothing is saved. */
     int32_t saves;
 } fattn_group;
 
@@ -258,11 +261,11 @@ typedef struct fattn_group_plan fattn_group_plan;
  * fattn_group_plan_destroy(). `problem` describes the undivided problem, but its layout and strides
  * are those of the rank's own share: batch b of q holds the rank's rows of sequence b, one run
  * after another, and likewise k, v, o and the gradients. A ragged batch has both cu_seqlens: pass
- * those of the undivided problem here, in host memory; they are copied. Its shares are packed too,
- * the share of one sequence behind that of the one before. Without a ragged batch they are NULL.
+ * those of the undivided problem here, in host memory; they are copied. The rank's shares of its
+ * sequences are packed too, one after another. Otherwise cu_seqlens_q and cu_seqlens_k are NULL.
  *
  * Supported: forward and backward, causal masks and windows, scale, soft cap, ALiBi, slopes that
- * multiply a bias, sinks, bias and masks, dropout (bit for bit that of one device), dLSE,
+ * multiply a bias, sinks, bias and masks, dropout (the same pattern as on one device), dLSE,
  * FATTN_DETERMINISTIC, GQA and MQA, ragged batches, mixed types. A rank's share of bias, mask and
  * dbias has the rows of its share of q and all keys of the problem, with the rank's own
  * bias_stride, mask_stride and dbias_stride. Ranks may differ in whether bias or mask is broadcast
@@ -274,9 +277,9 @@ typedef struct fattn_group_plan fattn_group_plan;
  *   invariance, FATTN_CHECKED, f64, fp8; one cu_seqlens without the other; dbias that is summed
  *   over queries (dbias_stride[2] = 0).
  * - Ragged batches: bias and masks; FATTN_SPLIT_STRIPED in a ring with a window that is bounded on
- *   both sides. On devices with memory of their own, in other schemes than FATTN_SCHEME_HEADS:
- *   ALiBi, dropout, windows; a causal mask where a sequence has another number of keys than of
- *   queries, or in FATTN_SCHEME_REDUCE.
+ *   both sides. On devices with memory of their own, in schemes other than FATTN_SCHEME_HEADS:
+ *   ALiBi, dropout and windows; a causal mask if some sequence does not have as many keys as
+ *   queries; in FATTN_SCHEME_REDUCE any causal mask.
  * - FATTN_SPLIT_STRIPED in a ring: dropout, and ALiBi, unless its slopes multiply a bias.
  * - FATTN_SCHEME_HEADS: a single rank, and a number of ranks that does not divide heads_k.
  * - FATTN_SCHEME_BOTH: ranks and heads_k without a common divisor other than 1 and R.
@@ -299,10 +302,11 @@ typedef struct fattn_group_plan fattn_group_plan;
  * not ragged) without dbias, and for FATTN_SCHEME_HEADS and _BOTH. In all other cases, and if they
  * are not enough, the plan is refused with FATTN_OUT_OF_MEMORY.
  *
- * First of all the ranks compare the problem: FATTN_RANKS_DISAGREE names the first rank that
- * differs. If one rank has an error of its own, such as a wrong argument, the others get
- * FATTN_RANK_LOST with its number; for that its transport, and the fields of it, must be valid. The
- * group can then make another plan, unless the device does not suit the transport's memory.
+ * First of all the ranks compare the problem: if they differ, all get FATTN_RANKS_DISAGREE, and
+ * each one's reason names the first rank that differs from it. If one rank has an error of its own,
+ * such as a wrong argument, the others get FATTN_RANK_LOST with its number, provided that its
+ * transport is valid. The group can then make another plan, unless a rank's device does not compute
+ * in the kind of memory that the transport carries.
  *
  * The plan owns the memory that it computes in, and serves one execution at a time.
  */
@@ -317,15 +321,16 @@ FATTN_API fattn_status fattn_group_plan_create(const fattn_group *group,
  * and tensors (fattn_group_execute()). */
 FATTN_API void fattn_group_plan_destroy(fattn_group_plan *plan);
 
-/* The scheme of a plan, which FATTN_SCHEME_AUTO has become; FATTN_SCHEME_AUTO for NULL. */
+/* The scheme of a plan: the one that was chosen if the group has FATTN_SCHEME_AUTO. NULL gives
+ * FATTN_SCHEME_AUTO. */
 FATTN_API fattn_scheme fattn_group_plan_scheme(const fattn_group_plan *plan);
 
 /* Bytes of memory that the plan owns on this rank; 0 for NULL. */
 FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
 
-/* Bytes that forward saves for backward on this rank, as the plans of both say: about as many as q,
- * k, v, o and lse of its share have. 0 without fattn_group.saves, and for NULL. Only
- * FATTN_SCHEME_HEADS saves anything, if there are no more turns than key/value heads of a rank. */
+/* Bytes that forward saves for backward on this rank: about the size of its shares of q, k, v, o
+ * and lse. The plans of both return the same number. It is 0 for NULL, without fattn_group.saves,
+ * in schemes other than FATTN_SCHEME_HEADS, and with more turns than a rank has key/value heads. */
 FATTN_API int64_t fattn_group_plan_saved_bytes(const fattn_group_plan *plan);
 
 /*
@@ -336,8 +341,8 @@ FATTN_API int64_t fattn_group_plan_saved_bytes(const fattn_group_plan *plan);
  * were given to the plan and must be NULL here; sink, slopes, seed and offset must be the same on
  * all ranks. Every rank gets the whole sum in dsink.
  *
- * Results do not depend on timing: with the same number of ranks every run gives the same bits; in
- * backward on a GPU if FATTN_DETERMINISTIC is set.
+ * Results do not depend on timing: with the same number of ranks every run gives the same bits, in
+ * backward on a GPU only with FATTN_DETERMINISTIC.
  *
  * Errors are those of fattn_execute(), and FATTN_RANK_LOST and FATTN_RANK_TIMEOUT. After an error
  * the transport cannot be used again. Outputs are then untouched, even if the error was another
@@ -350,21 +355,21 @@ FATTN_API int64_t fattn_group_plan_saved_bytes(const fattn_group_plan *plan);
  * - In FATTN_SCHEME_HEADS, if the transport takes spans, results go straight into outputs, which
  *   may therefore be written in part, until the transport is closed.
  *
- * After an error the caller may change its tensors, but the transport may still be sending k and v,
- * or with spans sending any input and receiving any output. Free these, and destroy the plan, only
- * after the transport is closed; in device memory do not change them before that either.
+ * After an error the transport may still be sending k and v, or with spans sending any input and
+ * receiving any output. Free these, and destroy the plan, only after the transport is closed.
+ * Tensors in host memory may be changed at once; those in device memory only after that, too.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 
 /*
  * fattn_group_execute() for a plan that saves, whose fattn_group_plan_saved_bytes() is above 0. Any
- * other plan runs as by fattn_group_execute(), and `saved` is not used.
+ * other plan runs as with fattn_group_execute(), and `saved` is not used.
  *
- * `saved` has that many bytes, in memory of the group's device, aligned to 64, apart from the
- * buffers. Forward writes to it this rank's heads of q, k, v, o and lse, with the rows of all
- * ranks. Backward reads them there, any number of times. So it exchanges only dout, dlse and
- * gradients, and does not read q, k, v, o and lse of `buffers`, which may be NULL. It must be the
- * backward of that forward: the problems differ only in op, outputs, FATTN_DLSE,
+ * `saved` has that many bytes, in memory of the group's device, is aligned to 64, and does not
+ * overlap the buffers. Forward writes this rank's heads of q, k, v, o and lse there, with the rows
+ * of all ranks. Backward reads them from there, any number of times. So it exchanges only dout,
+ * dlse and gradients, and does not read q, k, v, o and lse of `buffers`, which may be NULL. It must
+ * be the backward of that forward: the problems differ only in op, outputs, FATTN_DLSE,
  * FATTN_DETERMINISTIC and the layout of dout and gradients, and the groups are equal. After an
  * error of forward the contents of `saved` are undefined; until the transport is closed it may
  * still be read and written.

@@ -44,9 +44,9 @@ FATTN_API fattn_status fattn_mpi_open_device(MPI_Comm comm, fattn_device *device
 /*
  * Closes a transport; every rank calls it before MPI_Finalize(). NULL is allowed. After a failure
  * the duplicate of the communicator stays until MPI_Finalize(), because freeing it would wait for
- * ranks that may be gone. MPI cannot take back messages that are moving. So after a failed
- * execution destroy the plan, and free the k and v that it was given, only after MPI_Finalize(), or
- * not at all. They may be changed before that: other ranks get an error instead of the new data.
+ * ranks that may be gone. MPI cannot cancel messages that are moving. So after a failed execution
+ * destroy the plan, and free the k and v that it was given, only after MPI_Finalize(), or not at
+ * all. You may change them before that: other ranks get an error instead of the new data.
  *
  * When a rank dies, most launchers end all others at once. If the launcher lets them live, they get
  * an error.

@@ -1,6 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plan of a group: planning (group.c, piece.c) makes it, execution (exchange.c, rounds.c,
- * attend.c) uses it. */
+/*
+ * The plan of a group: planning (group.c, piece.c) makes it, execution (exchange.c, rounds.c,
+ * attend.c) uses it.
+ *
+ * Words of this folder. A *run* is a stretch of a rank's rows (split.h); a *piece* is a run of
+ * queries against a run of keys; a *visit* says which piece a rank computes next. A *block* is all
+ * keys and values of one owner, which travel in a ring; a *lane* is one of its two directions
+ * (ring.h). A *turn* is a part of the heads; a *slice* is a part of the keys. *Members* are the
+ * ranks of a group that share heads; what they send each other is in *slots*, one for each member.
+ */
 #ifndef FATTN_DISTRIBUTED_GROUP_H
 #define FATTN_DISTRIBUTED_GROUP_H
 
@@ -45,8 +53,8 @@ typedef struct fattn_extent {
 typedef struct fattn_packed {
     char *q[FATTN_RUNS], *o[FATTN_RUNS], *dout[FATTN_RUNS];
     float *lse[FATTN_RUNS], *dlse[FATTN_RUNS];
-    char *sum[FATTN_RUNS]; /* f32 o so far, in backward dq; both runs of a sequence adjacent. Of a
-                            * single piece: its o or dq */
+    char *sum[FATTN_RUNS]; /* forward: the o so far, backward: dq; f32 sums, in which both runs of a
+                            * sequence are adjacent. If the turn is a single piece: its o or dq */
     char *own;             /* the rank's own block of keys and values */
     char *own_sum;         /* gradients of the own block, f32 unless `single`; if turns share keys,
                             * of all slices, `own_step` bytes apart */
@@ -154,18 +162,16 @@ struct fattn_group_plan {
     void *answers;                /* device memory for comparing what ranks were given */
     fattn_event *finished;        /* after the last execution, on a device with memory of its own */
 
-    /* Turns that overlap: even and odd turns compute on streams of their own, so that the kernels
-     * of a turn fill the multiprocessors that those of the turn before leave idle at its end.
-     * turn_ready: the inputs of a turn are there; turn_done: its results are. */
+    /* For turns that overlap: even turns compute on one stream and odd turns on the other, so that
+     * the kernels of a turn fill the multiprocessors that those of the turn before leave idle at
+     * its end. turn_ready: the inputs of a turn have arrived; turn_done: it has been computed. */
     fattn_stream stream[2];
     fattn_event *turn_ready, *turn_done[2];
 
-    /* The state of an execution, besides turn, at, the slices of shares and whole, saved_at, the
-     * positions above, and share and sending, which change places: bit n of stored_runs is set once
-     * run n's o and lse are in the caller's tensors; `late` is the lane whose `home` has not been
-     * added to own_sum yet, or -1. */
-    unsigned stored_runs;
-    int late;
+    /* State of an execution, like turn, at, saved_at, the slices of `shares` and `whole`, and the
+     * positions above. (The pointers `share` and `sending` are swapped, too.) */
+    unsigned stored_runs; /* bit n: the o and lse of run n are in the caller's tensors */
+    int late;             /* the lane whose `home` has not been added to own_sum yet, or -1 */
 };
 
 /*
@@ -200,15 +206,15 @@ fattn_status fattn_group_check_speed(const fattn_group *group);
 fattn_speed fattn_group_speed(const fattn_group *group, const fattn_transport *transport);
 
 /*
- * What turns have of their own (turns.c). fattn_group_span_rule(): which spans of its tensors this
+ * What each turn has for itself (turns.c). fattn_group_span_rule(): which spans of its tensors this
  * rank can send and receive. A row's heads must be adjacent, rows must not overlap, and rows of
  * lse, which are single numbers, must be adjacent in the group's share.
  *
  * fattn_group_make_sets() decides about `single`, `saves`, `spans` and `overlaps` once the number
  * of turns is known, and how many sets of packed rows there are. One suffices if inputs and results
- * travel as copies. With spans there are two, one of which is used while the other travels; or, if
- * memory is not limited, a set for each turn, so that nothing has to be moved out of one and turns
- * can overlap.
+ * are copied to messages. With spans there are two, one of which is used while the other travels;
+ * or, if memory is not limited, a set for each turn, so that no results have to be moved before the
+ * next turn, and turns can overlap.
  */
 fattn_span_rule fattn_group_span_rule(const fattn_group_plan *plan);
 fattn_status fattn_group_make_sets(fattn_group_plan *plan);
@@ -228,10 +234,10 @@ void fattn_group_drop_streams(const fattn_group_plan *plan);
 fattn_stream fattn_group_stream(const fattn_group_plan *plan);
 
 /*
- * For turns that overlap, else nothing. Begin is called before the messages of a turn are started:
- * the turn follows its inputs, but not the turn before it, whose results are among the messages.
- * End is called when its pieces are queued. Follow, after the last turn or an error, makes what
- * comes next on the transport's stream follow all turns.
+ * For turns that overlap; otherwise these do nothing. Begin is called before the messages of a turn
+ * are started: the turn waits for its inputs, but not for the turn before it, whose results are
+ * among the messages. End is called when its pieces are queued. Follow is called after the last
+ * turn or an error: what comes next on the transport's stream waits for all turns.
  */
 fattn_status fattn_group_begin_turn(const fattn_group_plan *plan);
 fattn_status fattn_group_end_turn(const fattn_group_plan *plan);
@@ -258,21 +264,21 @@ fattn_block fattn_group_block(const fattn_group_plan *plan, int64_t owner, int64
 fattn_block fattn_group_block_keys(const fattn_group_plan *plan, int64_t owner);
 fattn_block fattn_group_block_sums(const fattn_group_plan *plan, int64_t owner);
 
-/* The n-th visit of a step in a lane, of at most q_runs * k_runs: all against the first run of keys
- * come first. False if there is none, or if it is part of an earlier visit of both runs. */
+/* The n-th visit of a step in a lane, of at most q_runs * k_runs. Visits to the first run of keys
+ * come first. False if there is none, or if an earlier visit with both runs includes it. */
 bool fattn_group_visit(const fattn_group_plan *plan, int lane, int64_t step, int n,
                        fattn_visit *visit);
 
 /*
- * Whether a visit has something to compute. It has not if the piece has no pairs, or no output
- * depends on it, or it is part of the piece of run 0, which has both runs of keys. The first piece
- * of each run of queries, against the rank's own keys, is always computed: it adds the sink, and
- * gives rows without keys their o.
+ * Whether a visit has something to compute. It has nothing if the piece has no pairs, or no output
+ * depends on it, or the piece of run 0 has both runs of keys and so includes it. The first piece of
+ * each run of queries, against the rank's own keys, is always computed: it adds the sink, and gives
+ * rows without keys their o.
  */
 bool fattn_group_has_piece(const fattn_group_plan *plan, const fattn_visit *visit);
 
-/* Makes the problem of a visit that has a piece, and its buffers with the positions and nothing
- * else. Those of a ragged batch may be in the plan's arrays, until the next piece is made. */
+/* Makes the problem of a visit that has a piece, and buffers in which only the positions are set.
+ * The positions of a ragged batch may be in the plan's arrays, until the next piece is made. */
 void fattn_group_make_piece(fattn_group_plan *plan, const fattn_visit *visit,
                             fattn_problem *problem, fattn_buffers *buffers);
 bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run);
@@ -300,12 +306,12 @@ fattn_status fattn_group_attend(fattn_group_plan *plan, const fattn_buffers *giv
                                 int64_t step, const fattn_held *keys, char *sums);
 
 /* Merges the plan's part_o and part_lse, which have the rows of a run or of both, with the results
- * of these queries so far. If that is final, `given` has the caller's tensors, for the results;
- * else it is NULL. */
+ * of these queries so far. If the outcome is final, `given` has the caller's tensors, to which it
+ * is written; else it is NULL. */
 fattn_status fattn_group_merge(fattn_group_plan *plan, const fattn_buffers *given, int q_run);
 
-/* Merges the results of all ranks, on all ranks: FATTN_SCHEME_REDUCE (reduce.c). If that is final,
- * `given` has the caller's tensors, for the results. */
+/* Merges the results of all ranks, on all ranks: FATTN_SCHEME_REDUCE (reduce.c). If the outcome is
+ * final, `given` has the caller's tensors, to which it is written. */
 fattn_status fattn_group_reduce(fattn_group_plan *plan, const fattn_buffers *given);
 
 /* Tags of messages outside of rounds; smaller ones are those of rounds.c and reduce.c. */
@@ -349,7 +355,7 @@ fattn_status fattn_group_copy_inputs(const fattn_group_plan *plan, const fattn_b
 fattn_status fattn_group_copy_results(const fattn_group_plan *plan, const fattn_buffers *buffers,
                                       int64_t turn);
 fattn_slots fattn_group_slots(const fattn_group_plan *plan);
-/* Fills plan->share_rows and plan->packed_rows in. (moves.c) */
+/* Fills in plan->share_rows and plan->packed_rows. (moves.c) */
 fattn_status fattn_group_list_rows(const fattn_group_plan *plan);
 /* Bytes of plan->span_memory: spans of the messages of one start(). 0 without plan->spans. */
 int64_t fattn_group_span_bytes(const fattn_group_plan *plan);

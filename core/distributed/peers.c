@@ -6,11 +6,12 @@
  *
  * Both sides of a message enter it into a slot, [from][to][tag], in start(). Once both sides have
  * entered it, the copy is queued on the sender's stream of messages, after the work that was on
- * either side's stream in start(): on a GPU by the side that enters it last, on a host, where that
- * makes the copy, by the first that calls wait(), because kernels come between the two. For the
- * threads a message is done as soon as its copy is queued: the streams of both sides wait for the
- * copy, the threads only for each other. The receiver empties the slot. The sender waits for that,
- * because only then may its event be used for another message.
+ * either side's stream in start(). On a GPU the side that enters the message last queues the copy.
+ * On a host queueing it means making it, so the first side that calls wait() does that: between
+ * start() and wait() the threads compute. For the threads a message is done as soon as its copy is
+ * queued: the streams of both sides wait for the copy, the threads only for each other. The
+ * receiver empties the slot. The sender waits for that, because only then may its event be used for
+ * another message.
  */
 #define _POSIX_C_SOURCE 200809L /* CLOCK_MONOTONIC */
 #include <pthread.h>

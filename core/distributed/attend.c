@@ -202,8 +202,8 @@ static bool has_piece(const fattn_group_plan *plan, int lane, int64_t step, int 
     return fattn_group_visit(plan, lane, step, n, visit) && fattn_group_has_piece(plan, visit);
 }
 
-/* Whether neither a piece with some of the same queries nor a message follows this piece, so that
- * its results can be written to the caller's tensors. */
+/* Whether this piece is the last one with its queries, and no message follows it. Its results can
+ * then be written to the caller's tensors. */
 static bool is_last(const fattn_group_plan *plan, int lane, int64_t step, int n, int q_run)
 {
     const int most = plan->q_runs * plan->k_runs;

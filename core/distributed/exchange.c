@@ -10,7 +10,7 @@
 
 /* --- All to all ------------------------------------------------------------------------------- */
 
-/* What members exchange of a turn. */
+/* What the members of a group exchange for a turn. */
 typedef enum kind { INPUTS, RESULTS } kind;
 
 static int tensors_of(const fattn_group_plan *plan, const fattn_buffers *b, kind what, int64_t turn,
@@ -53,10 +53,10 @@ static int64_t most_bytes(const fattn_group_plan *plan, kind what)
  * written. Results that have arrived stay until the end, one turn after another; the inputs that
  * came with them are no longer needed when the next results overwrite them.
  *
- * With plan->spans nothing is copied to a message or out of it. Inputs go from the share to the
- * receiver's packed rows of that turn, and results from the packed rows to the receiver's share.
- * The rank copies its own rows. If each turn has packed rows of its own, it does so for all turns
- * at once, so that a GPU launches one kernel for each tensor.
+ * With plan->spans nothing is copied to a message or out of it: inputs travel from the share to the
+ * receiver's packed rows of that turn, and results from the packed rows to the receiver's share. A
+ * rank's own rows are copied. If each turn has packed rows of its own, the rows of all turns are
+ * copied at once, so that a GPU launches one kernel for each tensor.
  */
 fattn_slots fattn_group_slots(const fattn_group_plan *plan)
 {
@@ -259,7 +259,8 @@ static void add_spans(const fattn_group_plan *plan, const fattn_buffers *b, int6
     }
 }
 
-/* Appends the messages of exchange x to the member `distance` up, and from the one as far down. */
+/* Appends the messages of exchange x: to the member `distance` after this one, and from the member
+ * `distance` before it. */
 static void add_exchange(const fattn_group_plan *plan, const fattn_buffers *b, int64_t x,
                          int64_t distance, fattn_message *messages, int *count)
 {
@@ -278,7 +279,7 @@ static void add_exchange(const fattn_group_plan *plan, const fattn_buffers *b, i
                             FATTN_TAG_MEMBERS, FATTN_RECEIVE, inward_at(plan, x, from), received);
 }
 
-/* As many members as have room in the group of messages of a computing step. */
+/* With how many members messages can be exchanged in the group of messages of a computing step. */
 static int64_t members_beside(const fattn_group_plan *plan)
 {
     return fattn_ring_room(&plan->ring, plan->gradients) / 2;

@@ -49,9 +49,9 @@ int64_t fattn_scheme_members(const fattn_whole *whole, fattn_scheme scheme);
  * head. */
 bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k, int64_t turns);
 
-/* What scheme and turns are chosen for: `whole`; or, if it saves, its backward with all gradients,
- * because forward and backward must then come to the same choice. That problem is written to
- * *problem. */
+/* The problem by which scheme and turns are chosen: that of `whole`; or, if it saves, its backward
+ * with all gradients, which is written to *problem, so that forward and backward come to the same
+ * choice. */
 fattn_whole fattn_whole_to_choose_by(const fattn_whole *whole, fattn_problem *problem);
 
 /* The number of turns if memory does not require more: `wanted`, or with 0 a number that follows
@@ -59,8 +59,8 @@ fattn_whole fattn_whole_to_choose_by(const fattn_whole *whole, fattn_problem *pr
 int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, const fattn_speed *speed,
                            int64_t wanted);
 
-/* Whether there are too few queries to divide, so that the tool and fattn_forecast_make() choose
- * FATTN_SCHEME_REDUCE, which needs all queries on every rank, and in no other case. */
+/* Whether there are too few queries to divide. Then, and only then, the tool and
+ * fattn_forecast_make() choose FATTN_SCHEME_REDUCE, which needs all queries on every rank. */
 bool fattn_scheme_reduces(fattn_op op, int64_t queries, int64_t ranks);
 
 /* Writes the forecast of a scheme; for FATTN_SCHEME_AUTO that of the fastest one.

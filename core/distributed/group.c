@@ -771,7 +771,8 @@ void fattn_group_begin_plan(const fattn_group *g, const fattn_transport *t, fatt
                                  .saves = g->saves};
 }
 
-/* Decides about turns and memory, in which ranks must agree if memory is limited, and allocates. */
+/* Decides about turns and memory, about which ranks must agree if memory is limited, and
+ * allocates. */
 static fattn_status size_and_reserve(fattn_group_plan *plan)
 {
     fattn_status status = fattn_group_size(plan);

@@ -61,7 +61,7 @@ typedef struct fattn_copies {
     fattn_rows_args jobs[FATTN_ROWS_JOBS];
 } fattn_copies;
 
-/* Whether copies follow lists of rows: plan->share_rows. */
+/* Whether copies use lists of rows: plan->share_rows. */
 bool fattn_group_lists_rows(const fattn_group_plan *plan);
 
 /* The length of all lists together. */

@@ -10,7 +10,8 @@
 #include "core/operands.h"
 #include "core/status.h"
 
-/* Up to ALL_MAX ranks are all computed, of more only SOME: each takes a plan. */
+/* Of up to ALL_MAX ranks the needs of all are computed, of more ranks only those of SOME, because a
+ * plan has to be made for each. */
 enum { ALL_MAX = 16, SOME = 3 };
 
 /* Bytes of the rank's operands, without counting broadcast axes; of tensors over pairs those of the

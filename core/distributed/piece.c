@@ -8,7 +8,7 @@
 #include "core/dtype.h"
 #include "core/integer.h"
 
-#define BLOCK_ALIGNMENT 64 /* of each tensor in a block, which is what kernels like best */
+#define BLOCK_ALIGNMENT 64 /* of each tensor in a block; with it kernels are fastest */
 
 /* --- Sizes ------------------------------------------------------------------------------------ */
 
@@ -264,8 +264,8 @@ static void place_joined(const fattn_group_plan *plan, int64_t owner, int q_run,
     }
 }
 
-/* Both runs of queries against one or both runs of an owner's keys, numbered through: query i
- * attends to key j if j - i <= high. */
+/* Both runs of queries against one or both runs of an owner's keys, each numbered consecutively:
+ * query i attends to key j if j - i <= high. */
 typedef struct bound {
     int64_t queries, keys, high;
 } bound;
@@ -288,10 +288,11 @@ static bool join_halves(const fattn_group_plan *plan, int64_t owner, bound *foun
 }
 
 /*
- * Whether both runs of queries can be one piece: whether one bound over the runs of queries and
- * keys, numbered through, keeps the same pairs as each pair of runs has. That holds for the rank's
- * own keys, where the bound is the diagonal of the share, and for other owners' keys if all queries
- * attend to the same whole runs. A second run of keys without pairs is left out.
+ * Whether both runs of queries can be one piece: whether one bound, with the queries of both runs
+ * and the keys of both numbered consecutively, keeps exactly the pairs that each run of queries has
+ * with each run of keys. That holds for the rank's own keys, where the bound is the diagonal of the
+ * share, and for other owners' keys if all queries attend to the same whole runs. A second run of
+ * keys without pairs is left out.
  */
 static bool find_joint(const fattn_group_plan *plan, int64_t owner, bound *found)
 {

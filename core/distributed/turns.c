@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the turns of a plan have of their own: packed rows, whether these are sent as they are;
- * heads; and streams, on a device with memory of its own, so that turns overlap.
+ * What each turn of a plan has for itself: packed rows, and whether these are sent as they are; its
+ * heads; and, on a device with memory of its own, a stream, so that turns overlap.
  */
 #include <string.h>
 
@@ -75,7 +75,7 @@ static bool takes_spans(const fattn_group_plan *plan)
 }
 
 /* Whether turns should overlap, as measured on two H200. In backward without grouped heads the
- * kernels of two turns beside each other are slower by more than idle multiprocessors cost. */
+ * kernels of two concurrent turns slow each other down by more than idle multiprocessors cost. */
 static bool pays_to_overlap(const fattn_group_plan *plan)
 {
     return !plan->backward || fattn_problem_group(&plan->problem) > 1;

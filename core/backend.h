@@ -20,7 +20,7 @@
 typedef struct fattn_backend fattn_backend;
 
 /* CUDA and HIP have stream handles that are not pointers. NULL and 1 mean the same stream in all
- * threads; 2 means another stream in each thread. */
+ * threads; 2 means a different stream in each thread. */
 #define FATTN_STREAM_PER_THREAD 2
 
 /* A value for capture_mode(): cudaStreamCaptureModeRelaxed, in which the thread may also call
@@ -97,7 +97,7 @@ struct fattn_backend {
 
     fattn_status (*merge)(void *impl, const fattn_merge_job *job, fattn_stream stream);
     fattn_status (*dropout_mask)(void *impl, const fattn_dropout_args *args, fattn_stream stream);
-    /* At most FATTN_ROWS_JOBS. */
+    /* Moves rows: `count` jobs, at most FATTN_ROWS_JOBS. */
     fattn_status (*rows)(void *impl, const fattn_rows_args *jobs, int count, fattn_stream stream);
     /* problem and buffers are normalised, outputs is 0, the strides of args are filled in. */
     fattn_status (*inspect)(void *impl, const fattn_problem *problem, const fattn_buffers *buffers,
@@ -108,7 +108,7 @@ struct fattn_backend {
     fattn_status (*alloc)(void *impl, size_t bytes, void **memory);
     fattn_status (*free)(void *impl, void *memory);
     fattn_status (*copy)(void *impl, void *dst, const void *src, size_t bytes, fattn_stream stream);
-    /* Both sides are memory of the device, or of another one that is in reach. */
+    /* Copies rows of bytes. Both sides are memory of the device, or of another one in its reach. */
     fattn_status (*copy_rows)(void *impl, const fattn_row_copy *copy, fattn_stream stream);
     fattn_status (*stream_create)(void *impl, fattn_stream *stream);
     fattn_status (*stream_destroy)(void *impl, fattn_stream stream);

@@ -20,16 +20,16 @@ typedef struct fattn_tile {
     int64_t br, bc;
 } fattn_tile;
 
-/* What full rows name, for short. A row honours the features that it names and no others, so that
- * no row accepts a new feature by default. */
+/* The features of a full row, as one name. A row honours the features that it names and no others,
+ * so that no row accepts a new feature by default. */
 #define FATTN_KERNEL_COMMON                                                                   \
     (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_BIAS | FATTN_ALIBI |   \
      FATTN_MASK | FATTN_BLOCK_MASK | FATTN_SINK | FATTN_DROPOUT | FATTN_CU_SEQLENS_Q |        \
      FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | \
      FATTN_DLSE | FATTN_ACCUMULATE | FATTN_DETERMINISTIC | FATTN_BATCH_INVARIANT | FATTN_CHECKED)
 
-/* The features that the last rows of every backend honour, which take what others decline: the
- * reference, the CPU's rows, and the GPU rows that use plain multiply-adds (SIMT). */
+/* The features that the last rows of every backend honour, which take what other rows decline:
+ * those of the reference and of the CPU, and the GPU rows that use plain multiply-adds (SIMT). */
 #define FATTN_KERNEL_LAST (FATTN_KERNEL_COMMON | FATTN_CHUNK | FATTN_DESCALE)
 
 /* The features that a backward cannot have. */
@@ -49,8 +49,8 @@ typedef struct fattn_tiling {
     int64_t part_blocks;  /* fewest key blocks that are worth a part, >= 1 */
     int64_t whole_blocks; /* up to this many key blocks stay one part */
     int64_t items;        /* independent pieces of work */
-    int64_t pieces;       /* into which a run cuts the keys of all sequences together, by their
-                           * lengths; 0: each sequence is cut by its own (tiling.h) */
+    int64_t pieces;       /* into how many pieces a run cuts the keys of all sequences, by their
+                           * lengths; 0: each sequence is cut by its own length (tiling.h) */
     int64_t workspace;    /* bytes, a multiple of 256 */
     double traffic;       /* predicted slow-memory bytes */
     int workers;          /* CPU: threads that are worth waking for a run; 0 elsewhere */
@@ -59,10 +59,10 @@ typedef struct fattn_tiling {
 /* What it costs a kernel to cut keys into parts. From this the planner chooses how many parts. */
 typedef struct fattn_split_cost {
     int64_t keys;   /* a part of fewer keys does not pay */
-    int64_t pieces; /* with fewer pieces of work than this, cutting keys pays; 0 for a problem whose
-                     * keys are not cut by the lengths of all sequences (tiling.h) */
-    int64_t units;  /* for a kernel that memory bounds, else 0: parts run in rounds of this many,
-                     * and a round costs the time of `keys` keys besides its own */
+    int64_t pieces; /* keys are cut if there are fewer pieces of work than this; 0: the keys of this
+                     * problem are not cut by the lengths of all sequences (tiling.h) */
+    int64_t units;  /* for a kernel that memory bounds, else 0: so many parts run at the same time,
+                     * as a round, and each round takes the time of `keys` more keys */
 } fattn_split_cost;
 
 typedef struct fattn_kernel fattn_kernel;
@@ -86,8 +86,8 @@ struct fattn_kernel {
     bool packs_groups;  /* the G query heads of a kv head form the rows of one block */
     bool must_fit;      /* runs only with a tile that fits fast memory */
     bool by_name;       /* taken only if FATTN_KERNEL names it */
-    bool by_lengths;    /* its kernels find out all lengths, and cut keys by them, on a device whose
-                         * runs do not know lengths before they start (tiling.h) */
+    bool by_lengths;    /* its kernels read all lengths and cut keys by them, on a device whose runs
+                         * do not know lengths before they start (tiling.h) */
     int64_t leaves_few; /* if sequences differ in their number of queries, those with at most so
                          * many rows G * Sq may go to a row with rows_max; 0: none do */
     const fattn_tile *tiles;

@@ -106,8 +106,8 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_raise)(SOFTMAX_NAME(fattn_softmax) * stat
     return alpha;
 }
 
-/* Adds the sum of their weights. Returns what rounding took from l (Knuth's two-sum): tiles of
- * nearly equal sums lose it to the same side, one after another. */
+/* Adds the sum of a tile's weights. Returns the rounding error, the exact sum minus l (Knuth's
+ * two-sum): if tiles have nearly equal sums, their errors have the same sign and add up. */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_add)(SOFTMAX_NAME(fattn_softmax) * state, fv sum)
 {
     const fv before = state->l;
@@ -117,8 +117,8 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_add)(SOFTMAX_NAME(fattn_softmax) * state,
 }
 
 /* Merges two parts of a row: `into` becomes the state of both. Their unnormalised o are to be
- * multiplied by *alpha (into) and *beta (other) and added. Exactly commutative. Returns what
- * rounding took from l. */
+ * multiplied by *alpha (into) and *beta (other) and added. Exactly commutative. Returns the
+ * rounding error of l, as add() does. */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_merge)(SOFTMAX_NAME(fattn_softmax) * into,
                                               SOFTMAX_NAME(fattn_softmax) other, fv unit, fv *alpha,
                                               fv *beta)
@@ -144,8 +144,8 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_round)(fv x)
 }
 
 /*
- * The natural logarithm of the sum of exp(x), natural m + ln l, and -inf for an empty row, within
- * half an ulp and 2^-23. natural: a score times this is in natural units.
+ * The natural logarithm of the sum of exp(x), natural m + ln l, and -inf for an empty row; its
+ * error is at most half an ulp plus 2^-23. natural: a score times this is in natural units.
  *
  * Let l = 2^n f with f about 1. An integer n times 355/512, which has 9 bits and is nearly ln 2, is
  * exact, and the rest of ln l is small. So large numbers are added only once. The rounding errors

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Moving rows of a tensor: copying them, rounding them, adding to them or setting them to zero.
- * Every backend has this function (fattn_backend.rows), which takes several jobs, so that a GPU
- * makes them with one kernel; and one that copies rows of bytes without multiprocessors, if the
- * device can (copy_rows). Problems that are divided over ranks need them.
+ * Every backend has two functions for this, which problems that are divided over ranks need: rows()
+ * takes several jobs, which a GPU does with one kernel; copy_rows() copies rows of bytes, if the
+ * device can without using multiprocessors.
  */
 #ifndef FATTN_CORE_ROWS_H
 #define FATTN_CORE_ROWS_H
@@ -29,8 +29,8 @@ typedef struct fattn_rows_args {
     const int32_t *to_rows, *from_rows;
 } fattn_rows_args;
 
-/* Jobs of a call, which do not depend on each other: they may run in any order. Parameters of a
- * kernel may take 4 KiB; those of 16 jobs take 2.2. */
+/* The jobs of a call do not depend on each other: they may run in any order. Parameters of a kernel
+ * may take 4 KiB; those of 16 jobs take 2.2. */
 enum { FATTN_ROWS_JOBS = 16 };
 
 /* What a GPU gets. Blocks from ends[n - 1] to ends[n] move the rows of job n. */

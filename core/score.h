@@ -97,9 +97,9 @@ typedef struct SCORE_NAME(fattn_score_pair) {
  *
  * With y = x / softcap: for |y| < 5/8 tanh(y) = y (1 + z P(z)), z = y^2, P the degree-5
  * interpolation of (tanh(y) / y - 1) / z in the Chebyshev nodes of 0 <= z <= (5/8)^2, whose
- * relative error is 6e-10; the result is then x times a factor, which tends to 1, and the result to
- * x, as softcap grows without bound. Elsewhere tanh |y| = 1 - 2 w and 1 - tanh^2 = 4 w (1 - w), w =
- * 1 / (1 + exp(2 |y|)), where an exp that overflows gives w = 0. A NaN fails the comparison and
+ * relative error is 6e-10. The result is then x times a factor; as softcap grows without bound, the
+ * factor tends to 1 and the result to x. Elsewhere tanh |y| = 1 - 2 w and 1 - tanh^2 = 4 w (1 - w),
+ * w = 1 / (1 + exp(2 |y|)), where an exp that overflows gives w = 0. A NaN fails the comparison and
  * passes through exp.
  *
  * fattn_score_cap_factor() is 1 + z P(z).

@@ -435,8 +435,8 @@ static bool put_back(const fattn_loan *loan, fattn_workspace *w)
     return list != NULL;
 }
 
-/* Makes the stream wait for the workspace's last use. There is no need to if both are the same
- * stream, which handles prove only for the driver's two global streams. */
+/* Makes the stream wait for the workspace's last use, unless that was on the same stream. Equal
+ * handles prove that only for the driver's two global streams. */
 static fattn_status follow(const fattn_workspace *w, fattn_stream stream)
 {
     const fattn_device *const device = w->plan->device;

@@ -100,7 +100,7 @@ fattn_status fattn_execute_onto(const fattn_plan *plan, const fattn_buffers *buf
     if (status) {
         return status;
     }
-    /* run_onto() may never write the run's own results, which the log is about. */
+    /* The log is about the run's own results, which run_onto() need not write anywhere. */
     return plan->logs_tensors
                ? fattn_plan_run_then_merge(plan, checked, job, workspace, stream)
                : plan->device->backend->run_onto(plan, checked, job, workspace, stream);

@@ -92,7 +92,8 @@ static double sum_of_spans(double outer, double step, double inner, double low, 
         ends += isfinite(high) ? clip(ceil_to(outer + high, unit), inner) : inner;
     }
 
-    /* Blocks that begin past the last position need nothing; the tile below it must not count. */
+    /* Blocks whose range begins past the last position need nothing: rounding down must not give
+     * them the last tile. */
     const double seeing = clip(ceil((inner - low) / step), blocks);
     const double begin = low - mean_excess(-low, step, unit);
     const double begins = sum_clipped(begin, step, seeing, inner) + (blocks - seeing) * inner;

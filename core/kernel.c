@@ -21,7 +21,8 @@ static const char *name_missing(uint64_t missing, char *text, size_t size)
     return text;
 }
 
-/* The name of an input whose rows need not begin at multiples of `align` bytes, or NULL. */
+/* The name of an input whose rows do not all begin at multiples of `align` bytes for certain, or
+ * NULL. */
 static const char *misaligned(const fattn_problem *p, int64_t align)
 {
     fattn_tensor tensors[FATTN_TENSORS];

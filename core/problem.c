@@ -88,7 +88,7 @@ static fattn_status check_enums(const fattn_problem *p)
     }
     const struct {
         const char *name;
-        bool used, mixes, cached; /* mixes: with f64. cached: may be e4m3 */
+        bool used, mixes, cached; /* mixes: not only f64 in an f64 problem. cached: may be e4m3 */
         fattn_dtype dtype;
     } others[] = {
         {"dtype_bias", p->features & FATTN_BIAS, p->dtype == FATTN_F64, false, p->dtype_bias},
@@ -343,7 +343,7 @@ static void fill_options(fattn_problem *p)
         p->features &= ~FATTN_DROPOUT;
         p->batch_offset = p->head_offset = 0;
     }
-    if (!(p->outputs & FATTN_OUT_DBIAS)) { /* of a backward that shares the problem's fields */
+    if (!(p->outputs & FATTN_OUT_DBIAS)) { /* they may be set for a backward */
         memset(p->dbias_stride, 0, sizeof p->dbias_stride);
     }
 }

@@ -74,7 +74,7 @@ static fattn_merge_job job_of(const fattn_group_plan *plan, const fattn_buffers 
         .result = given ? result_of(plan, given, run) : state_of(plan, run),
         .dtype = given ? plan->local.dtype_o : FATTN_F32,
     };
-    if (plan->ragged) { /* kernels that merge count rows from the first sequence on */
+    if (plan->ragged) { /* kernels that merge number rows across all sequences */
         fattn_state *const states[] = {&job.first, &job.second, &job.result};
         for (int n = 0; n < 3; n++) {
             states[n]->strides.batch = states[n]->lse_batch = 0;

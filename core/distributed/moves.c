@@ -292,9 +292,10 @@ static int64_t turn_step(const fattn_group_plan *plan, const fattn_moved *t, fat
     return where == FATTN_SHARE ? t->heads * s->strides.head : bytes / fattn_dtype_size(s->dtype);
 }
 
-/* The same rows of all turns: heads of a row are adjacent, so the axis of heads is free for the
- * turns. In lse rows are adjacent, and its heads take the axis of rows. Listed rows are those of
- * all sequences, so the axis of the batch is free. */
+/* Adds an axis for the turns, in place of one that is not needed. Heads of a row are adjacent, so
+ * they count as channels, and turns take the axis of heads. In lse it is rows that are adjacent:
+ * they count as channels, and heads take the axis of rows. With lists of rows, which are those of
+ * all sequences, turns take the axis of the batch. */
 static void add_turns(const fattn_group_plan *plan, const fattn_moved *t, const move *m,
                       const side *from, const side *to, fattn_rows_args *args)
 {

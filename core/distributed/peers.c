@@ -129,8 +129,8 @@ static void note_failure(const peer *p, const char *reason)
 }
 
 /* Queues the copy of a message if both sides have entered it, and sets *queued. Called with the
- * mutex, which it releases while it queues the copy, because on a host that makes the copy; so
- * after *queued the caller must look at everything again. */
+ * mutex, which it releases while it queues the copy, because on a host that makes the copy. So if
+ * *queued is set, anything may have changed meanwhile, and the caller must check again. */
 static fattn_status queue_if_ready(const peer *p, const fattn_message *m, bool *queued)
 {
     fattn_peers *const all = p->all;

@@ -3,11 +3,12 @@
  * The plan of a group: planning (group.c, piece.c) makes it, execution (exchange.c, rounds.c,
  * attend.c) uses it.
  *
- * Words of this folder. A *run* is a stretch of a rank's rows (split.h); a *piece* is a run of
- * queries against a run of keys; a *visit* says which piece a rank computes next. A *block* is all
- * keys and values of one owner, which travel in a ring; a *lane* is one of its two directions
- * (ring.h). A *turn* is a part of the heads; a *slice* is a part of the keys. *Members* are the
- * ranks of a group that share heads; what they send each other is in *slots*, one for each member.
+ * Words of this folder. A *run* is rows of a rank at equal distances; a *piece* is a run of queries
+ * against a run of keys (split.h); a *visit* says which piece a rank computes next. A *block* is
+ * all keys and values of one rank, its *owner*, which travels around the ring; a *lane* is one of
+ * the two directions (ring.h). A *turn* is a part of the heads, a *slice* a part of the keys.
+ * *Members* are the ranks of a group that share heads; what they send each other is in *slots*, one
+ * for each member.
  */
 #ifndef FATTN_DISTRIBUTED_GROUP_H
 #define FATTN_DISTRIBUTED_GROUP_H

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Moving rows of a tensor: copying them, rounding them, adding to them or setting them to zero.
- * Every backend has two functions for this, which problems that are divided over ranks need: rows()
- * takes several jobs, which a GPU does with one kernel; copy_rows() copies rows of bytes, if the
- * device can without using multiprocessors.
+ * Problems that are divided over ranks need it. Every backend has two functions: rows() takes
+ * several jobs, which a GPU does with one kernel; copy_rows() copies rows of bytes, if possible
+ * without multiprocessors.
  */
 #ifndef FATTN_CORE_ROWS_H
 #define FATTN_CORE_ROWS_H

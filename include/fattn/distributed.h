@@ -262,7 +262,7 @@ typedef struct fattn_group_plan fattn_group_plan;
  * are those of the rank's own share: batch b of q holds the rank's rows of sequence b, one run
  * after another, and likewise k, v, o and the gradients. A ragged batch has both cu_seqlens: pass
  * those of the undivided problem here, in host memory; they are copied. The rank's shares of its
- * sequences are packed too, one after another. Otherwise cu_seqlens_q and cu_seqlens_k are NULL.
+ * sequences are packed too, one after another. For any other batch the two arguments are NULL.
  *
  * Supported: forward and backward, causal masks and windows, scale, soft cap, ALiBi, slopes that
  * multiply a bias, sinks, bias and masks, dropout (the same pattern as on one device), dLSE,

@@ -445,8 +445,25 @@ static void a11(void)
     }
 }
 
+/* Some keys have no row that attends to them: those before a window, far after the rows, or in
+ * other chunks. Their gradients are 0. */
+static void a12_unattended(fattn_dtype dtype)
+{
+    for (int n = 0; n < 5; n++) {
+        draw_case c = hazard_case(FATTN_BACKWARD, dtype, 1, 2, 1, 5, 450, 16);
+        c.problem.anchor = n == 1 || n == 2 ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT;
+        c.problem.features = n < 2 ? FATTN_CAUSAL : n < 4 ? FATTN_WINDOW : FATTN_CHUNK;
+        c.problem.window_right = n == 2 ? 120 : -1;
+        c.problem.window_left = n == 3 ? 120 : -1;
+        c.problem.chunk = n == 4 ? 120 : 0;
+        hazard_judge_drawn(&c, 0, "unattended keys, case %d", n);
+    }
+}
+
 static void a12(void)
 {
+    a12_unattended(FATTN_F32);
+    a12_unattended(FATTN_BF16);
     for (int accumulate = 0; accumulate < 2; accumulate++) {
         draw_case c = hazard_case(FATTN_BACKWARD, FATTN_F32, 3, 2, 1, 20, 40, 16);
         c.problem.features = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |

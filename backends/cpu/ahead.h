@@ -47,26 +47,6 @@ static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, in
     plan->listed = false;
 }
 
-/* Lists those of the rows first .. past - 1 of a panel that exist, as they lie in q or o, with n
- * numbers each. Returns how many. */
-static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const void *tensor,
-                         fattn_dtype dtype, const fattn_strides *strides, int64_t n,
-                         prefetch_row *rows)
-{
-    const int64_t begin = fattn_max64(0, first);
-    const int64_t count = fattn_max64(0, fattn_min64(past, pn->rows) - begin);
-    int64_t i = (pn->first + begin) / pn->group, g = (pn->first + begin) % pn->group;
-    for (int64_t r = 0; r < count; r++) {
-        rows[r].from = element(tensor, dtype, row_index(pn, strides, i, pn->hk * pn->group + g));
-        rows[r].bytes = bytes_in_lines(rows[r].from, n * fattn_dtype_size(dtype));
-        if (++g == pn->group) {
-            g = 0;
-            i++;
-        }
-    }
-    return count;
-}
-
 /* Lists the rows that share n of `shares` prefetches. Returns how many. Results come first: the
  * later the queries of the next item are prefetched, the likelier it is that this worker gets that
  * item. */

@@ -39,16 +39,18 @@
 typedef struct backward {
     panel panel;
     gradients shared;
-    float *dout_t;       /* [dv_pad][br] */
-    float *o, *ot;       /* [FV_LANES][dv_pad], [dv_pad][FV_LANES] */
-    float *lse, *rest;   /* [br] lse in units of scores: rounded to float, and the rest */
-    float *delta;        /* [br] */
-    bool some_lone;      /* some row is lone (lone.h) */
-    bool some_nonfinite; /* some row's lse is NaN, or its delta is not finite */
-    float *dqt, *dq;     /* [d_pad][br], [FV_LANES][d_pad] */
-    float *dpt;          /* [bc][br] dP^T, then dS'^T; with pairs, of one strip */
-    float **dpt_rows;    /* [bc] */
-    float *ds;           /* [bc][br] and, transposed, [br][bc]; for dbias only */
+    float *dout_t;         /* [dv_pad][br] */
+    float *o, *ot;         /* [FV_LANES][dv_pad], [dv_pad][FV_LANES] */
+    float *lse, *rest;     /* [br] lse in units of scores: rounded to float, and the rest */
+    float *delta;          /* [br] */
+    bool some_lone;        /* some row is lone (lone.h) */
+    bool some_nonfinite;   /* some row's lse is NaN, or its delta is not finite */
+    float *dqt, *dq;       /* [d_pad][br], [FV_LANES][d_pad] */
+    prefetch_row *rows;    /* rows to prefetch: [bc + AHEAD br], with pairs [AHEAD br] */
+    int64_t share, shares; /* which of the shares of list_rows_ahead() the next tile prefetches */
+    float *dpt;            /* [bc][br] dP^T, then dS'^T; with pairs, of one strip */
+    float **dpt_rows;      /* [bc] */
+    float *ds;             /* [bc][br] and, transposed, [br][bc]; for dbias only */
     float *ds_rows;
     double *dbias_sums; /* [bc] */
 
@@ -58,7 +60,6 @@ typedef struct backward {
     float **out;               /* [bc] rows of dk or dv */
     const float **weight_rows; /* [bc] weights of a key, from the first row that attends to it */
     float *discarded;          /* the sums of keys past the end go here */
-    prefetch_row *rows;        /* [bc] rows that the next product needs, for prefetching */
 
     /* Products of pairs, which need q, dO and k also as pairs of rows, zipped. */
     const bf16_pair **v_rows;                /* [bc] */

@@ -32,7 +32,7 @@ static void backward_layout(backward *job, const fattn_problem *p, const fattn_t
     job->out = carve(from, bc, sizeof *job->out);
     job->weight_rows = carve(from, bc, sizeof *job->weight_rows);
     job->discarded = carve(from, fattn_max64(pn->d_pad, pn->dv_pad), sizeof(float));
-    job->rows = carve(from, bc, sizeof *job->rows);
+    job->rows = carve(from, bc + AHEAD * br, sizeof *job->rows);
 }
 
 static int64_t backward_scratch(const fattn_problem *p, const fattn_tiling *tiling)
@@ -104,8 +104,15 @@ static void load_rows(backward *job)
  * (soften.h). */
 static float lift_of(const fattn_problem *p) { return p->features & FATTN_ALIBI ? LIFT : 1; }
 
-/* Turns scores in x and dP in dpt into Z P and dS', both lifted. ds receives dS if dbias is wanted.
- * nonfinite, a literal: job->some_nonfinite */
+/* Where the band cuts the tile, the product for dQ takes the rows in groups of TILE_GROUP, each
+ * with the keys that some row of the group attends to: how many those are in the group of row r. */
+static int64_t keys_of_group(const panel *pn, span s, int64_t r)
+{
+    return keys_attended(pn, s, (r / TILE_GROUP + 1) * TILE_GROUP);
+}
+
+/* Turns scores in x and dP in dpt into Z P and dS', both lifted, for the pairs that products read.
+ * ds receives dS of all pairs if dbias is wanted. nonfinite, a literal: job->some_nonfinite */
 INLINE void differentiate_pairs(backward *job, span s, unsigned terms, bool nonfinite)
 {
     panel *const pn = &job->panel;
@@ -117,7 +124,8 @@ INLINE void differentiate_pairs(backward *job, span s, unsigned terms, bool nonf
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const fv lse = fv_load(job->lse + r), rest = fv_load(job->rest + r);
         const fv delta = fv_load(job->delta + r);
-        for (int64_t j = 0; j < s.padded; j++) {
+        const int64_t past = keeps_ds ? s.padded : keys_of_group(pn, s, r);
+        for (int64_t j = 0; j < past; j++) {
             const int64_t at = j * pn->br + r;
             const fattn_score_pair pair = pair_at(pn, terms, j, r);
             fv dscore;
@@ -153,21 +161,41 @@ static int64_t register_tiles(span s, int64_t columns)
     return s.padded / FV_NK * ((columns + TILE_GROUP - 1) / TILE_GROUP);
 }
 
+/* The least number of them in dot_rows(). */
+static int64_t register_tiles_of_dots(const panel *pn, span s)
+{
+    int64_t tiles = 0, j = 0;
+    for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
+        const int64_t past = fattn_max64(j, keys_attended(pn, s, r + FV_LANES));
+        tiles += (past - j) / FV_NK * ((pn->width - r + TILE_GROUP - 1) / TILE_GROUP);
+        j = past;
+    }
+    return fattn_max64(1, tiles);
+}
+
 /* Lists the rows of keys that the next product copies or adds to, to be prefetched by `tiles`
  * register tiles of this one; no rows if they are read in place. */
-static prefetch_list prefetch_keys(const backward *job, span s, const void *tensor,
-                                   fattn_dtype dtype, const fattn_strides *strides, int64_t dim,
-                                   int64_t tiles)
+static int64_t list_keys_later(const backward *job, span s, const void *tensor, fattn_dtype dtype,
+                               const fattn_strides *strides, int64_t dim)
 {
     const panel *const pn = &job->panel;
     if (in_place(pn->p->dtype, strides)) {
-        return NO_PREFETCH;
+        return 0;
     }
     for (int64_t j = 0; j < s.live; j++) {
         job->rows[j].from = element(tensor, dtype, key_index(pn, strides, s.first + j));
         job->rows[j].bytes = bytes_in_lines(job->rows[j].from, dim * fattn_dtype_size(dtype));
     }
-    return spread_rows(job->rows, fattn_max64(s.live, 0), tiles);
+    return fattn_max64(s.live, 0);
+}
+
+/* The same as a list that `tiles` register tiles prefetch. */
+static prefetch_list prefetch_keys(const backward *job, span s, const void *tensor,
+                                   fattn_dtype dtype, const fattn_strides *strides, int64_t dim,
+                                   int64_t tiles)
+{
+    const int64_t count = list_keys_later(job, s, tensor, dtype, strides, dim);
+    return spread_rows(job->rows, count, tiles);
 }
 
 /* The same for rows of a gradient that is summed in its tensor. */
@@ -252,7 +280,7 @@ static void add_dq(backward *job, span s)
         const product_of kds = {.a = pn->k,
                                 .b = job->dpt + r,
                                 .b_stride = pn->br,
-                                .depth = keys_attended(pn, s, r + step)};
+                                .depth = cut ? keys_of_group(pn, s, r) : s.padded};
         product_columns(pn->p->dim, false, NULL, kds, job->dqt + r, pn->br,
                         fattn_min64(step, pn->width - r));
     }
@@ -268,9 +296,10 @@ static void backward_tile(backward *job, span s, span next, const fattn_cpu_prog
 
     /* 1. S^T and dP^T. */
     load_keys(pn, s, 0, buf->k, p->dtype_kv, &p->k, p->dim, pn->k_copy, pn->d_pad, pn->k, NULL);
-    const int64_t tiles = register_tiles(s, pn->width);
-    pn->later = needs_ds ? prefetch_keys(job, s, buf->v, p->dtype, &p->v, p->dim_v, tiles)
-                         : prefetch_sums(job, s, buf->dv, &p->dv, p->dim_v, tiles);
+    const int64_t tiles = register_tiles_of_dots(pn, s);
+    int64_t count = needs_ds ? list_keys_later(job, s, buf->v, p->dtype, &p->v, p->dim_v) : 0;
+    count += list_rows_ahead(job, job->rows + count);
+    pn->later = spread_rows(job->rows, count, tiles);
     dot_rows(pn, s, DOTS_FOR_SCORES, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
         load_keys(pn, s, 0, buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,

@@ -8,6 +8,7 @@
 #define FATTN_CPU_BACKWARD_PAIRS_H
 
 #include "backends/cpu/backward_run.h"
+#include "backends/cpu/cost.h"
 #include "backends/cpu/pairs.h"
 
 static void backward_pairs_layout(backward *job, const fattn_problem *p, const fattn_tiling *tiling,
@@ -42,6 +43,7 @@ static void backward_pairs_layout(backward *job, const fattn_problem *p, const f
     job->weights = carve(from, bc, sizeof *job->weights);
     job->ds_pairs = carve(from, bc / 2 * TILE_GROUP, sizeof(float));
     job->sum_rows = carve(from, bc, sizeof *job->sum_rows);
+    job->rows = carve(from, PAIRS_COPIED ? 0 : AHEAD * br, sizeof *job->rows);
 }
 
 static int64_t backward_pairs_scratch(const fattn_problem *p, const fattn_tiling *tiling)
@@ -200,6 +202,15 @@ typedef struct strip_extras {
     bool nonfinite; /* job->some_nonfinite */
 } strip_extras;
 
+/* How many keys of the tile are multiplied with the strip of rows from r on: those that some row of
+ * the strip attends to. All of them with matrix registers, whose steps are wide, and if dBias is
+ * wanted, which is written for every pair. */
+static int64_t keys_of_strip(const panel *pn, span s, int64_t r)
+{
+    const bool all = PAIRS_COPIED || wants(pn->p, FATTN_OUT_DBIAS);
+    return all ? s.padded : keys_attended(pn, s, r + TILE_GROUP);
+}
+
 /* Turns scores and dP of a strip of columns, from `first` on, into Z P, and dS without scale, as
  * bf16. Both are LIFT times as large: a sink or a mask may leave a row only subnormal
  * probabilities, which products of pairs treat as 0. */
@@ -208,7 +219,8 @@ INLINE void differentiate_strip(backward *job, span s, int64_t first, int64_t co
 {
     const panel *const pn = &job->panel;
     const fv unit = fv_set1(pn->rule.unit), lowered = fv_set1(job->lowered / LIFT);
-    for (int64_t j = 0; j < s.padded; j += 2) {
+    const int64_t keys = keys_of_strip(pn, s, first);
+    for (int64_t j = 0; j < keys; j += 2) {
         for (int64_t r = 0; r < columns; r += FV_LANES) {
             const fv lse = fv_load(job->lse + first + r), rest = fv_load(job->rest + first + r);
             const fv delta = fv_load(job->delta + first + r);
@@ -296,14 +308,21 @@ static void add_keys_pairs(backward *job, span s, row_range attending,
     const panel *const pn = &job->panel;
     /* Products in vectors leave out the pairs that have no row. */
     const int64_t past = PAIRS_COPIED ? attending.past : fattn_min64(attending.past, pn->rows + 1);
-    for (int64_t j = 0; j < s.padded; j++) {
-        job->weights[j] = weights[j] + attending.first / 2;
-    }
-    pairs_rows(s.padded, job->weights, pn->br / 2, (past - attending.first) / 2,
-               rows + attending.first / 2 * stride, stride, job->sum_rows,
-               fattn_max64(pn->d_pad, pn->dv_pad), stride, NO_PREFETCH);
-    wait_for_turn(job, s, before);
     const int64_t step = fattn_max64(pn->d_pad, pn->dv_pad);
+    int64_t j = 0;
+    for (int64_t r = attending.first; r < past && j < s.padded; r += TILE_GROUP) {
+        /* Only rows from r on attend to these keys. */
+        const int64_t first = j, keys = keys_of_strip(pn, s, r);
+        for (; j < keys; j++) {
+            job->weights[j] = weights[j] + r / 2;
+        }
+        pairs_rows(j - first, job->weights + first, pn->br / 2, (past - r) / 2,
+                   rows + r / 2 * stride, stride, job->sum_rows + first, step, stride, NO_PREFETCH);
+    }
+    for (; j < s.live; j++) {
+        fill(job->sum_rows[j], stride, 0);
+    }
+    wait_for_turn(job, s, before);
     if (factors.first != 1) {
         scale_rows(job->sums, s.live, step, stride, fv_set1(factors.first));
     }
@@ -312,7 +331,7 @@ static void add_keys_pairs(backward *job, span s, row_range attending,
         return;
     }
     const sum_rows to = sum_rows_from(pn, false, tensor, strides, apart, stride, s.first);
-    for (int64_t j = 0; j < s.live; j++) {
+    for (j = 0; j < s.live; j++) {
         add_row(to.first + j * to.step, job->sum_rows[j], dim, factors.last);
     }
 }
@@ -341,12 +360,18 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
     const row_range rows = rows_attending(pn, s);
     const strip_extras extras = {
         .drops = drops, .keeps_ds = keeps_ds, .nonfinite = job->some_nonfinite};
+    const int64_t strips = (rows.past - rows.first + TILE_GROUP - 1) / TILE_GROUP;
+    const int64_t tiles = s.padded / FV_NK,
+                  ahead = PAIRS_COPIED ? 0 : list_rows_ahead(job, job->rows);
+    prefetch_list later = spread_rows(job->rows, ahead, strips * tiles);
     for (int64_t r = rows.first; r < rows.past; r += TILE_GROUP) {
         const int64_t columns = fattn_min64(TILE_GROUP, rows.past - r);
-        pairs_rows(s.padded, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r,
-                   pn->br, pn->x_rows, TILE_GROUP, columns, NO_PREFETCH);
+        const int64_t keys = keys_of_strip(pn, s, r);
+        pairs_rows(keys, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r, pn->br,
+                   pn->x_rows, TILE_GROUP, columns, later);
+        later.next += tiles * later.step;
         if (needs_ds) {
-            pairs_rows(s.padded, job->v_rows, pairs_stride(p->dim_v), pairs_of(p->dim_v),
+            pairs_rows(keys, job->v_rows, pairs_stride(p->dim_v), pairs_of(p->dim_v),
                        job->dout_t + r, pn->br, job->dpt_rows, TILE_GROUP, columns, NO_PREFETCH);
         } else {
             fill(job->dpt, s.padded * TILE_GROUP, 0);
@@ -358,7 +383,7 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
             differentiate_strip(job, s, r, columns, 0, (strip_extras){0});
         }
         if (wants(p, FATTN_OUT_DQ)) {
-            pairs_columns(pn, p->dim, false, pn->v_pairs, job->k_transposed, s.padded / 2,
+            pairs_columns(pn, p->dim, false, pn->v_pairs, job->k_transposed, keys / 2,
                           job->ds_pairs, TILE_GROUP, job->dqt + r, columns);
         }
     }
@@ -422,6 +447,14 @@ static void backward_pairs_work(const fattn_cpu_run *run, void *scratch)
 }
 
 static const fattn_tile backward_pairs_tiles[] = {PAIRS_BACKWARD_TILES, {0, 0}};
+
+static double backward_pairs_cost(const fattn_kernel *row, const fattn_problem *p,
+                                  const fattn_limits *limits, fattn_tile tile)
+{
+    (void)row;
+    const fattn_cpu_blocks blocks = {.extra_rows = PAIRS_BACKWARD_BLOCK_ROWS, .in_order = true};
+    return fattn_cpu_cost(p, limits, tile, blocks);
+}
 
 static int64_t backward_pairs_fast_bytes(const fattn_kernel *row, const fattn_problem *p,
                                          fattn_tile tile)

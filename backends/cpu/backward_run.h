@@ -74,6 +74,48 @@ static int64_t panel_number(const fattn_cpu_run *run, int64_t n)
     return dbias_crosses(run->problem) ? n : begin + head * blocks + block;
 }
 
+/* Places the panel on the rows of item n. Returns false if there are none. */
+static bool place_panel(panel *pn, const fattn_cpu_run *run, int64_t n)
+{
+    const fattn_work work =
+        fattn_schedule_item(run->tiling, run->problem->heads_k, panel_number(run, n));
+    return panel_place(pn, run, work.batch, work.head, work.block * pn->br, ROWS_IN_LANES);
+}
+
+/* While it multiplies, a panel prefetches the rows of dq that it will write, and those of q, dO and
+ * o of the panel that its thread probably gets next. Its last AHEAD_TILES tiles before the last one
+ * share that; the last tile does it only if it is the only one, since a diagonal may leave little
+ * of it. AHEAD: the number of those tensors */
+#define AHEAD_TILES 4
+#define AHEAD 4
+
+/* Lists the share of the next tile, at most AHEAD br rows. Returns how many. */
+APART int64_t list_rows_ahead(const backward *job, prefetch_row *rows)
+{
+    const panel *const pn = &job->panel;
+    const fattn_problem *const p = pn->p;
+    const fattn_buffers *const buf = pn->run->buffers;
+    if (job->share < 0 || job->share >= job->shares) {
+        return 0;
+    }
+    const int64_t first = pn->br * job->share / job->shares;
+    const int64_t past = pn->br * (job->share + 1) / job->shares;
+    int64_t count = 0;
+    if (wants(p, FATTN_OUT_DQ)) {
+        count = list_rows(pn, first, past, buf->dq, fattn_gradient_dtype(p, p->dtype), &p->dq,
+                          p->dim, rows);
+    }
+    const int64_t item = fattn_cpu_upcoming(pn->run->items);
+    panel next = *pn;
+    if (item < pn->run->tiling->items && place_panel(&next, pn->run, item)) {
+        count += list_rows(&next, first, past, buf->q, p->dtype, &p->q, p->dim, rows + count);
+        count +=
+            list_rows(&next, first, past, buf->dout, p->dtype_o, &p->dout, p->dim_v, rows + count);
+        count += list_rows(&next, first, past, buf->o, p->dtype_o, &p->o, p->dim_v, rows + count);
+    }
+    return count;
+}
+
 /* What differs between products of floats and of pairs. */
 typedef struct backward_kind {
     int64_t step; /* keys of a tile are rounded up to a multiple of it */
@@ -103,8 +145,11 @@ INLINE void backward_panel(backward *job, const backward_kind *kind,
     if (!wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS)) {
         past = 0;
     }
+    const int64_t last = fattn_max64(past - 1, block + 1);
+    job->shares = fattn_min64(last - block, AHEAD_TILES);
     span next;
     for (span s = visible_span(pn, block, ENDS_EARLY); block < past; block++, s = next) {
+        job->share = block - last + job->shares;
         next = visible_span(pn, block + 1, ENDS_EARLY);
         if (s.kind == FATTN_TILE_EMPTY) {
             continue;
@@ -124,7 +169,6 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch,
 {
     const fattn_problem *const p = run->problem;
     const int64_t item = panel_number(run, n);
-    const fattn_work work = fattn_schedule_item(run->tiling, p->heads_k, item);
     arena from = {.base = scratch};
     backward job;
     panel *const pn = &job.panel;
@@ -134,9 +178,9 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch,
 
     fattn_cpu_progress *const own = is_chained(p) ? &job.shared.progress[item] : NULL;
     const fattn_cpu_progress *const before = own && item % chain_length(run) != 0 ? own - 1 : NULL;
-    const bool has_rows =
-        panel_open(pn, run, work.batch, work.head, work.block * pn->br, ROWS_IN_LANES);
+    const bool has_rows = place_panel(pn, run, n);
     if (has_rows) {
+        panel_fill(pn);
         backward_panel(&job, kind, before, own);
     }
     if (wants(p, FATTN_OUT_DSINK)) {

@@ -65,15 +65,6 @@ static void transpose_queries(const panel *pn, const void *tensor, const fattn_s
     }
 }
 
-/* How many keys of the tile, in whole steps of products, the rows before `past` attend to. Where
- * the band cuts a tile on the right, products stop there. */
-static int64_t keys_attended(const panel *pn, span s, int64_t past)
-{
-    const int64_t last = fattn_min64(past, pn->rows) - 1;
-    const int64_t live = fattn_band_row(&pn->band, pn->row[last].i).past - s.first;
-    return fattn_max64(0, fattn_min64((live + FV_NK - 1) / FV_NK * FV_NK, s.padded));
-}
-
 /* After so many keys, some keys of the next tile are copied: the lines that such a step prefetches
  * arrive before the next step reads them, and stay in cache until then. */
 #define COPY_STEP (4 * FV_NK)

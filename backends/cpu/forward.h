@@ -13,9 +13,9 @@
  * first-level cache.)
  *
  * If the keys of an item are not split, a strip writes o and lse, or merges them with results for
- * other keys (fattn_cpu_run.onto). If they are, each part leaves {m, l, o} in the workspace, and a
- * second phase merges the parts in ascending order (parts.h). This header has what a strip does
- * whatever it multiplies; forward_floats.h and forward_pairs.h have the products. Decoding
+ * other keys (fattn_cpu_run.onto). If they are, each part leaves {m, l, lost, o} in the workspace,
+ * and a second phase merges the parts in ascending order (parts.h). This header has what a strip
+ * does whatever it multiplies; forward_floats.h and forward_pairs.h have the products. Decoding
  * (decode.h) goes through its keys in the same way, with other products.
  */
 #ifndef FATTN_CPU_FORWARD_H

@@ -43,6 +43,15 @@ static bool sums_in_workspace(const fattn_problem *p, bool stored)
     return !stored && wants(p, FATTN_OUT_DK | FATTN_OUT_DV) && (are_rounded(p) || sums_collide(p));
 }
 
+/* Whether the last row of every sequence attends to all of its keys, by window and chunk. */
+static bool last_row_sees_all(const fattn_problem *p)
+{
+    const bool reaches = p->anchor == FATTN_BOTTOM_RIGHT || p->window_right < 0 ||
+                         p->seqlen_q + p->window_right >= p->seqlen_k;
+    return !fattn_is_banded(p) ||
+           (p->window_left < 0 && !p->chunk && !(p->features & FATTN_POSITIONS) && reaches);
+}
+
 /*
  * Whether a panel has all rows of its head, and all keys of the sequence are in tiles that it
  * visits. It then stores its rows of dk and dv, and nothing is summed in the workspace. Not under
@@ -52,7 +61,7 @@ static bool stores_keys(const fattn_problem *p, const fattn_tiling *tiling)
 {
     const uint64_t others = FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK | FATTN_CU_SEQLENS_Q |
                             FATTN_SEQUSED_Q | FATTN_ACCUMULATE | FATTN_ALIBI;
-    return tiling->q_blocks == 1 && !fattn_is_banded(p) && !(p->features & others);
+    return tiling->q_blocks == 1 && last_row_sees_all(p) && !(p->features & others);
 }
 
 /* Whether an entry of dbias sums pairs of different key/value heads or sequences. */

@@ -13,8 +13,13 @@
 #define PAIRS_BLOCK_ROWS 15      /* what a block costs besides its rows, in times of a row */
 /* the same where cores share blocks of equal work */
 #define PAIRS_SHARED_BLOCK_ROWS PAIRS_BLOCK_ROWS
-#define PAIRS_BACKWARD_TILES \
-    {TILE_ROWS(144), 96}, {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64}, { TILE_ROWS(16), 32 }
+#define PAIRS_BACKWARD_TILES                                                               \
+    {TILE_ROWS(240), 96}, {TILE_ROWS(192), 96}, {TILE_ROWS(144), 96}, {TILE_ROWS(96), 96}, \
+        {TILE_ROWS(48), 64},                                                               \
+    {                                                                                      \
+        TILE_ROWS(16), 32                                                                  \
+    }
+#define PAIRS_BACKWARD_BLOCK_ROWS 17 /* PAIRS_BLOCK_ROWS of backward */
 
 static void pairs_open(void) {}
 static void pairs_close(void) {}

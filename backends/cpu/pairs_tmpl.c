@@ -45,6 +45,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .own_dtype_o = true, /* dO is an operand of bf16 products, too */
                 .packs_groups = true,
                 .tiles = backward_pairs_tiles,
+                .cost = PAIRS_BACKWARD_BLOCK_ROWS ? backward_pairs_cost : NULL,
                 .fast_bytes = backward_pairs_fast_bytes,
                 .workspace = backward_pairs_workspace},
         .scratch = backward_pairs_scratch,

@@ -383,6 +383,26 @@ static int64_t key_index(const panel *pn, const fattn_strides *s, int64_t j)
     return pn->seq.k_batch * s->batch + (pn->seq.k_row + j) * s->seq + pn->hk * s->head;
 }
 
+/* Lists those of the rows first .. past - 1 of a panel that exist, as they lie in q or o, with n
+ * numbers each. Returns how many. */
+static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const void *tensor,
+                         fattn_dtype dtype, const fattn_strides *strides, int64_t n,
+                         prefetch_row *rows)
+{
+    const int64_t begin = fattn_max64(0, first);
+    const int64_t count = fattn_max64(0, fattn_min64(past, pn->rows) - begin);
+    int64_t i = (pn->first + begin) / pn->group, g = (pn->first + begin) % pn->group;
+    for (int64_t r = 0; r < count; r++) {
+        rows[r].from = element(tensor, dtype, row_index(pn, strides, i, pn->hk * pn->group + g));
+        rows[r].bytes = bytes_in_lines(rows[r].from, n * fattn_dtype_size(dtype));
+        if (++g == pn->group) {
+            g = 0;
+            i++;
+        }
+    }
+    return count;
+}
+
 /* Whether rows r .. r + FV_LANES - 1 exist, consist of whole vectors and are evenly spaced in their
  * tensor. Then transposing can read or write them there. */
 static bool rows_in_place(const panel *pn, int64_t dim, int64_t r)
@@ -417,6 +437,15 @@ typedef struct span {
     bool unbiased;    /* the bias is 0 */
     bool only_masked; /* without the mask, the tile would be full */
 } span;
+
+/* How many keys of the tile, in whole steps of products, the rows before `past` attend to. Where
+ * the band cuts a tile on the right, products stop there. */
+static int64_t keys_attended(const panel *pn, span s, int64_t past)
+{
+    const int64_t last = fattn_min64(past, pn->rows) - 1;
+    const int64_t live = fattn_band_row(&pn->band, pn->row[last].i).past - s.first;
+    return fattn_max64(0, fattn_min64((live + FV_NK - 1) / FV_NK * FV_NK, s.padded));
+}
 
 /* What the block mask of head h leaves of blocks first .. past - 1 of keys. */
 static fattn_tile_kind masked_kind(const panel *pn, int64_t h, fattn_range blocks)

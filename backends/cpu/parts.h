@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts: if the keys of a block of rows are split, each item leaves {m, l, o} of its rows in the
- * workspace. They are merged in ascending order, by a second phase or, in decoding, by the worker
- * that leaves the last part of a block. How many parts a block has follows from the keys that it
- * attends to (core/schedule.h). A block with a single part writes its results at once. Items for
- * parts that a block does not have do nothing.
+ * Parts: if the keys of a block of rows are split, each item leaves {m, l, lost, o} of its rows in
+ * the workspace. They are merged in ascending order, by a second phase or, in decoding, by the
+ * worker that leaves the last part of a block. How many parts a block has follows from the keys
+ * that it attends to (core/schedule.h). A block with a single part writes its results at once.
+ * Items for parts that a block does not have do nothing.
  */
 #ifndef FATTN_CPU_PARTS_H
 #define FATTN_CPU_PARTS_H

@@ -692,22 +692,24 @@ static bool is_key_hidden(const draw_case *c, int64_t b, int64_t hk, int64_t j)
     return true;
 }
 
-/* In forward, keys hidden by -inf may hold anything; half of the cases poison them. In backward
- * they may reach gradients, like any masked value. */
+/* In forward, keys hidden by -inf may hold anything; half of the cases poison them, except channels
+ * that are values as well: those may reach o. In backward keys may reach gradients, like any masked
+ * value. */
 static void poison_hidden_keys(draw_case *c)
 {
     static const double wild[] = {NAN, INFINITY, -INFINITY};
     draw_rng rng = draw_stream(c->seed, c->index, 4);
     const bool may_spread = c->problem.op == FATTN_BACKWARD && c->family != DRAW_WILD;
-    if (may_spread || !c->tensors[DRAW_BIAS].present || c->tensors[DRAW_K].extent[3] == 0 ||
-        draw_chance(&rng, 2)) {
+    const int64_t first = draw_has_v_in_k(c) ? c->problem.dim_v : 0;
+    if (may_spread || first == c->problem.dim || !c->tensors[DRAW_BIAS].present ||
+        c->tensors[DRAW_K].extent[3] == 0 || draw_chance(&rng, 2)) {
         return;
     }
     for (int64_t b = 0; b < c->problem.batch; b++) {
         for (int64_t hk = 0; hk < c->problem.heads_k; hk++) {
             for (int64_t j = c->sequences[b].start; j < c->sequences[b].keys; j++) {
                 if (is_key_hidden(c, b, hk, j)) {
-                    const int64_t channel = draw_between(&rng, 0, c->problem.dim - 1);
+                    const int64_t channel = draw_between(&rng, first, c->problem.dim - 1);
                     draw_set(c, DRAW_K, draw_at(c, DRAW_K, b, j, hk, channel), wild[j % 3]);
                 }
             }

@@ -64,7 +64,7 @@ typedef struct backward {
     /* Products of pairs, which need q, dO and k also as pairs of rows, zipped. */
     const bf16_pair **v_rows;                /* [bc] */
     float *q_zipped, *dout_zipped;           /* [br / 2][d_pad], [dv_pad] */
-    float *k_zipped, *k_transposed;          /* [bc / 2][d_pad], [d_pad][bc / 2] */
+    float *k_zipped, *k_transposed;          /* [bc / 2][d_pad], [d_pad][transposed_stride()] */
     uint16_t *p16, *ds16;                    /* [bc][br] Z P^T, dS^T */
     const bf16_pair **p16_rows, **ds16_rows; /* [bc] */
     const bf16_pair **weights;               /* [bc] rows of one of the two, for a product */

@@ -15,15 +15,15 @@ static void backward_pairs_layout(backward *job, const fattn_problem *p, const f
                                   arena *from)
 {
     const int64_t br = tiling->br, bc = tiling->bc;
-    const int64_t k_size = bc * pairs_stride(p->dim), v_size = bc * pairs_stride(p->dim_v);
+    const int64_t k_size = bc * operand_row(p->dim), v_size = bc * operand_row(p->dim_v);
     panel *const pn = &job->panel;
 
     backward_layout_both(job, p, tiling, TILE_GROUP, from);
     pairs_layout(pn, from);
-    /* These arrays share memory with others that are needed at other times: keys and values with
-     * the sums, which begin when keys and values are no longer needed; and, with matrix registers,
-     * zipped keys, which are needed until they are transposed, with P and dS. */
-    const int64_t sums = bc * fattn_max64(pn->d_pad, pn->dv_pad), zipped = bc / 2 * pn->d_pad;
+    /* Keys and values share memory with the sums, which begin when those are no longer needed.
+     * Matrix registers need only a few zipped keys at a time, before P and dS, and share theirs. */
+    const int64_t sums = bc * fattn_max64(pn->d_pad, pn->dv_pad);
+    const int64_t zipped = (PAIRS_COPIED ? FV_LANES : bc / 2) * pn->d_pad;
     job->sums = carve(from, fattn_max64(k_size + v_size, sums), sizeof(float));
     pn->k_copy = job->sums;
     pn->v_copy = from->base ? job->sums + k_size : NULL;
@@ -32,7 +32,8 @@ static void backward_pairs_layout(backward *job, const fattn_problem *p, const f
     job->p16 = (uint16_t *)(void *)rounded;
     job->ds16 = from->base ? job->p16 + bc * br : NULL;
     job->k_zipped = PAIRS_COPIED ? rounded : carve(from, zipped, sizeof(float));
-    job->k_transposed = carve(from, PAIRS_COPIED ? zipped : 0, sizeof(float));
+    job->k_transposed =
+        carve(from, PAIRS_COPIED ? pn->d_pad * transposed_stride(pn) : 0, sizeof(float));
     pn->qt = carve(from, pairs_stride(p->dim) * br, sizeof(float));
     job->dout_t = carve(from, pairs_stride(p->dim_v) * br, sizeof(float));
     job->v_rows = carve(from, bc, sizeof *job->v_rows);
@@ -202,6 +203,22 @@ typedef struct strip_extras {
     bool nonfinite; /* job->some_nonfinite */
 } strip_extras;
 
+/* The keys of a tile as the operand of dQ's product. */
+static void load_zipped_keys(const backward *job, span s)
+{
+    const panel *const pn = &job->panel;
+    const fattn_problem *const p = pn->p;
+    const void *const k = pn->run->buffers->k;
+    bool large = true; /* not needed */
+    if (PAIRS_COPIED) {
+        pairs_transpose_keys(pn, s, k, FATTN_BF16, &p->k, p->dim, job->k_zipped, job->k_transposed,
+                             &large);
+    } else {
+        pairs_zip_keys(pn, s, false, k, FATTN_BF16, &p->k, p->dim, job->k_zipped, pn->v_pairs,
+                       &large);
+    }
+}
+
 /* How many keys of the tile are multiplied with the strip of rows from r on: those that some row of
  * the strip attends to. All of them with matrix registers, whose steps are wide, and if dBias is
  * wanted, which is written for every pair. */
@@ -348,8 +365,7 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
     pairs_load_keys(pn, s, 0, buf->k, FATTN_BF16, &p->k, p->dim, pn->k_copy, pn->k_pairs);
     if (needs_ds) {
         pairs_load_keys(pn, s, 0, buf->v, FATTN_BF16, &p->v, p->dim_v, pn->v_copy, job->v_rows);
-        pairs_zip_keys(pn, s, false, buf->k, FATTN_BF16, &p->k, p->dim, job->k_zipped,
-                       job->k_transposed, pn->v_pairs);
+        load_zipped_keys(job, s);
     }
     const unsigned terms = load_terms(pn, s);
     if (drops) {
@@ -367,11 +383,11 @@ static void backward_tile_pairs(backward *job, span s, span next, const fattn_cp
     for (int64_t r = rows.first; r < rows.past; r += TILE_GROUP) {
         const int64_t columns = fattn_min64(TILE_GROUP, rows.past - r);
         const int64_t keys = keys_of_strip(pn, s, r);
-        pairs_rows(keys, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r, pn->br,
+        pairs_rows(keys, pn->k_pairs, operand_row(p->dim), pairs_of(p->dim), pn->qt + r, pn->br,
                    pn->x_rows, TILE_GROUP, columns, later);
         later.next += tiles * later.step;
         if (needs_ds) {
-            pairs_rows(keys, job->v_rows, pairs_stride(p->dim_v), pairs_of(p->dim_v),
+            pairs_rows(keys, job->v_rows, operand_row(p->dim_v), pairs_of(p->dim_v),
                        job->dout_t + r, pn->br, job->dpt_rows, TILE_GROUP, columns, NO_PREFETCH);
         } else {
             fill(job->dpt, s.padded * TILE_GROUP, 0);

@@ -118,7 +118,7 @@ static cached_tile use_cached_copies(forward *strips, int64_t count, int64_t blo
         return (cached_tile){0};
     }
     key_tile tile = *strips->tiles;
-    tile.k_copy += block * pn->bc * pn->d_pad;
+    tile.k_copy += block * pn->bc * operand_row(pn->p->dim);
     tile.v_copy += block * pn->bc * pn->dv_pad;
     use_tile(strips, count, tile);
     return strips->cache->tile[block];
@@ -309,14 +309,13 @@ INLINE int64_t forward_items_scratch(const fattn_problem *p, const fattn_tiling 
 /* The tiles that the planner chooses from. A block should have so many rows that loading its keys
  * pays, and still leave several blocks for each core; the sizes between serve to divide rows
  * evenly. */
-#define BLOCK_TILES                                                                               \
-    {TILE_ROWS(48), BLOCK_KEYS}, {TILE_ROWS(96), BLOCK_KEYS}, {TILE_ROWS(144), BLOCK_KEYS},       \
-        {TILE_ROWS(192), BLOCK_KEYS}, {TILE_ROWS(240), BLOCK_KEYS}, {TILE_ROWS(288), BLOCK_KEYS}, \
-        {TILE_ROWS(384), BLOCK_KEYS},                                                             \
+#define BLOCK_TILES(keys)                                                                         \
+    {TILE_ROWS(48), keys}, {TILE_ROWS(96), keys}, {TILE_ROWS(144), keys}, {TILE_ROWS(192), keys}, \
+        {TILE_ROWS(240), keys}, {TILE_ROWS(288), keys}, {TILE_ROWS(384), keys},                   \
     {                                                                                             \
-        BLOCK_ROWS, BLOCK_KEYS                                                                    \
+        BLOCK_ROWS, keys                                                                          \
     }
-static const fattn_tile forward_tiles[] = {BLOCK_TILES,
+static const fattn_tile forward_tiles[] = {BLOCK_TILES(BLOCK_KEYS),
                                            {TILE_ROWS(48), 64},
 #if FV_LANES > 1 && FV_LANES < 16
                                            {TILE_ROWS(24), 64},

@@ -144,12 +144,33 @@ static bool forward_pairs_pay(const fattn_kernel *row, const fattn_problem *p,
     return p->features & FATTN_BATCH_INVARIANT || (p->seqlen_k > few && !decoding_pays(p, limits));
 }
 
+/* Matrix registers gain from more keys in a tile, since the sums of o come and go less often. */
+#define WIDE_KEYS (2 * BLOCK_KEYS)
+#define WIDEST_KEYS (4 * BLOCK_KEYS)
+#if FV_TILES
+static const fattn_tile forward_pairs_tiles[] = {BLOCK_TILES(WIDEST_KEYS), BLOCK_TILES(WIDE_KEYS),
+                                                 BLOCK_TILES(BLOCK_KEYS),  {TILE_ROWS(48), 64},
+                                                 {TILE_ROWS(16), 32},      {0, 0}};
+#else
+#define forward_pairs_tiles forward_tiles
+#endif
+
+/* Whether a tile pays: a wide one if there are more keys than in a usual one, and the widest if
+ * they fill two and no diagonal cuts them. */
+static bool tile_pays(const fattn_problem *p, fattn_tile tile)
+{
+    return tile.bc <= BLOCK_KEYS || (tile.bc <= WIDE_KEYS && p->seqlen_k > BLOCK_KEYS) ||
+           (p->seqlen_k >= 2 * WIDEST_KEYS && !fattn_is_banded(p));
+}
+
 static double forward_pairs_cost(const fattn_kernel *row, const fattn_problem *p,
                                  const fattn_limits *limits, fattn_tile tile)
 {
     (void)row;
     const bool shared = limits->units > 1 && fattn_cpu_blocks_are_equal(p);
-    return blocks_cost(p, limits, tile, shared ? PAIRS_SHARED_BLOCK_ROWS : PAIRS_BLOCK_ROWS);
+    return tile_pays(p, tile)
+               ? blocks_cost(p, limits, tile, shared ? PAIRS_SHARED_BLOCK_ROWS : PAIRS_BLOCK_ROWS)
+               : INFINITY;
 }
 
 static int64_t forward_pairs_fast_bytes(const fattn_kernel *row, const fattn_problem *p,

@@ -9,7 +9,4 @@
 static int64_t pairs_of(int64_t dim) { return (dim + 1) / 2; }
 static int64_t pairs_stride(int64_t dim) { return vectors_of(pairs_of(dim)) * FV_LANES; }
 
-/* Zipped values fill half of v_copy. The other half holds them transposed, [dv_pad][bc / 2]. */
-static float *values_transposed(const panel *pn) { return pn->v_copy + pn->bc / 2 * pn->dv_pad; }
-
 #endif

@@ -24,6 +24,13 @@
     {96, 32}, {96, 64}, {384, 128}, {288, 128}, { 192, 128 }
 #define PAIRS_BACKWARD_BLOCK_ROWS 0 /* not measured: traffic chooses the tile */
 
+/* The stride of rows that are transposed (pairs.h). The rows, and scratch for transposing them, fit
+ * in the memory of bc rows as floats. */
+static int64_t transposed_stride(const panel *pn)
+{
+    return (vectors_of(pn->bc / 2) | 1) * FV_LANES;
+}
+
 static void pairs_open(void) { tiles_open(); }
 static void pairs_close(void) { tiles_close(); }
 
@@ -53,15 +60,15 @@ static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride
                   c_stride, columns);
 }
 
-/* C += A^T B, or C = A^T B if fresh. a: [depth][rows], and `transposed`, which is the operand that
- * matrix registers take. */
+/* C += A^T B, or C = A^T B if fresh. a: [depth][rows]; matrix registers take `transposed`, [rows]
+ * [transposed_stride()]. */
 static void pairs_columns(const panel *pn, int64_t rows, bool fresh, const bf16_pair *const *a,
                           const float *transposed, int64_t depth, const float *b, int64_t b_stride,
                           float *c, int64_t columns)
 {
     (void)a;
-    tiles_product(!fresh, vectors_of(rows) * FV_LANES, transposed, pn->bc / 2, depth, b, b_stride,
-                  c, pn->br, columns);
+    tiles_product(!fresh, vectors_of(rows) * FV_LANES, transposed, transposed_stride(pn), depth, b,
+                  b_stride, c, pn->br, columns);
 }
 
 /* to[r] = (row r of a) . (column r of b) for FV_LANES rows, summed in the same order as by
@@ -97,8 +104,8 @@ static void pairs_mix(forward *f, span s, const float *alpha)
 {
     const panel *const pn = &f->panel;
     pairs_scale(pn, f->fresh ? NULL : alpha, f->ot);
-    pairs_columns(pn, pn->p->dim_v, f->fresh, pn->v_pairs, values_transposed(pn), s.padded / 2,
-                  pn->x, pn->br, f->ot, pn->width);
+    pairs_columns(pn, pn->p->dim_v, f->fresh, pn->v_pairs, pn->v_copy, s.padded / 2, pn->x, pn->br,
+                  f->ot, pn->width);
 }
 
 #endif

@@ -166,7 +166,7 @@ static void point_pairs(const panel *pn, span s, const uint16_t *from, int64_t s
     }
 }
 
-/* rows[j] = the row of key j of the tile in k or v. Copies are [bc][pairs_stride(dim)], and the
+/* rows[j] = the row of key j of the tile in k or v. Copies are [bc][operand_row(dim)], and the
  * first `copied` are there already. Matrix registers read all rows from the copy, so there the rows
  * past the last key are zeros in the copy, too. */
 static void pairs_load_keys(const panel *pn, span s, int64_t copied, const void *tensor,
@@ -174,7 +174,7 @@ static void pairs_load_keys(const panel *pn, span s, int64_t copied, const void 
                             float *copy, const bf16_pair **rows)
 {
     const bool direct = pairs_in_place(dtype, dim, strides);
-    const int64_t stride = pairs_stride(dim);
+    const int64_t stride = operand_row(dim);
     if (direct && !(pn->p->features & FATTN_PAGED)) {
         const void *const from = element(tensor, dtype, key_index(pn, strides, s.first));
         point_pairs(pn, s, from, strides->seq, rows);
@@ -213,33 +213,64 @@ static void row_zip(bf16_pair *to, const uint16_t *first, const uint16_t *second
     }
 }
 
-/* to[j / 2] = rows j and j + 1 of k or v zipped, at a stride of dim rounded up to vectors. For
- * matrix registers, also transposed: [stride][bc / 2]. copied: both are there already */
-static void pairs_zip_keys(const panel *pn, span s, bool copied, const void *tensor,
-                           fattn_dtype dtype, const fattn_strides *strides, int64_t dim, float *to,
-                           float *transposed, const bf16_pair **zipped)
+/* Bits of a bf16 that are all 0 if its size is below 2^-63. */
+#define EXPONENT_HIGH 0x6000
+
+static bool some_large(const uint16_t *row, int64_t n)
+{
+    for (int64_t c = 0; c < n; c++) {
+        if (row[c] & EXPONENT_HIGH) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* to[c] = {channel c of key j of the tile, channel c of key j + 1}; keys past the end are zeros.
+ * Sets *large if some channel is at least 2^-63. */
+static void zip_keys(const panel *pn, span s, int64_t j, const void *tensor, fattn_dtype dtype,
+                     const fattn_strides *strides, int64_t dim, bf16_pair *to, bool *large)
 {
     wide_row room[2];
+    const void *rows[2] = {pn->zeros, pn->zeros};
+    for (int64_t n = 0; n < 2 && j + n < s.live; n++) {
+        rows[n] = row_of_key(pn, s, tensor, dtype, strides, dim, j + n, &room[n]);
+    }
+    row_zip(to, rows[0], rows[1], dim);
+    *large = *large || some_large(rows[0], dim) || some_large(rows[1], dim);
+}
+
+/* zipped[j / 2] = keys j and j + 1 of a tile of k or v zipped, in `to`, at a stride of dim rounded
+ * up to vectors. copied: they are there already */
+static void pairs_zip_keys(const panel *pn, span s, bool copied, const void *tensor,
+                           fattn_dtype dtype, const fattn_strides *strides, int64_t dim, float *to,
+                           const bf16_pair **zipped, bool *large)
+{
     const int64_t stride = vectors_of(dim) * FV_LANES;
     for (int64_t j = 0; j < s.padded; j += 2) {
         bf16_pair *const pairs = (bf16_pair *)(void *)(to + j / 2 * stride);
         zipped[j / 2] = pairs;
-        if (copied) {
-            continue;
+        if (!copied) {
+            zip_keys(pn, s, j, tensor, dtype, strides, dim, pairs, large);
         }
-        const void *rows[2] = {pn->zeros, pn->zeros};
-        for (int64_t n = 0; n < 2 && j + n < s.live; n++) {
-            rows[n] = row_of_key(pn, s, tensor, dtype, strides, dim, j + n, &room[n]);
-        }
-        row_zip(pairs, rows[0], rows[1], dim);
-    }
-    if (PAIRS_COPIED && !copied) {
-        transpose(to, stride, s.padded / 2, stride, transposed, pn->bc / 2);
     }
 }
 
-/* Bits of a bf16 that are all 0 if its size is below 2^-63. */
-#define EXPONENT_HIGH 0x6000
+/* The same transposed, for matrix registers: to[c][j / 2], at the stride transposed_stride(). some:
+ * scratch, [FV_LANES][dim rounded up to vectors] */
+static void pairs_transpose_keys(const panel *pn, span s, const void *tensor, fattn_dtype dtype,
+                                 const fattn_strides *strides, int64_t dim, float *some, float *to,
+                                 bool *large)
+{
+    const int64_t stride = vectors_of(dim) * FV_LANES;
+    for (int64_t j = 0; j < s.padded; j += 2 * FV_LANES) {
+        for (int64_t n = 0; n < FV_LANES; n++) {
+            bf16_pair *const pairs = (bf16_pair *)(void *)(some + n * stride);
+            zip_keys(pn, s, j + 2 * n, tensor, dtype, strides, dim, pairs, large);
+        }
+        transpose(some, stride, FV_LANES, stride, to + j / 2, transposed_stride(pn));
+    }
+}
 
 /* Loads pairs of rows of v; copied: they are there already. Returns false if all values of the tile
  * are so small that their products with probabilities could be subnormal, which products of pairs
@@ -248,22 +279,23 @@ static void pairs_zip_keys(const panel *pn, span s, bool copied, const void *ten
 static bool pairs_load_values(const panel *pn, span s, bool copied)
 {
     const fattn_problem *const p = pn->p;
-    uint16_t bits = 0;
-    pairs_zip_keys(pn, s, copied, pn->run->buffers->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy,
-                   values_transposed(pn), pn->v_pairs);
-    for (int64_t j = 0; j < s.padded / 2 && !(bits & EXPONENT_HIGH); j++) {
-        for (int64_t c = 0; c < p->dim_v; c++) {
-            bits |= pn->v_pairs[j][c].first | pn->v_pairs[j][c].second;
-        }
+    const void *const v = pn->run->buffers->v;
+    bool large = copied || p->features & FATTN_BATCH_INVARIANT;
+    if (!PAIRS_COPIED) {
+        pairs_zip_keys(pn, s, copied, v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->v_pairs,
+                       &large);
+    } else if (!copied) {
+        float *const some = pn->v_copy + pn->dv_pad * transposed_stride(pn);
+        pairs_transpose_keys(pn, s, v, p->dtype_v, &p->v, p->dim_v, some, pn->v_copy, &large);
     }
-    return bits & EXPONENT_HIGH || p->features & FATTN_BATCH_INVARIANT;
+    return large;
 }
 
 /* x[j][r] = k[j] . q[r] */
 static void pairs_scores(const panel *pn, span s)
 {
     const int64_t dim = pn->p->dim;
-    pairs_rows(s.padded, pn->k_pairs, pairs_stride(dim), pairs_of(dim), pn->qt, pn->br, pn->x_rows,
+    pairs_rows(s.padded, pn->k_pairs, operand_row(dim), pairs_of(dim), pn->qt, pn->br, pn->x_rows,
                pn->br, pn->width, pn->later);
 }
 

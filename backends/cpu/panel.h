@@ -102,12 +102,12 @@ typedef struct panel {
     float *zeros; /* [max(d_pad, dv_pad)] */
 
     /* Scratch that each kernel lays out as its products need it. */
-    float *q, *qt;       /* [br][d_pad], [d_pad][br] */
+    float *q, *qt;       /* [br][d_pad], [operand_row(D)][br] */
     float *x;            /* [bc][br] scores, then probabilities */
     prefetch_list later; /* what products with keys prefetch */
     /* Keys and values of the next tile, which are copied meanwhile, or NULL. */
     key_copies *next_tile;
-    float *k_copy, *v_copy; /* [bc][d_pad], [bc][dv_pad] */
+    float *k_copy, *v_copy; /* [bc][operand_row(D)], [bc][dv_pad] */
 } panel;
 
 /* Does the items that a worker takes, one by one. */
@@ -182,12 +182,13 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->zeros = carve(from, fattn_max64(pn->d_pad, pn->dv_pad), sizeof(float));
 }
 
-/* Room for copies of the keys of some tiles as floats. To be called after panel_layout(). */
+/* Room for copies of the keys of some tiles. To be called after panel_layout(). */
 static void panel_layout_keys(panel *pn, int64_t tiles, arena *from)
 {
     const fattn_problem *const p = pn->p;
     pn->k_copy =
-        carve(from, in_place(p->dtype_kv, &p->k) ? 0 : tiles * pn->bc * pn->d_pad, sizeof(float));
+        carve(from, in_place(p->dtype_kv, &p->k) ? 0 : tiles * pn->bc * operand_row(p->dim),
+              sizeof(float));
     pn->v_copy =
         carve(from, in_place(p->dtype_v, &p->v) ? 0 : tiles * pn->bc * pn->dv_pad, sizeof(float));
 }

@@ -18,6 +18,15 @@ typedef struct bf16_pair {
 /* Vectors that hold n numbers. */
 static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 
+/* Floats for a row of q or k as an operand of products; a pair of bf16 takes one. For matrix
+ * registers an odd number of vectors: rows at such a stride are spread over all sets of the
+ * first-level cache. */
+static int64_t operand_row(int64_t dim)
+{
+    const int64_t vectors = vectors_of(FV_PAIRS ? (dim + 1) / 2 : dim);
+    return (FV_TILES ? vectors | 1 : vectors) * FV_LANES;
+}
+
 /* The part of n numbers that fills whole vectors. A mask, since division of signed numbers is
  * slow. */
 static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }

@@ -42,7 +42,7 @@ typedef struct query_form {
 /* The keys and values of a tile: the rows that products read, and room for copies. */
 typedef struct key_tile {
     const float **k, **v;   /* [bc] */
-    float *k_copy, *v_copy; /* [bc][d_pad], [bc][dv_pad] */
+    float *k_copy, *v_copy; /* [bc][operand_row(D)], [bc][dv_pad] */
 } key_tile;
 
 struct forward {
@@ -160,7 +160,7 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
             *f = strips[0];
         }
         panel_layout_rows(&f->panel, from);
-        f->panel.qt = carve(from, br * f->panel.d_pad, sizeof(float));
+        f->panel.qt = carve(from, br * operand_row(p->dim), sizeof(float));
         f->m = carve(from, br, sizeof(float));
         f->l = carve(from, br, sizeof(float));
         f->lost = carve(from, br, sizeof(float));

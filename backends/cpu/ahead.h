@@ -20,7 +20,8 @@
 
 typedef struct prefetch_plan {
     panel here;          /* placed on all rows of the item; has no scratch */
-    int64_t first, last; /* blocks first .. last - 1 share these prefetches; last: the last block */
+    int64_t first, last; /* blocks first .. last - 1 share these prefetches */
+    int64_t end;         /* the item's blocks of keys end here */
     key_copies copies;   /* of keys and values of the next block */
     bool listed;         /* the rows of the next block are listed in `copies` */
     bool once;           /* this item alone reads its keys, so they are in no cache */
@@ -32,12 +33,21 @@ static bool reads_keys_once(const fattn_cpu_run *run, const panel *pn)
     return pn->seq.sq * pn->group <= run->tiling->br && !caches_tiles(pn->p, pn->bc);
 }
 
-/* The last block of keys prefetches nothing, since a diagonal may leave little of it. The results
- * of a part stay in the workspace and need no prefetch. */
+/* Whether products take long enough to prefetch for an item whose keys are blocks begin .. end - 1:
+ * with a single block of fewer keys, listing the rows takes as long as waiting for them. */
+#define PREFETCH_KEYS 64
+static bool prefetching_pays(const fattn_problem *p, int64_t begin, int64_t end)
+{
+    return end - begin > 1 || (end > begin && p->seqlen_k >= PREFETCH_KEYS);
+}
+
+/* The last block of keys prefetches nothing, since a diagonal may leave little of it, unless it is
+ * the only one. The results of a part stay in the workspace and need no prefetch. */
 static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, int64_t item,
                                const panel *pn, int64_t begin, int64_t end)
 {
-    plan->last = end - 1;
+    plan->end = end;
+    plan->last = fattn_max64(end - 1, begin + 1);
     plan->first =
         run->tiling->splits > 1 ? plan->last : fattn_max64(begin, plan->last - PREFETCH_BLOCKS);
     plan->once = reads_keys_once(run, pn);
@@ -123,7 +133,7 @@ static bool begin_block(prefetch_plan *plan, forward *strips, int64_t count,
     prefetch_row *const rows = strips->later;
     const bool copies = copies_meanwhile(pn->p, pn->bc) && !keys_in_place(pn->p);
     span spans[STRIPS], next = {.live = 0}, none = {.live = 0};
-    if (block < plan->last && (copies || plan->once)) {
+    if (block + 1 < plan->end && (copies || plan->once)) {
         next = spans_of(strips, count, block + 1, spans);
     }
     int64_t total =

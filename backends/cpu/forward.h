@@ -245,7 +245,8 @@ INLINE void forward_item(const fattn_cpu_run *run, int64_t item, forward *strips
     }
     const fattn_range blocks = begin_strips(strips, count, room, run, work, &parts, kind);
     prefetch_plan ahead;
-    const bool prefetches = kind->prefetches && blocks.past - blocks.first > 1 &&
+    const bool prefetches = kind->prefetches &&
+                            prefetching_pays(run->problem, blocks.first, blocks.past) &&
                             run->problem->outputs & FATTN_OUT_O &&
                             (!kind->pairs || reads_keys_once(run, &strips->panel));
     if (prefetches) {

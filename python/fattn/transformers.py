@@ -242,11 +242,12 @@ class _GrowingWindowLayer(_Rooms, DynamicSlidingWindowLayer):  # type: ignore[mi
 
 def _grow(cache: Any) -> None:
     def growing(layer: Any) -> Any:
-        if layer.is_initialized:
+        # Layers of other types, as hybrid models have them, may lack is_initialized.
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or layer.is_initialized:
             return layer
-        if type(layer) is DynamicSlidingWindowLayer and layer.sliding_window > 1:
-            return _GrowingWindowLayer(layer.sliding_window)
-        return _GrowingLayer() if type(layer) is DynamicLayer else layer
+        if type(layer) is DynamicLayer:
+            return _GrowingLayer()
+        return _GrowingWindowLayer(layer.sliding_window) if layer.sliding_window > 1 else layer
 
     cache.layers = [growing(layer) for layer in cache.layers]
     if cache.layer_class_to_replicate is DynamicLayer:

@@ -110,6 +110,41 @@ def test_decoder(name, calls):
     assert [c["chunk"] for c in calls] == ([16, 16, 16, None] if name == "Llama4" else [None] * layers)
 
 
+def agree(config, cls, calls, inputs=None, padded=7, static=True):
+    """Logits, gradients and greedy generation of a batch with padding on the left, against eager attention."""
+    eager, ours = models = pair(config, cls)
+    ids, mask = torch.randint(3, 96, (2, 24)), torch.ones(2, 24, dtype=torch.long)
+    mask[0, :padded] = 0
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    logits = [model(**inputs).logits for model in models]
+    assert calls
+    same(logits[1], logits[0], mask.bool())
+    gradients_agree(models, [x[mask.bool()].square().mean() for x in logits])
+    for cache in (None, "static")[:1 + static]:
+        options = dict(inputs, max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None,
+                       cache_implementation=cache, disable_compile=True)
+        assert torch.equal(ours.generate(**options), eager.generate(**options))
+    return models
+
+
+HYBRIDS = {  # layers without keys, or with the keys of other layers, beside layers of attention
+    "Jamba": lambda: T.JambaConfig(**SMALL, attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=8,
+                                   mamba_dt_rank=8, use_mamba_kernels=False),
+    "Qwen3Next": lambda: T.Qwen3NextConfig(**SMALL, head_dim=16, layer_types=["linear_attention", "full_attention"],
+                                           linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+                                           linear_value_head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+                                           shared_expert_intermediate_size=32),
+    "Gemma4": lambda: T.Gemma4TextConfig(**SMALL | {"num_hidden_layers": 4}, head_dim=16, global_head_dim=16,
+                                         layer_types=["sliding_attention", "full_attention"] * 2,
+                                         num_kv_shared_layers=2, hidden_size_per_layer_input=8,
+                                         vocab_size_per_layer_input=96, sliding_window=64)}
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrid_decoder(name, calls):
+    agree(HYBRIDS[name](), getattr(T, name + "ForCausalLM"), calls)
+
+
 @pytest.mark.parametrize("name", ["Llama", "Gemma3"])
 def test_growing_cache(name):
     """The same tokens as DynamicCache's, greedy, by beams, and after tokens were taken back; what is held does not

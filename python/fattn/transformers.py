@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,13 +87,16 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any
                    **kwargs: Any) -> Tensor | None:
     """Called by AttentionMaskInterface: sdpa's mask, boolean (B, 1, Sq, Sk) or None, with its parts as an attribute.
     The result of an operation on the mask lacks the attribute, and is then read like any mask."""
+    if q_length not in (1, kv_length):  # a model may drop queries later: None would not say which keys are theirs
+        kwargs["allow_is_causal_skip"] = False
     mask: Tensor | None = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function,
                                     attention_mask, **kwargs)
     if mask is None or torch.compiler.is_compiling():
         return mask
     local = _local_of(mask_function)
-    # The offset of a static cache is a tensor; reading it would wait for a GPU.
-    if local is None or isinstance(q_offset, Tensor) and (q_offset.device.type != "cpu" or q_offset.numel() != 1):
+    # The offset of a static cache is a tensor. Reading it waits for a GPU, which a prompt is worth and a token is not.
+    if local is None or isinstance(q_offset, Tensor) and (q_offset.numel() != 1 or
+                                                          q_length == 1 and q_offset.device.type != "cpu"):
         return mask
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
@@ -125,8 +128,8 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     keeps a pair where it is True, any other is added to the scores. Returns (B, Sq, Hq, Dv) and None. Gradients,
     streams and errors are those of fattn.torch.attention().
 
-    Sliding windows and padding are in the mask. If it is None and the module is causal, query i attends to keys 0 to
-    i, except that a single query attends to all keys.
+    Sliding windows and padding are in the mask. If it is None and the module is causal, the last query attends to all
+    keys, and each query before it to one key less.
     """
     if kwargs.get("output_attentions"):
         raise Unsupported('output_attentions: probabilities are never in memory; use attn_implementation="eager"')
@@ -136,6 +139,8 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
                                   kwargs=kwargs)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     causal = query.shape[2] > 1 and attention_mask is None and bool(causal)
+    # Models whose layers share keys drop all queries but the last ones; a mask was None only for as many keys.
+    anchor: Literal["bottom_right", "top_left"] = "bottom_right" if attention_mask is None else "top_left"
     mask = bias = window = chunk = positions = None
     pattern = None if torch.compiler.is_compiling() else _pattern_of(attention_mask)
     if pattern is not None:
@@ -155,7 +160,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     if query.shape[0] != key.shape[0]:  # learned queries
         batch = max(query.shape[0], key.shape[0])
         query, key, value = (t.expand(batch, -1, -1, -1) for t in (query, key, value))
-    o = attention(query, key, value, causal=causal, window=window, positions=positions, anchor="top_left",
+    o = attention(query, key, value, causal=causal, window=window, positions=positions, anchor=anchor,
                   layout="bhsd", scale=scaling, softcap=softcap, bias=bias, mask=mask, chunk=chunk,
                   sink=None if s_aux is None else s_aux.to(torch.float32), dropout_p=dropout)
     return o.transpose(1, 2), None

@@ -145,6 +145,19 @@ def test_hybrid_decoder(name, calls):
     agree(HYBRIDS[name](), getattr(T, name + "ForCausalLM"), calls)
 
 
+def test_layers_that_drop_queries(calls):
+    """Layers that share the keys of others compute the last rows alone, also where their mask is None."""
+    eager, ours = pair(HYBRIDS["Gemma4"](), T.Gemma4ForCausalLM)
+    ids = torch.randint(3, 96, (2, 20))
+    with torch.no_grad():
+        for kept in (1, 3):
+            same(ours(ids, logits_to_keep=kept, use_cache=False).logits,
+                 eager(ids, logits_to_keep=kept, use_cache=False).logits)
+            assert calls[-1]["bias"] is calls[-1]["mask"] is None
+            same(*[model(ids, past_key_values=T.StaticCache(config=model.config, max_cache_len=40),
+                         logits_to_keep=kept).logits for model in (ours, eager)])
+
+
 @pytest.mark.parametrize("name", ["Llama", "Gemma3"])
 def test_growing_cache(name):
     """The same tokens as DynamicCache's, greedy, by beams, and after tokens were taken back; what is held does not

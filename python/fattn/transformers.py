@@ -123,13 +123,16 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
                       attention_mask: Tensor | None, dropout: float = 0.0,
                       scaling: float | None = None, is_causal: bool | None = None,
                       position_bias: Tensor | None = None, softcap: float | None = None,
-                      s_aux: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, None]:
+                      s_aux: Tensor | None = None, indices: Tensor | None = None,
+                      block_indices: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, None]:
     """Called by AttentionInterface: query (B, Hq, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv); a boolean mask
     keeps a pair where it is True, any other is added to the scores. Returns (B, Sq, Hq, Dv) and None. Gradients,
     streams and errors are those of fattn.torch.attention().
 
     Sliding windows and padding are in the mask. If it is None and the module is causal, the last query attends to all
     keys, and each query before it to one key less.
+
+    indices, block_indices: what a model's indexer has selected, see _selected().
     """
     if kwargs.get("output_attentions"):
         raise Unsupported('output_attentions: probabilities are never in memory; use attn_implementation="eager"')
@@ -157,6 +160,9 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         bias = position_bias if bias is None else bias + position_bias
     if bias is not None and bias.dtype not in (query.dtype, torch.float32):
         bias = bias.to(query.dtype)
+    selected = _selected(module, indices, block_indices, query, key)
+    if selected is not None:
+        mask = selected if mask is None else selected & mask
     if query.shape[0] != key.shape[0]:  # learned queries
         batch = max(query.shape[0], key.shape[0])
         query, key, value = (t.expand(batch, -1, -1, -1) for t in (query, key, value))
@@ -164,6 +170,24 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
                   layout="bhsd", scale=scaling, softcap=softcap, bias=bias, mask=mask, chunk=chunk,
                   sink=None if s_aux is None else s_aux.to(torch.float32), dropout_p=dropout)
     return o.transpose(1, 2), None
+
+
+def _selected(module: Any, indices: Tensor | None, block_indices: Tensor | None, query: Tensor,
+              key: Tensor) -> Tensor | None:
+    """The keys that an indexer has selected for each query, as a mask; None if there is no indexer. For "eager" and
+    "sdpa" a model puts them into its mask itself. indices: (B, Sq, K), keys. block_indices: (B, H, Sq, K), blocks of
+    keys for each of H groups of heads; -1 for none."""
+    if indices is not None:
+        keep = query.new_zeros((*indices.shape[:2], key.shape[2]), dtype=torch.bool)
+        return keep.scatter(-1, indices.long(), True).unsqueeze(1)
+    if block_indices is None:
+        return None
+    size = module.indexer.block_size
+    blocks = -(-key.shape[2] // size)
+    chosen = block_indices.long().masked_fill(block_indices < 0, blocks)  # one more block, for those that are none
+    keep = query.new_zeros((*block_indices.shape[:3], blocks + 1), dtype=torch.bool).scatter(-1, chosen, True)
+    keep = keep[..., :blocks].repeat_interleave(size, -1)[..., :key.shape[2]]
+    return keep.repeat_interleave(query.shape[1] // keep.shape[1], 1)
 
 
 class _Rooms:

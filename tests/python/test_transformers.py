@@ -158,6 +158,27 @@ def test_layers_that_drop_queries(calls):
                          logits_to_keep=kept).logits for model in (ours, eager)])
 
 
+MLA = SMALL | dict(num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=16,
+                   v_head_dim=16, head_dim=8)
+EXPERTS = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+INDEXERS = {  # of keys, and of blocks of keys
+    "DeepseekV32": lambda: T.DeepseekV32Config(**MLA, **EXPERTS, index_n_heads=2, index_head_dim=16, index_topk=6,
+                                               n_group=1, topk_group=1, first_k_dense_replace=1),
+    "MiniMaxM3VL": lambda: T.MiniMaxM3VLTextConfig(
+        **SMALL, head_dim=16, rotary_dim=8, num_local_experts=4, num_experts_per_tok=2, dense_intermediate_size=96,
+        shared_intermediate_size=32, index_n_heads=2, index_head_dim=16, index_block_size=4, index_topk_blocks=2,
+        layer_types=["full_attention", "minimax_m3_sparse"])}
+
+
+@pytest.mark.parametrize("name", INDEXERS)
+def test_indexer(name, calls):
+    """A query attends to those keys only that the model's indexer has selected."""
+    # MiniMax's indexer also looks at padding, whose rows are the mean of all values in eager attention, and 0 here.
+    agree(INDEXERS[name](), getattr(T, name + "ForCausalLM"), calls, padded=7 * (name == "DeepseekV32"))
+    rows = [c["mask"].sum(-1).max() for c in calls if c["mask"] is not None and c["mask"].shape[2] == 24]
+    assert rows and min(rows) < 10
+
+
 @pytest.mark.parametrize("name", ["Llama", "Gemma3"])
 def test_growing_cache(name):
     """The same tokens as DynamicCache's, greedy, by beams, and after tokens were taken back; what is held does not

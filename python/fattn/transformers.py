@@ -123,7 +123,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
                       attention_mask: Tensor | None, dropout: float = 0.0,
                       scaling: float | None = None, is_causal: bool | None = None,
                       position_bias: Tensor | None = None, softcap: float | None = None,
-                      s_aux: Tensor | None = None, indices: Tensor | None = None,
+                      s_aux: Tensor | None = None, sinks: Tensor | None = None, indices: Tensor | None = None,
                       block_indices: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, None]:
     """Called by AttentionInterface: query (B, Hq, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv); a boolean mask
     keeps a pair where it is True, any other is added to the scores. Returns (B, Sq, Hq, Dv) and None. Gradients,
@@ -132,6 +132,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     Sliding windows and padding are in the mask. If it is None and the module is causal, the last query attends to all
     keys, and each query before it to one key less.
 
+    s_aux, sinks: a score for each head, (Hq), or for each row, (B, Hq, Sq, 1), beside those of the keys.
     indices, block_indices: what a model's indexer has selected, see _selected().
     """
     if kwargs.get("output_attentions"):
@@ -166,9 +167,16 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     if query.shape[0] != key.shape[0]:  # learned queries
         batch = max(query.shape[0], key.shape[0])
         query, key, value = (t.expand(batch, -1, -1, -1) for t in (query, key, value))
+    sink = s_aux if sinks is None else sinks
+    if sink is not None:
+        sink = sink.to(torch.float64 if query.dtype == torch.float64 else torch.float32)
+    by_row = sink is not None and sink.dim() > 1
     o = attention(query, key, value, causal=causal, window=window, positions=positions, anchor=anchor,
                   layout="bhsd", scale=scaling, softcap=softcap, bias=bias, mask=mask, chunk=chunk,
-                  sink=None if s_aux is None else s_aux.to(torch.float32), dropout_p=dropout)
+                  sink=None if by_row else sink, dropout_p=dropout, return_lse=by_row)
+    if by_row:  # a sink takes its share of each row: o * exp(lse) / (exp(lse) + exp(sink))
+        o, lse = o
+        o = (o * torch.sigmoid(lse.unsqueeze(-1) - sink)).to(query.dtype)
     return o.transpose(1, 2), None
 
 

@@ -2,6 +2,7 @@
 """fattn.transformers: models built from configs, against their eager attention."""
 
 import copy
+import functools
 
 import pytest
 
@@ -177,6 +178,32 @@ def test_indexer(name, calls):
     agree(INDEXERS[name](), getattr(T, name + "ForCausalLM"), calls, padded=7 * (name == "DeepseekV32"))
     rows = [c["mask"].sum(-1).max() for c in calls if c["mask"] is not None and c["mask"].shape[2] == 24]
     assert rows and min(rows) < 10
+
+
+@pytest.mark.parametrize("name", ["s_aux", "sinks"])
+def test_sinks(name, calls):
+    """One for each head, or one for each row, which the library does not have."""
+    q, k, v = (torch.randn(2, n, 5, 8, requires_grad=True) for n in (4, 2, 2))
+    sink = torch.randn((4,) if name == "s_aux" else (2, 4, 5, 1), requires_grad=True)
+    mask = torch.rand(2, 1, 5, 5) > 0.3
+    mask[1, 0, 2] = False
+    scores = (q @ k.repeat_interleave(2, 1).mT * 0.3).masked_fill(~mask, -torch.inf)
+    column = sink.reshape(-1, 4, sink.shape[-2] if sink.dim() > 1 else 1, 1).expand(2, 4, 5, 1)
+    wanted = (torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ v.repeat_interleave(2, 1)).transpose(1, 2)
+    ours = ft.attention_forward(None, q, k, v, mask, scaling=0.3, **{name: sink})[0]
+    torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6)
+    g = torch.randn_like(ours)
+    for a, b in zip(*(torch.autograd.grad(o, (q, k, v, sink), g) for o in (ours, wanted))):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_double_precision(monkeypatch):
+    """Sinks have the precision of queries, where the library has it."""
+    monkeypatch.setattr(ft, "attention", functools.partial(ft.attention, device="reference"))
+    q, sink = torch.randn(1, 2, 5, 8, dtype=torch.float64), torch.randn(2, dtype=torch.float64)
+    shares = torch.cat([q @ q.mT * 0.3, sink[None, :, None, None].expand(1, 2, 5, 1)], -1).softmax(-1)
+    ours = ft.attention_forward(None, q, q, q, None, scaling=0.3, is_causal=False, s_aux=sink)[0]
+    torch.testing.assert_close(ours, (shares[..., :-1] @ q).transpose(1, 2))
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma3"])

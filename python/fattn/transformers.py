@@ -24,6 +24,8 @@ from transformers.masking_utils import (AttentionMaskInterface, causal_mask_func
 
 from fattn._errors import Unsupported
 from fattn.torch import attention
+from fattn.torch._functions import channels_together
+from fattn.torch._schemas import TENSORS
 
 __all__ = ["GrowingCache", "attention_forward", "attention_mask"]
 
@@ -167,6 +169,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     if query.shape[0] != key.shape[0]:  # learned queries
         batch = max(query.shape[0], key.shape[0])
         query, key, value = (t.expand(batch, -1, -1, -1) for t in (query, key, value))
+    query, key, value = (channels_together(t, name) for t, name in zip((query, key, value), TENSORS))
     sink = s_aux if sinks is None else sinks
     if sink is not None:
         sink = sink.to(torch.float64 if query.dtype == torch.float64 else torch.float32)

@@ -206,6 +206,15 @@ def test_double_precision(monkeypatch):
     torch.testing.assert_close(ours, (shares[..., :-1] @ q).transpose(1, 2))
 
 
+def test_channels_apart():
+    """Tensors whose last axis is not contiguous, as a transposed convolution's result, are copied."""
+    q, k, v = (torch.randn(2, 2, 8, 5).mT for _ in range(3))
+    for t in ((q, k, v), tuple(t.detach().requires_grad_() for t in (q, k, v))):
+        ours = ft.attention_forward(None, *t, None, is_causal=False)[0]
+        torch.testing.assert_close(ours, torch.nn.functional.scaled_dot_product_attention(*t).transpose(1, 2),
+                                   rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["Llama", "Gemma3"])
 def test_growing_cache(name):
     """The same tokens as DynamicCache's, greedy, by beams, and after tokens were taken back; what is held does not

@@ -20,7 +20,8 @@ from torch import Tensor
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import (AttentionMaskInterface, causal_mask_function, chunked_causal_mask_function,
-                                        prepare_padding_mask, sdpa_mask, sliding_window_causal_mask_function)
+                                        eager_mask, prepare_padding_mask, sdpa_mask,
+                                        sliding_window_causal_mask_function)
 
 from fattn._errors import Unsupported
 from fattn.torch import attention
@@ -322,7 +323,7 @@ def _make_cache_of_model(self: Any, ddp_cache_data: Any = None, config: Any = No
     place. With offloading it does not, since keys that are moved to the CPU and back get new memory anyway."""
     _make_cache(self, ddp_cache_data, config, offloading, *args, **kwargs)
     if (type(self) is DynamicCache and config is not None and not offloading and
-            config.get_text_config(decoder=True)._attn_implementation == "fattn"):
+            config.get_text_config(decoder=True)._attn_implementation in _NAMES):
         _grow(self)
 
 
@@ -338,19 +339,44 @@ def _misreads_masks(model: type) -> bool:
     return own and makes_masks and "ALL_ATTENTION_FUNCTIONS" not in names
 
 
+# Models that declare a support of other masks, but concatenate one with numbers to be added.
+_CONCATENATING = ("transformers.models.deepseek_v4.modeling_deepseek_v4",)
+
+
+def _wants_eager_masks(model: Any) -> bool:
+    """Whether a model was written for the masks of eager attention alone: other attention beside that of
+    AttentionInterface may add them to its scores, and where there is none a query attends to all keys, whatever the
+    module's is_causal says."""
+    return (not (model._supports_sdpa or model._supports_attention_backend) or
+            any(base.__module__ in _CONCATENATING for base in type(model).__mro__))
+
+
+def attention_forward_as_eager(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """attention_forward() for models with eager attention's masks: only a mask hides keys."""
+    return attention_forward(*args, **kwargs | {"is_causal": False})
+
+
+_NAME, _NAME_AS_EAGER = _NAMES = "fattn", "fattn_with_eager_masks"
 _choose = PreTrainedModel.get_correct_attn_implementation
 
 
 @functools.wraps(_choose)
-def _choose_unless_misread(self: Any, requested_attention: Any, *args: Any, **kwargs: Any) -> Any:
+def _choose_by_masks(self: Any, requested_attention: Any, *args: Any, **kwargs: Any) -> Any:
     """PreTrainedModel.get_correct_attn_implementation, which a model calls when it is made."""
-    if requested_attention == "fattn" and _misreads_masks(type(self)):
-        raise Unsupported(f'{type(self).__name__} has an attention of its own, not that of AttentionInterface: use '
-                          'attn_implementation="eager"')
+    if requested_attention in _NAMES:
+        if _misreads_masks(type(self)):
+            part = getattr(self.config, "base_config_key", "")
+            more = f'; as a part of another model, attn_implementation={{"{part}": "eager"}}, with "fattn" for the ' \
+                   'other parts' if part else ""
+            raise Unsupported(f'{type(self).__name__} has an attention of its own, not that of AttentionInterface: use '
+                              f'attn_implementation="eager"{more}')
+        requested_attention = _NAME_AS_EAGER if _wants_eager_masks(self) else _NAME
     return _choose(self, requested_attention, *args, **kwargs)
 
 
-PreTrainedModel.get_correct_attn_implementation = _choose_unless_misread
+PreTrainedModel.get_correct_attn_implementation = _choose_by_masks
 DynamicCache.__init__ = _make_cache_of_model
-AttentionInterface.register("fattn", attention_forward)
-AttentionMaskInterface.register("fattn", attention_mask)
+for _name, _attend, _mask in ((_NAME, attention_forward, attention_mask),
+                              (_NAME_AS_EAGER, attention_forward_as_eager, eager_mask)):
+    AttentionInterface.register(_name, _attend)
+    AttentionMaskInterface.register(_name, _mask)

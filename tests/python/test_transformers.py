@@ -473,6 +473,40 @@ def test_probabilities_are_refused():
                              output_attentions=True)
 
 
+EAGER = {  # models for which Transformers declares no support but that of eager attention, or that need its masks
+    "BigBirdPegasus": lambda: T.BigBirdPegasusConfig(
+        vocab_size=96, d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96, max_position_embeddings=64,
+        attention_type="original_full"),
+    "DeepseekV4": lambda: T.DeepseekV4Config(
+        **SMALL | {"num_key_value_heads": 1, "num_hidden_layers": 2}, **EXPERTS, head_dim=16, q_lora_rank=24,
+        partial_rotary_factor=0.5, sliding_window=8, o_groups=2, o_lora_rank=16, index_n_heads=2, index_head_dim=16,
+        index_topk=2, mlp_layer_types=["moe", "moe"],
+        layer_types=["compressed_sparse_attention", "sliding_attention"])}
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_models_with_eager_masks(name, calls):
+    """Attention of their own, and tensors that they join to a mask, are right beside fattn's."""
+    eager, ours = pair(EAGER[name](), getattr(T, name + "Model"))
+    assert ours.config._attn_implementation == "fattn_with_eager_masks"
+    ids, mask = torch.randint(3, 96, (2, 24)), torch.ones(2, 24, dtype=torch.long)
+    mask[1, 17:] = 0
+    a, b = (model(ids, attention_mask=mask).last_hidden_state for model in (ours, eager))
+    assert calls
+    same(a, b, mask.bool() if name == "DeepseekV4" else None)
+
+
+def test_no_mask_means_all_keys_for_eager_models():
+    """BridgeTower's layers say that they are causal, and are not."""
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    module = torch.nn.Module()
+    module.is_causal = True
+    run = T.AttentionInterface()["fattn_with_eager_masks"]
+    torch.testing.assert_close(run(module, q, k, v, None)[0], ft.attention_forward(module, q, k, v, None,
+                                                                                   is_causal=False)[0])
+
+
 def test_attention_of_a_models_own():
     """It would add the boolean masks of "fattn" to the scores."""
     config = T.BloomConfig(vocab_size=32, hidden_size=16, n_layer=1, n_head=2)
@@ -485,3 +519,12 @@ def test_attention_of_a_models_own():
     made = T.AutoModelForImageTextToText.from_config(
         config, attn_implementation={"encoder": "fattn", "decoder": "eager"})
     assert (made.encoder.config._attn_implementation, made.decoder.config._attn_implementation) == ("fattn", "eager")
+    vision = T.BlipVisionConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+                                image_size=8, patch_size=4)
+    text = T.BlipTextConfig(vocab_size=32, hidden_size=16, encoder_hidden_size=16, num_hidden_layers=1,
+                            num_attention_heads=2, intermediate_size=16)
+    config = T.BlipConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=16)
+    with pytest.raises(fattn.Unsupported, match=r'BlipTextModel has .*\{"text_config": "eager"\}, with "fattn" for'):
+        T.BlipModel._from_config(copy.deepcopy(config), attn_implementation="fattn")
+    made = T.BlipModel._from_config(config, attn_implementation={"text_config": "eager", "vision_config": "fattn"})
+    assert made.vision_model.config._attn_implementation in ft._NAMES

@@ -118,49 +118,28 @@ GPU_DEVICE void wgmma_chained_tile(const fattn_gpu_args &g, const wgmma_backward
                                    float x[S::QUERIES / 8][4], float dk[S::WIDTH / 8][4],
                                    float dv[S::WIDTH / 8][4])
 {
-    typedef typename S::type T;
-    enum { STEPS = S::QUERIES / 16, COLUMNS = S::QUERIES / 8 };
+    enum { STEPS = S::QUERIES / 16 };
     wgmma_backward_control<S> &control = *b.control;
     const wgmma_tile_parts part = wgmma_tile_parts_of<S>(b, walk);
     const bool last = chain.left == 1, begun = chain.before >= 0;
     const int stage = chain.keys.stage, before = begun ? chain.before : 0;
     float dp[S::QUERIES / 8][4], dq[S::PART / 8][4];
-    float lse[S::QUERIES / 8][2], delta[S::QUERIES / 8][2];
+    float delta[S::QUERIES / 8][2];
     uint32_t p[STEPS][4], ds[STEPS][4];
-    wgmma_read_columns<S, 0, S::LSE_EARLY>(part.lse, lse);
-    wgmma_begin_dp<S>(b, walk, wgmma_values_at<S>(b, chain), dp);
-    wgmma_wait<1>();
-    wgmma_settle<S::QUERIES / 8>(x);
-    wgmma_apply_band<S>(b, walk, x);
-    wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(part.lse, lse);
-    wgmma_exponentiate<S>(unit, lse, x);
-    wgmma_pack<T, S::QUERIES>(x, p);
-    wgmma_mix<T, STEPS, S::WIDTH>(p, part.dout, dv);
-    wgmma_read_columns<S, 0, S::DELTA_EARLY>(part.delta, delta);
-    wgmma_wait<1>();
-    wgmma_settle<S::QUERIES / 8>(dp);
+    wgmma_weigh_tile<S>(g, b, unit, walk, part, wgmma_values_at<S>(b, chain), x, p, dp, delta, dv);
     if (last) {
         wgmma_release(&control.v_empty[chain.values.stage]);
         wgmma_ring_advance(chain.values);
     }
-    wgmma_read_columns<S, S::DELTA_EARLY, COLUMNS>(part.delta, delta);
-    wgmma_differentiate<S>(delta, x, dp);
-    wgmma_pack<T, S::QUERIES>(dp, ds);
-    wgmma_await(&control.ds_empty[walk.ds != 0], walk.ds_phase ^ 1);
-    GPU_UNROLL
-    for (int n = 0; n < STEPS; n++) {
-        wgmma_put_transposed(walk.ds_put + walk.ds + n * 16 * 128, ds[n]);
-    }
-    wgmma_publish();
-    __syncwarp();
-    wgmma_release(&control.ds_full[walk.ds != 0]);
+    wgmma_differentiate_tile<S>(g, b, walk, part, x, dp, delta, ds);
+    wgmma_put_ds<S>(b, walk, ds);
     wgmma_named_sync(WGMMA_PING_PONG + walk.group, WGMMA_BOTH);
     if (begun) {
         wgmma_await_ds_before<S>(b, walk);
     }
     /* Of the tile before; unused in the first tile of a chain. */
     wgmma_begin_dq<S>(b, walk, b.k + before * S::KEY_BYTES, walk.ds ^ S::DS_BYTES, dq);
-    wgmma_mix<T, STEPS, S::WIDTH>(ds, part.q, dk);
+    wgmma_mix<typename S::type, STEPS, S::WIDTH>(ds, part.q, dk);
     const int next = wgmma_chain_next<S>(g, b, walk, chain);
     const bool more = chain.left > 0;
     walk.q = walk.q_used;

@@ -277,6 +277,114 @@ GPU_DEVICE void wgmma_go_on(const fattn_gpu_args &g, const wgmma_backward_block<
     }
 }
 
+/* --- Terms of the next tile ------------------------------------------------------------------- */
+
+/* What is done for the next tile while dQ and dK are computed: waits for its queries, and begins to
+ * prepare its terms. Returns which tile it is. */
+template <class S>
+GPU_DEVICE wgmma_visit wgmma_prepare_early(const fattn_gpu_args &g,
+                                           const wgmma_backward_block<S> &b,
+                                           wgmma_backward_walk<S> &walk, wgmma_visit next)
+{
+    next = wgmma_await_visit<S>(b, walk, next);
+    wgmma_drop_early<S>(g, walk, next.head, next.tile);
+    wgmma_await_queries<S>(b, walk, next.tile);
+    wgmma_await_term<S>(b, walk);
+    if (S::KNOWN == FATTN_MASK) { /* for a bias there are no registers yet */
+        wgmma_read_term<S>(g, b, walk, next.head, next.tile);
+    }
+    return next;
+}
+
+/* And while its S^T is: prepares its terms up to wgmma_join_ahead(), and waits for its dO. */
+template <class S>
+GPU_DEVICE void wgmma_prepare_late(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                   wgmma_backward_walk<S> &walk, wgmma_visit next)
+{
+    if (S::KNOWN == FATTN_MASK) {
+        wgmma_evaluate_term<S>(g, b, walk, next.head, next.tile);
+    } else {
+        wgmma_read_term<S>(g, b, walk, next.head, next.tile);
+    }
+    wgmma_drop_late<S>(g, b, walk, next.head, next.tile);
+    wgmma_await_dout<S>(b, walk, next.tile);
+    if (S::KNOWN != FATTN_MASK) {
+        wgmma_evaluate_term<S>(g, b, walk, next.head, next.tile);
+    }
+}
+
+/* --- Steps of a tile -------------------------------------------------------------------------- */
+
+/* Begins dP^T, turns S^T in x into P, begins dV += P^T dO, and waits for dP^T. p: P, rounded; x
+ * becomes the factor of dP - delta. delta: of some columns, as registers allow. values: the address
+ * of the values. */
+template <class S>
+GPU_DEVICE void wgmma_weigh_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 float unit, const wgmma_backward_walk<S> &walk,
+                                 const wgmma_tile_parts &part, uint32_t values,
+                                 float x[S::QUERIES / 8][4], uint32_t p[S::QUERIES / 16][4],
+                                 float dp[S::QUERIES / 8][4], float delta[S::QUERIES / 8][2],
+                                 float dv[S::WIDTH / 8][4])
+{
+    typedef typename S::type T;
+    enum { STEPS = S::QUERIES / 16, COLUMNS = S::QUERIES / 8 };
+    float lse[S::QUERIES / 8][2];
+    wgmma_read_columns<S, 0, S::LSE_EARLY>(part.lse, lse);
+    wgmma_begin_dp<S>(b, walk, values, dp);
+    wgmma_wait<1>();
+    wgmma_settle<S::QUERIES / 8>(x);
+    if constexpr (S::IS_LEAN) {
+        wgmma_apply_band<S>(b, walk, x);
+        wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(part.lse, lse);
+        wgmma_exponentiate<S>(unit, lse, x);
+        wgmma_pack<T, S::QUERIES>(x, p);
+    } else {
+        wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(part.lse, lse);
+        wgmma_weigh_fully<S>(g, b, walk, lse, x, p);
+    }
+    wgmma_mix<T, STEPS, S::WIDTH>(p, part.dout, dv);
+    wgmma_read_columns<S, 0, S::DELTA_EARLY>(part.delta, delta);
+    wgmma_wait<1>();
+    wgmma_settle<S::QUERIES / 8>(dp);
+}
+
+/* Turns dP^T in dp into dS^T: rounded, in ds. */
+template <class S>
+GPU_DEVICE void
+wgmma_differentiate_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                         const wgmma_backward_walk<S> &walk, const wgmma_tile_parts &part,
+                         const float x[S::QUERIES / 8][4], float dp[S::QUERIES / 8][4],
+                         float delta[S::QUERIES / 8][2], uint32_t ds[S::QUERIES / 16][4])
+{
+    wgmma_read_columns<S, S::DELTA_EARLY, S::QUERIES / 8>(part.delta, delta);
+    wgmma_differentiate_any<S>(g, b, walk, delta, x, dp);
+    wgmma_pack<typename S::type, S::QUERIES>(dp, ds);
+}
+
+/* Puts dS^T to shared memory for dQ. Unless dQ is deferred, the warpgroups meet. */
+template <class S>
+GPU_DEVICE void wgmma_put_ds(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
+                             const uint32_t ds[S::QUERIES / 16][4])
+{
+    wgmma_backward_control<S> &control = *b.control;
+    if constexpr (S::DEFERS) {
+        wgmma_await(&control.ds_empty[walk.ds != 0], walk.ds_phase ^ 1);
+    }
+    GPU_UNROLL
+    for (int n = 0; n < S::QUERIES / 16; n++) {
+        wgmma_put_transposed(walk.ds_put + walk.ds + n * 16 * 128, ds[n]);
+    }
+    wgmma_publish();
+    if constexpr (S::DEFERS) {
+        __syncwarp();
+        wgmma_release(&control.ds_full[walk.ds != 0]);
+    } else {
+        wgmma_named_sync(WGMMA_DS_MADE, WGMMA_BOTH);
+    }
+}
+
+/* --- A tile ----------------------------------------------------------------------------------- */
+
 /* The end of a tile, after the product for dK has been issued. With MORE it issues S^T of the next
  * tile and prepares that tile's terms. The buffer of the queries is released when dK is done. */
 template <class S, bool MORE>
@@ -286,16 +394,7 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
 {
     if constexpr (MORE) {
         wgmma_begin_scores<S>(b, walk, b.k, x);
-        if (S::KNOWN == FATTN_MASK) {
-            wgmma_evaluate_term<S>(g, b, walk, next.head, next.tile);
-        } else {
-            wgmma_read_term<S>(g, b, walk, next.head, next.tile);
-        }
-        wgmma_drop_late<S>(g, b, walk, next.head, next.tile);
-        wgmma_await_dout<S>(b, walk, next.tile);
-        if (S::KNOWN != FATTN_MASK) {
-            wgmma_evaluate_term<S>(g, b, walk, next.head, next.tile);
-        }
+        wgmma_prepare_late<S>(g, b, walk, next);
         wgmma_wait<1>();
     } else {
         wgmma_wait<0>();
@@ -318,63 +417,25 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
                                     float x[S::QUERIES / 8][4], float dk[S::WIDTH / 8][4],
                                     float dv[S::WIDTH / 8][4])
 {
-    typedef typename S::type T;
-    enum { STEPS = S::QUERIES / 16, COLUMNS = S::QUERIES / 8 };
+    enum { STEPS = S::QUERIES / 16 };
     wgmma_backward_control<S> &control = *b.control;
     const wgmma_tile_parts part = wgmma_tile_parts_of<S>(b, walk);
     /* The deferred dQ of the last tile is computed beside dK if there are registers for it. */
     constexpr bool LAST_BESIDE = S::DEFERS && !MORE && S::WIDTH == 64;
     float dp[S::QUERIES / 8][4], dq[S::PART / 8][4], last[S::PART / 8][4];
-    float lse[S::QUERIES / 8][2], delta[S::QUERIES / 8][2];
+    float delta[S::QUERIES / 8][2];
     uint32_t p[STEPS][4], ds[STEPS][4];
-    wgmma_read_columns<S, 0, S::LSE_EARLY>(part.lse, lse);
-    wgmma_begin_dp<S>(b, walk, b.v, dp);
-    wgmma_wait<1>();
-    wgmma_settle<S::QUERIES / 8>(x);
-    if constexpr (S::IS_LEAN) {
-        wgmma_apply_band<S>(b, walk, x);
-        wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(part.lse, lse);
-        wgmma_exponentiate<S>(unit, lse, x);
-        wgmma_pack<T, S::QUERIES>(x, p);
-    } else {
-        wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(part.lse, lse);
-        wgmma_weigh_fully<S>(g, b, walk, lse, x, p);
+    wgmma_weigh_tile<S>(g, b, unit, walk, part, b.v, x, p, dp, delta, dv);
+    wgmma_differentiate_tile<S>(g, b, walk, part, x, dp, delta, ds);
+    wgmma_put_ds<S>(b, walk, ds);
+    if (S::DEFERS && walk.dq_pending) {
+        wgmma_await_ds_before<S>(b, walk);
     }
-    wgmma_mix<T, STEPS, S::WIDTH>(p, part.dout, dv);
-    wgmma_read_columns<S, 0, S::DELTA_EARLY>(part.delta, delta);
-    wgmma_wait<1>();
-    wgmma_settle<S::QUERIES / 8>(dp);
-    wgmma_read_columns<S, S::DELTA_EARLY, COLUMNS>(part.delta, delta);
-    wgmma_differentiate_any<S>(g, b, walk, delta, x, dp);
-    wgmma_pack<T, S::QUERIES>(dp, ds);
-    if constexpr (S::DEFERS) {
-        wgmma_await(&control.ds_empty[walk.ds != 0], walk.ds_phase ^ 1);
-    }
-    GPU_UNROLL
-    for (int n = 0; n < STEPS; n++) {
-        wgmma_put_transposed(walk.ds_put + walk.ds + n * 16 * 128, ds[n]);
-    }
-    wgmma_publish();
-    if constexpr (S::DEFERS) {
-        __syncwarp();
-        wgmma_release(&control.ds_full[walk.ds != 0]);
-        if (walk.dq_pending) {
-            wgmma_await_ds_before<S>(b, walk);
-        }
-        wgmma_begin_dq<S>(b, walk, b.k, walk.ds ^ S::DS_BYTES, dq); /* unused in the first tile */
-    } else {
-        wgmma_named_sync(WGMMA_DS_MADE, WGMMA_BOTH);
-        wgmma_begin_dq<S>(b, walk, b.k, walk.ds, dq);
-    }
-    wgmma_mix<T, STEPS, S::WIDTH>(ds, part.q, dk);
+    /* If deferred, that of the tile before; unused in the first tile. */
+    wgmma_begin_dq<S>(b, walk, b.k, S::DEFERS ? walk.ds ^ S::DS_BYTES : walk.ds, dq);
+    wgmma_mix<typename S::type, STEPS, S::WIDTH>(ds, part.q, dk);
     if constexpr (MORE) {
-        next = wgmma_await_visit<S>(b, walk, next);
-        wgmma_drop_early<S>(g, walk, next.head, next.tile);
-        wgmma_await_queries<S>(b, walk, next.tile);
-        wgmma_await_term<S>(b, walk);
-        if (S::KNOWN == FATTN_MASK) { /* for a bias there are no registers yet */
-            wgmma_read_term<S>(g, b, walk, next.head, next.tile);
-        }
+        next = wgmma_prepare_early<S>(g, b, walk, next);
     }
     if constexpr (LAST_BESIDE) {
         wgmma_await_ds<S>(b, walk);

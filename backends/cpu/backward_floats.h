@@ -198,13 +198,18 @@ static prefetch_list prefetch_keys(const backward *job, span s, const void *tens
     return spread_rows(job->rows, count, tiles);
 }
 
-/* The same for rows of a gradient that is summed in its tensor. */
-static prefetch_list prefetch_sums(const backward *job, span s, const void *tensor,
-                                   const fattn_strides *strides, int64_t dim, int64_t tiles)
+/* The same two for rows of a gradient that is summed in its tensor. */
+static int64_t list_sums_later(const backward *job, span s, const void *tensor,
+                               const fattn_strides *strides, int64_t dim)
 {
     const fattn_problem *const p = job->panel.p;
     const bool none = !tensor || are_rounded(p) || sums_in_workspace(p, job->shared.stored);
-    return none ? NO_PREFETCH : prefetch_keys(job, s, tensor, FATTN_F32, strides, dim, tiles);
+    return none ? 0 : list_keys_later(job, s, tensor, FATTN_F32, strides, dim);
+}
+static prefetch_list prefetch_sums(const backward *job, span s, const void *tensor,
+                                   const fattn_strides *strides, int64_t dim, int64_t tiles)
+{
+    return spread_rows(job->rows, list_sums_later(job, s, tensor, strides, dim), tiles);
 }
 
 /* How many queries are summed before the sum is added to a gradient: at most MOST_TERMS, and such
@@ -297,7 +302,8 @@ static void backward_tile(backward *job, span s, span next, const fattn_cpu_prog
     /* 1. S^T and dP^T. */
     load_keys(pn, s, 0, buf->k, p->dtype_kv, &p->k, p->dim, pn->k_copy, pn->d_pad, pn->k, NULL);
     const int64_t tiles = register_tiles_of_dots(pn, s);
-    int64_t count = needs_ds ? list_keys_later(job, s, buf->v, p->dtype, &p->v, p->dim_v) : 0;
+    int64_t count = needs_ds ? list_keys_later(job, s, buf->v, p->dtype, &p->v, p->dim_v)
+                             : list_sums_later(job, s, buf->dv, &p->dv, p->dim_v);
     count += list_rows_ahead(job, job->rows + count);
     pn->later = spread_rows(job->rows, count, tiles);
     dot_rows(pn, s, DOTS_FOR_SCORES, pn->k, p->dim, pn->qt, pn->x_rows);

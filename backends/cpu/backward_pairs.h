@@ -209,13 +209,10 @@ static void load_zipped_keys(const backward *job, span s)
     const panel *const pn = &job->panel;
     const fattn_problem *const p = pn->p;
     const void *const k = pn->run->buffers->k;
-    bool large = true; /* not needed */
     if (PAIRS_COPIED) {
-        pairs_transpose_keys(pn, s, k, FATTN_BF16, &p->k, p->dim, job->k_zipped, job->k_transposed,
-                             &large);
+        pairs_transpose_keys(pn, s, k, FATTN_BF16, &p->k, p->dim, job->k_zipped, job->k_transposed);
     } else {
-        pairs_zip_keys(pn, s, false, k, FATTN_BF16, &p->k, p->dim, job->k_zipped, pn->v_pairs,
-                       &large);
+        pairs_zip_keys(pn, s, false, k, FATTN_BF16, &p->k, p->dim, job->k_zipped, pn->v_pairs);
     }
 }
 

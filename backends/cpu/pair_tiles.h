@@ -22,14 +22,7 @@
 #define PAIRS_SHARED_BLOCK_ROWS 15
 #define PAIRS_BACKWARD_TILES \
     {96, 32}, {96, 64}, {384, 128}, {288, 128}, { 192, 128 }
-#define PAIRS_BACKWARD_BLOCK_ROWS 0 /* not measured: traffic chooses the tile */
-
-/* The stride of rows that are transposed (pairs.h). The rows, and scratch for transposing them, fit
- * in the memory of bc rows as floats. */
-static int64_t transposed_stride(const panel *pn)
-{
-    return (vectors_of(pn->bc / 2) | 1) * FV_LANES;
-}
+#define PAIRS_BACKWARD_BLOCK_ROWS 0 /* traffic chooses the tile */
 
 static void pairs_open(void) { tiles_open(); }
 static void pairs_close(void) { tiles_close(); }

@@ -21,8 +21,6 @@
     }
 #define PAIRS_BACKWARD_BLOCK_ROWS 17 /* PAIRS_BLOCK_ROWS of backward */
 
-static int64_t transposed_stride(const panel *pn) { return pn->bc / 2; }
-
 static void pairs_open(void) {}
 static void pairs_close(void) {}
 

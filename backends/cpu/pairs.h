@@ -213,23 +213,9 @@ static void row_zip(bf16_pair *to, const uint16_t *first, const uint16_t *second
     }
 }
 
-/* Bits of a bf16 that are all 0 if its size is below 2^-63. */
-#define EXPONENT_HIGH 0x6000
-
-static bool some_large(const uint16_t *row, int64_t n)
-{
-    for (int64_t c = 0; c < n; c++) {
-        if (row[c] & EXPONENT_HIGH) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* to[c] = {channel c of key j of the tile, channel c of key j + 1}; keys past the end are zeros.
- * Sets *large if some channel is at least 2^-63. */
+/* to[c] = {channel c of key j of the tile, channel c of key j + 1}; keys past the end are zeros. */
 static void zip_keys(const panel *pn, span s, int64_t j, const void *tensor, fattn_dtype dtype,
-                     const fattn_strides *strides, int64_t dim, bf16_pair *to, bool *large)
+                     const fattn_strides *strides, int64_t dim, bf16_pair *to)
 {
     wide_row room[2];
     const void *rows[2] = {pn->zeros, pn->zeros};
@@ -237,21 +223,20 @@ static void zip_keys(const panel *pn, span s, int64_t j, const void *tensor, fat
         rows[n] = row_of_key(pn, s, tensor, dtype, strides, dim, j + n, &room[n]);
     }
     row_zip(to, rows[0], rows[1], dim);
-    *large = *large || some_large(rows[0], dim) || some_large(rows[1], dim);
 }
 
 /* zipped[j / 2] = keys j and j + 1 of a tile of k or v zipped, in `to`, at a stride of dim rounded
  * up to vectors. copied: they are there already */
 static void pairs_zip_keys(const panel *pn, span s, bool copied, const void *tensor,
                            fattn_dtype dtype, const fattn_strides *strides, int64_t dim, float *to,
-                           const bf16_pair **zipped, bool *large)
+                           const bf16_pair **zipped)
 {
     const int64_t stride = vectors_of(dim) * FV_LANES;
     for (int64_t j = 0; j < s.padded; j += 2) {
         bf16_pair *const pairs = (bf16_pair *)(void *)(to + j / 2 * stride);
         zipped[j / 2] = pairs;
         if (!copied) {
-            zip_keys(pn, s, j, tensor, dtype, strides, dim, pairs, large);
+            zip_keys(pn, s, j, tensor, dtype, strides, dim, pairs);
         }
     }
 }
@@ -259,17 +244,29 @@ static void pairs_zip_keys(const panel *pn, span s, bool copied, const void *ten
 /* The same transposed, for matrix registers: to[c][j / 2], at the stride transposed_stride(). some:
  * scratch, [FV_LANES][dim rounded up to vectors] */
 static void pairs_transpose_keys(const panel *pn, span s, const void *tensor, fattn_dtype dtype,
-                                 const fattn_strides *strides, int64_t dim, float *some, float *to,
-                                 bool *large)
+                                 const fattn_strides *strides, int64_t dim, float *some, float *to)
 {
     const int64_t stride = vectors_of(dim) * FV_LANES;
     for (int64_t j = 0; j < s.padded; j += 2 * FV_LANES) {
         for (int64_t n = 0; n < FV_LANES; n++) {
             bf16_pair *const pairs = (bf16_pair *)(void *)(some + n * stride);
-            zip_keys(pn, s, j + 2 * n, tensor, dtype, strides, dim, pairs, large);
+            zip_keys(pn, s, j + 2 * n, tensor, dtype, strides, dim, pairs);
         }
         transpose(some, stride, FV_LANES, stride, to + j / 2, transposed_stride(pn));
     }
+}
+
+/* Bits of a bf16 that are all 0 if its size is below 2^-63. */
+#define EXPONENT_HIGH 0x6000
+
+static bool some_large(const bf16_pair *row, int64_t n)
+{
+    for (int64_t c = 0; c < n; c++) {
+        if ((row[c].first | row[c].second) & EXPONENT_HIGH) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Loads pairs of rows of v; copied: they are there already. Returns false if all values of the tile
@@ -280,13 +277,20 @@ static bool pairs_load_values(const panel *pn, span s, bool copied)
 {
     const fattn_problem *const p = pn->p;
     const void *const v = pn->run->buffers->v;
-    bool large = copied || p->features & FATTN_BATCH_INVARIANT;
+    const int64_t stride = transposed_stride(pn);
     if (!PAIRS_COPIED) {
-        pairs_zip_keys(pn, s, copied, v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->v_pairs,
-                       &large);
+        pairs_zip_keys(pn, s, copied, v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->v_pairs);
     } else if (!copied) {
-        float *const some = pn->v_copy + pn->dv_pad * transposed_stride(pn);
-        pairs_transpose_keys(pn, s, v, p->dtype_v, &p->v, p->dim_v, some, pn->v_copy, &large);
+        pairs_transpose_keys(pn, s, v, p->dtype_v, &p->v, p->dim_v,
+                             pn->v_copy + pn->dv_pad * stride, pn->v_copy);
+    }
+    const int64_t rows = PAIRS_COPIED ? p->dim_v : s.padded / 2;
+    const int64_t pairs = PAIRS_COPIED ? s.padded / 2 : p->dim_v;
+    bool large = copied || p->features & FATTN_BATCH_INVARIANT;
+    for (int64_t r = 0; r < rows && !large; r++) {
+        const void *const row =
+            PAIRS_COPIED ? pn->v_copy + r * stride : (const void *)pn->v_pairs[r];
+        large = some_large(row, pairs);
     }
     return large;
 }

@@ -18,14 +18,15 @@ typedef struct bf16_pair {
 /* Vectors that hold n numbers. */
 static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 
-/* Floats for a row of q or k as an operand of products; a pair of bf16 takes one. For matrix
- * registers an odd number of vectors: rows at such a stride are spread over all sets of the
- * first-level cache. */
-static int64_t operand_row(int64_t dim)
+/* The stride of rows of n floats as an operand of products: whole vectors, and for matrix
+ * registers an odd number of them. Such rows are spread over all sets of the first-level cache. */
+static int64_t operand_stride(int64_t n)
 {
-    const int64_t vectors = vectors_of(FV_PAIRS ? (dim + 1) / 2 : dim);
-    return (FV_TILES ? vectors | 1 : vectors) * FV_LANES;
+    return (FV_TILES ? vectors_of(n) | 1 : vectors_of(n)) * FV_LANES;
 }
+
+/* The stride of rows of q or k, in floats; a pair of bf16 takes one. */
+static int64_t operand_row(int64_t dim) { return operand_stride(FV_PAIRS ? (dim + 1) / 2 : dim); }
 
 /* The part of n numbers that fills whole vectors. A mask, since division of signed numbers is
  * slow. */
